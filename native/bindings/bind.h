@@ -1,0 +1,7 @@
+// Bindings convert, release the GIL and call; nothing else. One bind_* function per core header.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace clickfleet {
+void bind_hash(nanobind::module_& m);
+}  // namespace clickfleet

@@ -1,0 +1,3 @@
+#include "kernels.h"
+
+namespace clickfleet::CLICKFLEET_LEVEL {}

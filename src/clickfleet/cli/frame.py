@@ -1,0 +1,91 @@
+"""What every command shares: one result, the `--json` line, and errors turned into an exit code.
+
+A command returns its result as a dictionary; with `--json` the frame prints it as the last line of stdout. Everything else a person
+reads goes through `say` to stderr when `--json` is given and to stdout otherwise.
+"""
+
+import functools
+import inspect
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from clickfleet.errors import ClickfleetError
+
+USER_ERROR, USAGE_ERROR, OUR_FAULT = 1, 2, 3
+
+Result = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Result | None])
+
+_json = False
+
+
+def say(text: str) -> None:
+    """Prints a line for a person."""
+    print(text, file=sys.stderr if _json else sys.stdout, flush=True)
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[F], F]:
+    """Registers `function` as a command that also takes `--json`.
+
+    The function's docstring is its help, its signature its options; it returns the keys of the `--json` line.
+    """
+
+    def register(function: F) -> F:
+        @functools.wraps(function)
+        def run(*args: Any, json: bool = False, **kwargs: Any) -> None:
+            global _json
+            _json = json
+            result = function(*args, **kwargs)
+            if json:
+                print(to_json(result or {}), flush=True)
+
+        signature = inspect.signature(function, eval_str=True)
+        option = inspect.Parameter(
+            "json",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[bool, typer.Option("--json", help="Print the result as one JSON line, last on stdout.")],
+        )
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+        app.command(name or function.__name__.replace("_", "-"))(run)
+        return function
+
+    return register
+
+
+def to_json(result: Result) -> str:
+    """One line of strict JSON: a number that is not finite becomes null."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: clean(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(clean(result), ensure_ascii=False, default=str)
+
+
+def run(app: typer.Typer, argv: list[str] | None = None) -> int:
+    """The exit code of one command: 0 success, 1 a user's error, 2 wrong usage, 3 a fault of ours."""
+    try:
+        app(args=argv, standalone_mode=True)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except ClickfleetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print("\nThis is a fault of clickfleet, not yours: please report it with the lines above.", file=sys.stderr)
+        return OUR_FAULT
+    return 0
