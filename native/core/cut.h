@@ -33,7 +33,7 @@ class Cut {
     std::vector<uint8_t> published;
   };
 
-  Cut(Table& table, Kind kind, int files);  // `files`: a power of two up to 64
+  Cut(Table& table, Kind kind, int files);  // `files`: a power of two up to 32
   ~Cut();
   Cut(const Cut&) = delete;
   Cut& operator=(const Cut&) = delete;
@@ -63,6 +63,7 @@ class Cut {
   void read_range();
   void gather(Stripe& stripe, size_t s, uint32_t first, uint32_t last);
   void take_image(Row row, bool full);
+  Row row_of(char* image, bool full) const;
   void emit(bool full);
   void finish();
   void close_locked();
@@ -79,6 +80,7 @@ class Cut {
   std::vector<CountedVector<uint64_t>> changed_, deleted_;  // taken from the stripes
   std::vector<size_t> next_changed_;                        // first of changed_ not yet read
 
+  size_t rows_ = 0;  // at the cut, about: how finely a file is divided
   int file_ = -1;
   uint32_t range_ = 0, ranges_ = 0;
   std::vector<CountedVector<char>> late_;  // images from the undo log by range of this file
