@@ -3,5 +3,6 @@
 #include <nanobind/nanobind.h>
 
 namespace clickfleet {
+void bind_buckets(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
 }  // namespace clickfleet

@@ -1,0 +1,47 @@
+"""Field-aware factorization machine."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clickfleet.layers import FieldVectors, Wide, constant, factor_std, truncated
+from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit, original_factors
+
+
+class FFM(Model):
+    """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f^(g), e_g^(f)⟩: a vector per field and partner (Juan et al., RecSys 2016).
+
+    Fields are the slots, then the dense columns; a row holds one vector of width d for every field.
+    """
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        paddlerec: bool = False
+        """Start a and A at 1.0 and first-order weights at random, as the original did."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.count, self.dim = shape.slots + shape.dense, shape.dim
+        self.wide = Wide(shape.dense, constant(1.0) if config.paddlerec else None)
+        start = constant(1.0) if config.paddlerec else truncated(factor_std(shape.dim))
+        self.fields = FieldVectors(shape.dense, shape.factors, start)
+
+    @classmethod
+    def row_factors(cls, config: object, dim: int, slots: int, dense: int) -> int:
+        return (slots + dense) * dim
+
+    @classmethod
+    def table_init(cls, config: Any, dim: int) -> TableInit:
+        return TableInit(original_factors(dim), original_factors(dim)) if config.paddlerec else TableInit()
+
+    @classmethod
+    def loss_epsilon(cls, config: Any) -> float:
+        return ORIGINAL_EPSILON if config.paddlerec else 0.0
+
+    def forward(self, x: Inputs) -> Tensor:
+        e = self.fields(x.factors, x.dense).unflatten(2, (self.count, self.dim))  # [B, f, g, d]
+        own = torch.diagonal(e, dim1=1, dim2=2)  # e_f^(f), no pair
+        both = (e * e.transpose(1, 2)).sum((1, 2, 3)) - own.square().sum((1, 2))  # each pair twice
+        return self.wide(x.first, x.dense) + both / 2
