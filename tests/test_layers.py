@@ -85,7 +85,9 @@ def test_a_second_backward_is_exact_or_refused() -> None:
     loss = t(x).sum()
     params = list(t.parameters())
     once = torch.autograd.grad(loss, params, retain_graph=True)
-    assert all(torch.equal(a, b) for a, b in zip(once, torch.autograd.grad(loss, params, retain_graph=True), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(once, torch.autograd.grad(loss, params, retain_graph=True), strict=True)
+    )
     t(x)  # borrows the buffers that the first backward gave back
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(loss, params)
@@ -162,4 +164,6 @@ def test_truncated_is_cut_off_at_two_deviations() -> None:
 
 
 def test_tower_names_its_widths_in_order() -> None:
-    assert [tuple(layer.weight.shape) for layer in tower(5, 4, 3, 2).layers] == [(b, a) for a, b in pairwise((5, 4, 3, 2))]
+    assert [tuple(layer.weight.shape) for layer in tower(5, 4, 3, 2).layers] == [
+        (b, a) for a, b in pairwise((5, 4, 3, 2))
+    ]

@@ -106,7 +106,11 @@ class FusedTower(torch.autograd.Function):
             if layer:
                 below = grads[layer - 1][:rows]
                 # one output: a product of a column and a row, which is cheaper as a broadcast
-                g = torch.mul(g, weights[layer], out=below) if g.shape[1] == 1 else torch.mm(g, weights[layer], out=below)
+                g = (
+                    torch.mul(g, weights[layer], out=below)
+                    if g.shape[1] == 1
+                    else torch.mm(g, weights[layer], out=below)
+                )
         of_parts: list[Tensor | None] = []
         start = 0
         for part, shape in enumerate(shapes):  # fresh and contiguous, so that a leaf takes it without a copy

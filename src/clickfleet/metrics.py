@@ -102,7 +102,9 @@ class Sliding:
 
     def __init__(self, size: int = 20, thresholds: int = 4096) -> None:
         if size < 1:
-            raise ConfigError(f"metrics: the sliding AUC spans {size} batches, and needs at least 1", "20 is the default")
+            raise ConfigError(
+                f"metrics: the sliding AUC spans {size} batches, and needs at least 1", "20 is the default"
+            )
         self.numbers = size * (len(TOTALS) + 2 * (thresholds + 1))
         self.core = _core.Window(thresholds, size)
 
@@ -287,7 +289,9 @@ class Metrics:
         for part, metric in self.parts().items():
             own = {key.split(".", 1)[1]: array for key, array in state.items() if key.startswith(part + ".")}
             if not own:
-                raise CheckpointError(f"the saved metrics have no {part}", "resume with the metric settings of that run")
+                raise CheckpointError(
+                    f"the saved metrics have no {part}", "resume with the metric settings of that run"
+                )
             metric.restore(own)
 
     def parts(self) -> dict[str, Any]:

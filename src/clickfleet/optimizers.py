@@ -161,9 +161,7 @@ def build(config: Config, vector: nn.Parameter) -> torch.optim.Optimizer:
     lr, decay = config.lr, config.weight_decay
     match config.optimizer:
         case "sgd":
-            return torch.optim.SGD(
-                [vector], lr, momentum=config.momentum or 0.0, weight_decay=decay or 0.0, fused=True
-            )
+            return torch.optim.SGD([vector], lr, momentum=config.momentum or 0.0, weight_decay=decay or 0.0, fused=True)
         case "adam":
             return torch.optim.Adam([vector], lr, weight_decay=decay or 0.0, fused=True, **adam(config))
         case "adamw":
@@ -198,7 +196,9 @@ def check(config: Config) -> None:
     for key in ("momentum", "betas", "eps", "initial_sum"):
         if getattr(config, key) is not None and key not in TAKES[config.optimizer]:
             fit = " and ".join(name for name, keys in TAKES.items() if key in keys)
-            raise ConfigError(f"dense.{key} belongs to {fit}, and dense.optimizer is {config.optimizer}", f"remove {key}")
+            raise ConfigError(
+                f"dense.{key} belongs to {fit}, and dense.optimizer is {config.optimizer}", f"remove {key}"
+            )
     for key in ("lr", "clip_norm", "clip_value"):
         value = getattr(config, key)
         if value is not None and value <= 0:

@@ -29,7 +29,9 @@ class DLRM(Model):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         if not shape.dense:
-            raise ConfigError("model dlrm needs dense columns for its bottom MLP, and the schema has none", "try dcn_v2")
+            raise ConfigError(
+                "model dlrm needs dense columns for its bottom MLP, and the schema has none", "try dcn_v2"
+            )
         self.pairs = Pairs(shape.slots + 1)
         original = config.paddlerec
         start = by_fan_in(1.0, truncated) if original else None
