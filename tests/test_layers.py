@@ -167,3 +167,34 @@ def test_tower_names_its_widths_in_order() -> None:
     assert [tuple(layer.weight.shape) for layer in tower(5, 4, 3, 2).layers] == [
         (b, a) for a, b in pairwise((5, 4, 3, 2))
     ]
+
+
+def test_gradients_written_where_the_trainer_wants_them_are_the_same() -> None:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(3, 4), tower(4, 8, 8, 2), nn.Linear(2, 1))
+    reference = copy.deepcopy(model).eval()  # plain layers
+    flat, x = Flat(model), torch.randn(6, 3)
+    assert len(flat.sinks) == 1
+    for times in (1, 2, 0):  # once, added up over two, and zeros where nothing ran
+        flat.zero_grads()
+        reference.zero_grad(set_to_none=False)
+        for _ in range(times):
+            model(x).square().sum().backward()
+            reference(x).square().sum().backward()
+        for name, p in reference.named_parameters():
+            start, size = flat.spans[name]
+            expected = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.testing.assert_close(flat.grads[start : start + size].view_as(p), expected)
+
+
+def test_a_tower_used_twice_in_one_model_adds_both_gradients() -> None:
+    torch.manual_seed(2)
+    t = tower(3, 8, 1)
+    reference = copy.deepcopy(t).eval()
+    flat, x = Flat(t), torch.randn(6, 3)
+    flat.zero_grads()
+    (t(x).square() * t(x + 1)).sum().backward()
+    (reference(x).square() * reference(x + 1)).sum().backward()
+    for name, p in reference.named_parameters():
+        start, size = flat.spans[name]
+        torch.testing.assert_close(flat.grads[start : start + size].view_as(p), p.grad)

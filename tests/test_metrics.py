@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 from clickfleet.errors import CheckpointError, ConfigError
-from clickfleet.metrics import Buckets, Groups, Metrics, Sliding, Slices
+from clickfleet.metrics import Buckets, Groups, Metrics, Slices, Sliding
 
 Floats = NDArray[np.float32]
 

@@ -2,7 +2,8 @@
 
 Eager autograd allocates every activation and every gradient of an activation anew in each step. Here they live in
 buffers that a step borrows and gives back, ReLU works in place, and its mask is read off the activation itself.
-Gradients are returned to autograd as usual, so hooks, accumulation and `torch.autograd.grad` work as everywhere.
+Gradients of parameters are returned to autograd as usual, so hooks and `torch.autograd.grad` work as everywhere; a
+trainer that owns the gradients (`optimizers.Flat`) has them added straight where they belong, without a copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
 
 threshold = torch.ops.aten.threshold_backward.grad_input
 
@@ -56,11 +56,35 @@ class Buffers:
         return Buffers, ()
 
 
+class Sink:
+    """Where a trainer that owns the gradients wants those of the parameters; `fresh` ones count as zeros."""
+
+    def __init__(self, grads: list[Tensor]) -> None:
+        self.grads = grads  # weight, bias, weight, bias, …
+        self.fresh = False
+
+    def add(self, layer: int, g: Tensor, below: Tensor) -> None:
+        weight, bias = self.grads[2 * layer], self.grads[2 * layer + 1]
+        if self.fresh:  # written over, which spares the zeroing and a pass over the memory
+            torch.mm(g.t(), below, out=weight)
+            torch.sum(g, 0, out=bias)
+        else:
+            torch.addmm(weight, g.t(), below, out=weight)
+            bias.add_(g.sum(0))
+
+    def settle(self) -> None:
+        """Makes the zeros of fresh gradients real."""
+        if self.fresh:
+            self.fresh = False
+            for grad in self.grads:
+                grad.zero_()
+
+
 class FusedTower(torch.autograd.Function):
     """ReLU(…ReLU(x W₁ᵀ + b₁)…) Wₙᵀ + bₙ, the last ReLU only where `relu_last`."""
 
     @staticmethod
-    def forward(ctx: Any, buffers: Buffers, relu_last: bool, count: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, buffers: Buffers, relu_last: bool, sink: Sink | None, count: int, *tensors: Tensor) -> Tensor:
         parts, params = tensors[:count], tensors[count:]
         weights, biases = params[0::2], params[1::2]
         rows = len(parts[0])
@@ -71,14 +95,14 @@ class FusedTower(torch.autograd.Function):
             x = parts[0].view(rows, -1)
         else:
             x = torch.cat([part.reshape(rows, -1) for part in parts], 1, out=space.inputs[:rows])
-        hidden = []
+        hidden: list[Tensor] = []
         for layer, h in enumerate(space.hidden):
             a = hidden[-1] if hidden else x
             hidden.append(torch.addmm(biases[layer], a, weights[layer].t(), out=h[:rows]).relu_())
         # Saved the official way: autograd then notices a buffer that was reused before a second backward.
         ctx.save_for_backward(x, *weights, *hidden)
         ctx.buffers, ctx.space, ctx.last, ctx.given = buffers, space, last, False
-        ctx.shapes = [part.shape for part in parts]
+        ctx.shapes, ctx.sink = [part.shape for part in parts], sink
         if relu_last:
             return hidden[-1].clone()
         return torch.addmm(biases[-1], hidden[-1] if hidden else x, weights[-1].t())
@@ -91,7 +115,7 @@ class FusedTower(torch.autograd.Function):
         x, weights, hidden = saved[0], saved[1 : 1 + n], saved[1 + n :]
         rows, g = len(x), grad
         grads = [torch.empty_like(h) for h in hidden] if ctx.given else ctx.space.grads  # retain_graph
-        needed = ctx.needs_input_grad[3 + len(shapes) :]
+        needed, sink = ctx.needs_input_grad[4 + len(shapes) :], ctx.sink
         of_params: list[Tensor | None] = [None] * (2 * n)
         for layer in reversed(range(n)):
             if layer < last:  # the mask is the activation: positive where the ReLU let it through
@@ -99,26 +123,26 @@ class FusedTower(torch.autograd.Function):
                     g = threshold(g, hidden[layer], 0.0, grad_input=grads[layer][:rows])
                 else:
                     g = threshold(g, hidden[layer], 0.0, grad_input=g)
-            if needed[2 * layer]:
-                of_params[2 * layer] = torch.mm(g.t(), hidden[layer - 1] if layer else x)
-            if needed[2 * layer + 1]:
-                of_params[2 * layer + 1] = g.sum(0)
+            below = hidden[layer - 1] if layer else x
+            if sink is not None:
+                sink.add(layer, g, below)
+            else:
+                of_params[2 * layer] = torch.mm(g.t(), below) if needed[2 * layer] else None
+                of_params[2 * layer + 1] = g.sum(0) if needed[2 * layer + 1] else None
             if layer:
-                below = grads[layer - 1][:rows]
+                out = grads[layer - 1][:rows]
                 # one output: a product of a column and a row, which is cheaper as a broadcast
-                g = (
-                    torch.mul(g, weights[layer], out=below)
-                    if g.shape[1] == 1
-                    else torch.mm(g, weights[layer], out=below)
-                )
+                g = torch.mul(g, weights[layer], out=out) if g.shape[1] == 1 else torch.mm(g, weights[layer], out=out)
+        if sink is not None:
+            sink.fresh = False
         of_parts: list[Tensor | None] = []
         start = 0
         for part, shape in enumerate(shapes):  # fresh and contiguous, so that a leaf takes it without a copy
             width = shape[1:].numel()
-            wanted = ctx.needs_input_grad[3 + part]
+            wanted = ctx.needs_input_grad[4 + part]
             of_parts.append(torch.mm(g, weights[0][:, start : start + width]).view(shape) if wanted else None)
             start += width
         if not ctx.given:
             ctx.given = True
             ctx.buffers.give(ctx.space)
-        return (None, None, None, *of_parts, *of_params)
+        return (None, None, None, None, *of_parts, *of_params)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clickfleet.fused import Buffers, FusedTower
+from clickfleet.fused import Buffers, FusedTower, Sink
 
 Init = Callable[[Tensor], object]
 """Fills a tensor in place."""
@@ -58,6 +58,7 @@ class Tower(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in active) if batch_norm else None
         self.dropout = dropout
         self.buffers_ = Buffers()
+        self.sink: Sink | None = None  # set by whoever owns the gradients
         for layer in self.layers:
             assert isinstance(layer, nn.Linear)
             if init is not None:
@@ -73,7 +74,7 @@ class Tower(nn.Module):
         cpu = parts[0].device.type == "cpu" and len(parts[0]) > 0
         if cpu and not plain and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             params = [p for layer in self.layers for p in (layer.weight, layer.bias)]
-            return FusedTower.apply(self.buffers_, self.relu_last, len(parts), *parts, *params)  # type: ignore[no-any-return, no-untyped-call]
+            return FusedTower.apply(self.buffers_, self.relu_last, self.sink, len(parts), *parts, *params)  # type: ignore[no-any-return, no-untyped-call]
         h = torch.cat([part.flatten(1) for part in parts], 1) if len(parts) > 1 else parts[0].flatten(1)
         for i, layer in enumerate(self.layers):
             h = F.linear(h, layer.weight, layer.bias)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Losses of a batch. They are sums over rows: the table wants the gradient of the sum, and a mean is one division later."""
+"""Losses of a batch, as sums over rows: the table wants the gradient of the sum, and a mean is one division away."""
 
 from __future__ import annotations
 

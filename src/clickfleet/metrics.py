@@ -69,7 +69,17 @@ class Buckets:
         sums = dict(zip(TOTALS, self.state()["buckets"].tolist(), strict=False))
         rows, n = {"rows": int(sums["rows"]), "invalid": int(sums["invalid"])}, sums["weight"]
         if n <= 0:
-            names = "logloss ne accuracy calibration bucket_error actual_ctr predicted_ctr mae rmse".split()
+            names = [
+                "logloss",
+                "ne",
+                "accuracy",
+                "calibration",
+                "bucket_error",
+                "actual_ctr",
+                "predicted_ctr",
+                "mae",
+                "rmse",
+            ]
             return {**rows, "auc": self.auc, **dict.fromkeys(names)}
         actual, predicted, loss = sums["clicks"] / n, sums["predicted"] / n, sums["loss"] / n
         entropy = -sum(p * math.log(p) for p in (actual, 1 - actual) if p > 0)
@@ -157,9 +167,9 @@ class Groups:
 
     def state(self) -> State:
         n = len(self.core)
-        out = {"groups": np.empty(n, np.uint64), "scores": np.empty(n, np.float32), "weights": np.empty(n, np.float32)}
-        self.core.write(out["groups"], out["scores"], out["weights"])
-        return {**out, "level": np.array([self.core.level])}
+        groups, scores, weights = np.empty(n, np.uint64), np.empty(n, np.float32), np.empty(n, np.float32)
+        self.core.write(groups, scores, weights)
+        return {"groups": groups, "scores": scores, "weights": weights, "level": np.array([self.core.level])}
 
     def restore(self, state: State) -> None:
         for key in ("scores", "weights"):
@@ -215,8 +225,8 @@ class Slices:
         values, slices = state["values"], state["slices"]
         if slices.shape != (len(values) + 1, len(TOTALS) + 2 * (self.thresholds + 1)) or len(values) > self.limit:
             raise CheckpointError(
-                f"saved slices have shape {slices.shape}, which {self.thresholds} thresholds and {self.limit} slices do "
-                "not give",
+                f"saved slices have shape {slices.shape}, which {self.thresholds} thresholds and "
+                f"{self.limit} slices do not give",
                 "resume with the metric settings of the saved run",
             )
         self.reset()
@@ -261,7 +271,7 @@ class Metrics:
                 metric.update(keys, scores, labels, weights)
 
     def merge(self, other: Metrics) -> None:
-        """Adds another worker's rows; sliding AUC stays each worker's own, for its batches have no common order."""
+        """Adds another worker's rows; sliding AUC stays each worker's own, as their batches have no common order."""
         self.buckets.merge(other.buckets)
         for mine, theirs in ((self.groups, other.groups), (self.slices, other.slices)):
             if mine is not None and theirs is not None:

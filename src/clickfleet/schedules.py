@@ -53,10 +53,12 @@ def factor(config: Config, step: int) -> float:
     n = step - config.warmup
     match config.name:
         case "step":
-            assert config.decay is not None and config.every is not None
+            assert config.decay is not None
+            assert config.every is not None
             return float(config.decay ** (n // config.every))
         case "exponential":
-            assert config.decay is not None and config.every is not None
+            assert config.decay is not None
+            assert config.every is not None
             return float(config.decay ** (n / config.every))
         case "cosine":
             assert config.steps is not None

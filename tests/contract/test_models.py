@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clickfleet.models
-from clickfleet.losses import Loss
 from clickfleet.losses import Config as LossConfig
+from clickfleet.losses import Loss
 from clickfleet.metrics import Buckets
 from clickfleet.models import Inputs, Model, Shape
 

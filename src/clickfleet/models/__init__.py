@@ -70,7 +70,7 @@ class Model(nn.Module):
 
     @classmethod
     def loss_epsilon(cls, config: Any) -> float:
-        """What the log loss adds inside its logarithms when the configuration does not say; the originals added 1e-4."""
+        """What the log loss adds inside its logarithms unless the configuration says; the originals added 1e-4."""
         return 0.0
 
     def extra_loss(self) -> Tensor | None:

@@ -54,7 +54,9 @@ class AutoInt(Model):
         h = self.fields(x.factors, x.dense)  # [B, n, d]
         for weight in self.maps:
             q, k, v, residual = F.linear(h, weight).chunk(4, 2)
-            q, k, v = (m.unflatten(2, (self.heads, -1)).transpose(1, 2) for m in (q, k, v))  # [B, heads, n, w/heads]
+            q, k, v = (
+                torch.unflatten(m, 2, (self.heads, -1)).transpose(1, 2) for m in (q, k, v)
+            )  # [B, heads, n, w/heads]
             attention = torch.softmax(q @ k.transpose(2, 3), 3)
             h = F.relu((attention @ v).transpose(1, 2).flatten(2) + residual)
         logits = F.linear(h.flatten(1), self.out.weight, self.out.bias).squeeze(1)

@@ -11,7 +11,7 @@ from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit,
 
 
 class FFM(Model):
-    """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f^(g), e_g^(f)⟩: a vector per field and partner (Juan et al., RecSys 2016).
+    """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f^(g), e_g^(f)⟩, a vector per field and partner (Juan, RecSys 2016).
 
     Fields are the slots, then the dense columns; a row holds one vector of width d for every field.
     """
@@ -41,7 +41,7 @@ class FFM(Model):
         return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def forward(self, x: Inputs) -> Tensor:
-        e = self.fields(x.factors, x.dense).unflatten(2, (self.count, self.dim))  # [B, f, g, d]
+        e = torch.unflatten(self.fields(x.factors, x.dense), 2, (self.count, self.dim))  # [B, f, g, d]
         own = torch.diagonal(e, dim1=1, dim2=2)  # e_f^(f), no pair
         both = (e * e.transpose(1, 2)).sum((1, 2, 3)) - own.square().sum((1, 2))  # each pair twice
         return self.wide(x.first, x.dense) + both / 2

@@ -60,7 +60,7 @@ class FinalMLP(Model):
         o1 = self.deep1(x0 * self.gate1(x.factors))
         o2 = self.deep2(x0 * self.gate2(x.factors))
         linear = F.linear(torch.cat([o1, o2], 1), self.out.weight, self.out.bias).squeeze(1)
-        left, right = (o.unflatten(1, (self.heads, 1, -1)) for o in (o1, o2))  # [B, heads, 1, w]
+        left, right = (torch.unflatten(o, 1, (self.heads, 1, -1)) for o in (o1, o2))  # [B, heads, 1, w]
         return linear + (left @ self.bilinear * right).sum((1, 2, 3))
 
 
