@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -261,3 +264,12 @@ def test_the_originals_peculiarities() -> None:
 def test_impossible_settings_are_refused(build: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build()  # type: ignore[operator]
+
+
+def test_the_model_in_the_guide_works() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+    scope: dict[str, Any] = {"__name__": "guide"}
+    code = guide.split("```python\n")[1].split("```")[0]
+    exec(compile(code, "guide", "exec", dont_inherit=True), scope)
+    model = scope["TwoTowers"](scope["TwoTowers"].Config(), SHAPE)
+    assert model(inputs()).shape == (2,)
