@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clickfleet import sections
 from clickfleet.errors import ConfigError
 
 
@@ -37,16 +36,7 @@ def l2(tensors: Iterable[Tensor], strength: float) -> Tensor:
     return torch.stack([tensor.square().sum() for tensor in tensors]).sum() * (strength / 2)
 
 
-@dataclass(frozen=True)
-class Config:
-    reduction: Literal["mean", "sum"] = "mean"
-    """How dense gradients are scaled: by Σ weights, or, as in the original CTR-DNN, not at all."""
-    epsilon: float | None = None
-    """Added inside the logarithms; the model's own by default (1e-4 in the originals, else 0)."""
-    negatives_kept: float = 1.0
-    """Share of the negatives that down-sampling left in the training data; predictions are corrected for it."""
-    l2: float = 0.0
-    """L2 on every dense weight matrix."""
+Config = sections.Loss
 
 
 class Loss:

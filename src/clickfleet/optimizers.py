@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from clickfleet import schedules
+from clickfleet import schedules, sections
 from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.fused import Sink
 from clickfleet.layers import Tower
@@ -21,25 +19,7 @@ from clickfleet.layers import Tower
 ALIGN = 16  # floats: every parameter starts on a cache line
 
 
-@dataclass(frozen=True)
-class Config:
-    optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
-    lr: float = 0.001
-    schedule: schedules.Config = field(default_factory=schedules.Config)
-    clip_norm: float | None = None
-    """Gradients are scaled down to this norm, taken over all of them."""
-    clip_value: float | None = None
-    """Every gradient is cut off at ± this."""
-    weight_decay: float | None = None
-    """As each optimizer has it: added to the gradient, or in adamw (0.01 by default) to the step."""
-    momentum: float | None = None
-    """sgd only."""
-    betas: tuple[float, float] | None = None
-    """adam and adamw only."""
-    eps: float | None = None
-    """adam, adamw and adagrad only."""
-    initial_sum: float | None = None
-    """adagrad only: where the sums of squares begin."""
+Config = sections.Dense
 
 
 class Flat:

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
+from clickfleet import sections
 from clickfleet.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class Config:
-    name: Literal["constant", "step", "cosine", "exponential"] = "constant"
-    warmup: int = 0
-    """Steps over which the rate first rises from 0 in a straight line; any schedule can have them."""
-    every: int | None = None
-    """step, exponential: steps for one decay."""
-    decay: float | None = None
-    """step, exponential: the factor of one decay."""
-    steps: int | None = None
-    """cosine: steps after the warm-up until the floor is reached."""
-    floor: float = 0.0
-    """cosine: the last factor."""
-
-
+Config = sections.Schedule
 NEEDS = {"constant": (), "step": ("every", "decay"), "cosine": ("steps",), "exponential": ("every", "decay")}
 
 
