@@ -8,7 +8,7 @@ original was defective, `paddlerec: true` in its Config gives the original's mat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -49,8 +49,17 @@ class TableInit(NamedTuple):
     embedx: str = "uniform(-0.001,0.001)"
 
 
+SMALL = "small"
+"""Stands in a `TableInit` for the initial values of most originals: normal with σ = 0.1/√d, cut off at 2σ."""
+
+
 class Model(nn.Module):
     """One network; its nested `Config` holds its settings, and `__init__(config, shape)` builds it."""
+
+    rows: ClassVar[TableInit] = TableInit()
+    original_rows: ClassVar[TableInit] = TableInit()
+    """The same under `paddlerec`, as is the next."""
+    original_epsilon: ClassVar[float] = 1e-4
 
     @dataclass(frozen=True)
     class Config: ...
@@ -66,12 +75,13 @@ class Model(nn.Module):
     @classmethod
     def table_init(cls, config: Any, dim: int) -> TableInit:
         """How rows of this model begin when the configuration does not say."""
-        return TableInit()
+        start = cls.original_rows if getattr(config, "paddlerec", False) else cls.rows
+        return TableInit(*(f"truncated({0.1 / dim**0.5:.8g})" if part == SMALL else part for part in start))
 
     @classmethod
     def loss_epsilon(cls, config: Any) -> float:
-        """What the log loss adds inside its logarithms unless the configuration says; the originals added 1e-4."""
-        return 0.0
+        """What the log loss adds inside its logarithms unless the configuration says."""
+        return cls.original_epsilon if getattr(config, "paddlerec", False) else 0.0
 
     def extra_loss(self) -> Tensor | None:
         """Regularisers of the last forward pass, on the scale of the mean loss of a row."""
@@ -83,11 +93,3 @@ class Model(nn.Module):
 
     def forward(self, x: Inputs) -> Tensor:  # logits [B]
         raise NotImplementedError
-
-
-ORIGINAL_EPSILON = 1e-4
-
-
-def original_factors(dim: int) -> str:
-    """The initial factors of most PaddleRec models: normal with σ = 0.1/√d, cut off at 2σ."""
-    return f"truncated({0.1 / dim**0.5:.8g})"

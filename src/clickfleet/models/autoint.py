@@ -1,7 +1,6 @@
 """AutoInt."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,8 @@ class AutoInt(Model):
     H⁰ = the field vectors, dense ones as x_i·A_i; for each head α = softmax(Q Kᵀ), H^{l+1} = ReLU([α V…] + R H^l);
     logit = v·H^L + c + MLP([e, x])
     """
+
+    rows = TableInit(embedx="normal(0.01)")
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -45,10 +46,6 @@ class AutoInt(Model):
             by_fan_in(1.0)(weight)
         self.out = nn.Linear((shape.slots + shape.dense) * widths[-1], 1)
         self.deep = tower(shape.width, *config.hidden, 1, dropout=config.dropout) if config.hidden else None
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(embedx="normal(0.01)")
 
     def forward(self, x: Inputs) -> Tensor:
         h = self.fields(x.factors, x.dense)  # [B, n, d]

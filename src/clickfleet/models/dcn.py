@@ -1,14 +1,13 @@
 """Deep & Cross Network."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clickfleet.layers import by_fan_in, factor_std, normal, tower, truncated
 from clickfleet.losses import l2
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit, original_factors
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
 
 class DCN(Model):
@@ -16,6 +15,8 @@ class DCN(Model):
 
     x₀ = [e, x]; x_{l+1} = x₀·(x_l·w_l) + b_l + x_l; logit = v·[MLP(x₀), x_L] + c
     """
+
+    original_rows = TableInit(embedx=SMALL)
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -48,14 +49,6 @@ class DCN(Model):
             by_fan_in(1.0)(self.weights)
         nn.init.zeros_(self.out.bias)
         self.penalty: Tensor | None = None
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(embedx=original_factors(dim)) if config.paddlerec else TableInit()
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def extra_loss(self) -> Tensor | None:
         if self.config.paddlerec:

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clickfleet.layers import Pairs, Tower, Wide, by_fan_in, factor_std, normal, tower, truncated
 from clickfleet.losses import l2
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit, original_factors
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
 
 class DeepFEFM(Model):
@@ -18,6 +17,8 @@ class DeepFEFM(Model):
     z_ij = e_iᵀ (M_ij + M_ijᵀ) e_j for i < j; logit = Σ_j w_j + a·x + b + Σ z_ij + MLP([e, x, z]).
     Dense columns take part in pairs where the schema also declares them as bucketed slots.
     """
+
+    original_rows = TableInit(SMALL, SMALL)
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -53,14 +54,6 @@ class DeepFEFM(Model):
         default = 1e-7 if original else 0.0
         self.l2_matrices = default if config.l2_matrices is None else config.l2_matrices
         self.l2_deep = default if config.l2_deep is None else config.l2_deep
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(original_factors(dim), original_factors(dim)) if config.paddlerec else TableInit()
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def extra_loss(self) -> Tensor | None:
         loss = l2([self.matrices], self.l2_matrices) if self.l2_matrices else None

@@ -1,12 +1,11 @@
 """DeepFM."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from clickfleet.layers import FieldVectors, Wide, by_fan_in, factor_std, fm_pairs, tower, truncated
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit, original_factors
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
 
 class DeepFM(Model):
@@ -14,6 +13,8 @@ class DeepFM(Model):
 
     logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f, e_g⟩ + MLP([e, x])
     """
+
+    original_rows = TableInit(SMALL, SMALL)
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -34,14 +35,6 @@ class DeepFM(Model):
             self.fields = FieldVectors(shape.dense, shape.factors, small)
             width, start = (shape.slots + shape.dense) * shape.factors, by_fan_in(1.0)
         self.deep = tower(width, *config.hidden, 1, dropout=config.dropout, init=start)
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(original_factors(dim), original_factors(dim)) if config.paddlerec else TableInit()
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def forward(self, x: Inputs) -> Tensor:
         wide = self.wide(x.first, x.dense)

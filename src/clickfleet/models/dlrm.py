@@ -1,7 +1,6 @@
 """DLRM."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,10 @@ class DLRM(Model):
 
     u = MLP_bottom(x) ∈ R^d; T = [e_1, …, e_S, u]; logit = MLP_top([u, ⟨T_i, T_j⟩ for i < j])
     """
+
+    rows = TableInit(embedx="normal(0.01)")
+    original_rows = TableInit(embedx="truncated(1)")
+    original_epsilon = 0.0  # softmax cross-entropy
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -41,10 +44,6 @@ class DLRM(Model):
         self.top = tower(
             width + len(self.pairs), *config.top, outputs, relu_last=original, batch_norm=original, init=start
         )
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(embedx="truncated(1)") if config.paddlerec else TableInit(embedx="normal(0.01)")
 
     def forward(self, x: Inputs) -> Tensor:
         u = self.bottom(x.dense)

@@ -1,7 +1,6 @@
 """CTR-DNN."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -11,6 +10,9 @@ from clickfleet.models import Inputs, Model, Shape, TableInit
 
 class DNN(Model):
     """logit = MLP([e, x]), the deep half of arXiv:1606.07792 alone."""
+
+    original_rows = TableInit(embedx="uniform(-1,1)")
+    original_epsilon = 0.0  # softmax cross-entropy
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -28,10 +30,6 @@ class DNN(Model):
         self.deep = tower(
             shape.width, *config.hidden, outputs, dropout=config.dropout, batch_norm=config.batch_norm, init=start
         )
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(embedx="uniform(-1,1)") if config.paddlerec else TableInit()
 
     def forward(self, x: Inputs) -> Tensor:
         out = self.deep(x.factors, x.dense)

@@ -1,13 +1,12 @@
 """Field-aware factorization machine."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clickfleet.layers import FieldVectors, Wide, constant, factor_std, truncated
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit, original_factors
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
 
 class FFM(Model):
@@ -15,6 +14,8 @@ class FFM(Model):
 
     Fields are the slots, then the dense columns; a row holds one vector of width d for every field.
     """
+
+    original_rows = TableInit(SMALL, SMALL)
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -31,14 +32,6 @@ class FFM(Model):
     @classmethod
     def row_factors(cls, config: object, dim: int, slots: int, dense: int) -> int:
         return (slots + dense) * dim
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(original_factors(dim), original_factors(dim)) if config.paddlerec else TableInit()
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def forward(self, x: Inputs) -> Tensor:
         e = torch.unflatten(self.fields(x.factors, x.dense), 2, (self.count, self.dim))  # [B, f, g, d]

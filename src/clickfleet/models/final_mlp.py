@@ -1,7 +1,6 @@
 """FinalMLP."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,8 @@ class FinalMLP(Model):
     x₀ = [e, x]; o_i = MLP_i(x₀ ∘ 2σ(gate_i)); logit = u·o₁ + v·o₂ + c + Σ_h o₁_hᵀ W_h o₂_h.
     A gate is an MLP of the slots named for it, or of a learned vector where none is named.
     """
+
+    rows = TableInit(embedx="normal(0.01)")
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -50,10 +51,6 @@ class FinalMLP(Model):
         self.heads = config.heads
         self.bilinear = nn.Parameter(torch.empty(config.heads, a // config.heads, b // config.heads))
         nn.init.normal_(self.bilinear, std=(a // config.heads) ** -0.5)
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(embedx="normal(0.01)")
 
     def forward(self, x: Inputs) -> Tensor:
         x0 = torch.cat([x.factors.flatten(1), x.dense], 1)

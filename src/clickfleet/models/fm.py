@@ -1,16 +1,17 @@
 """Factorization machine."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from clickfleet.layers import FieldVectors, Wide, constant, factor_std, fm_pairs, truncated
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit, original_factors
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
 
 class FM(Model):
     """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f, e_g⟩ over all fields, dense ones as x_i·A_i (Rendle, ICDM 2010)."""
+
+    original_rows = TableInit(SMALL, SMALL)
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -22,14 +23,6 @@ class FM(Model):
         self.wide = Wide(shape.dense, constant(1.0) if config.paddlerec else None)
         start = constant(1.0) if config.paddlerec else truncated(factor_std(shape.dim))
         self.fields = FieldVectors(shape.dense, shape.factors, start)
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(original_factors(dim), original_factors(dim)) if config.paddlerec else TableInit()
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def forward(self, x: Inputs) -> Tensor:
         return self.wide(x.first, x.dense) + fm_pairs(self.fields(x.factors, x.dense))

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.layers import by_fan_in
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit
+from clickfleet.models import Inputs, Model, Shape, TableInit
 
 
 class GateDNN(Model):
@@ -17,6 +16,9 @@ class GateDNN(Model):
 
     e_j ← e_j·σ(g_j Σ_k e_jk); h ← ReLU(W h + b), h ← h ∘ tanh(G h); logit = v·h + c
     """
+
+    rows = TableInit(embedx="normal(0.01)")  # a row of zeros stays behind a gate of zero
+    original_rows = TableInit(embedx="uniform(-1,1)")
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -43,15 +45,6 @@ class GateDNN(Model):
             if config.paddlerec:
                 by_fan_in(1.0)(linear.weight)
             nn.init.zeros_(linear.bias)
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        # gates need something to open for: a row of zeros stays behind a tanh of zero
-        return TableInit(embedx="uniform(-1,1)") if config.paddlerec else TableInit(embedx="normal(0.01)")
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def forward(self, x: Inputs) -> Tensor:
         e = x.factors

@@ -1,12 +1,11 @@
 """The MLP of online learning over many multi-valued slots."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from clickfleet.layers import by_fan_in, tower
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit
+from clickfleet.models import Inputs, Model, Shape
 
 
 class SlotDNN(Model):
@@ -28,14 +27,6 @@ class SlotDNN(Model):
         start = by_fan_in(0.2) if config.paddlerec else None
         self.deep = tower(shape.slots + shape.width, *config.hidden, 1, dropout=config.dropout, init=start)
         self.bound = 15.0 if config.paddlerec else None
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit()
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def forward(self, x: Inputs) -> Tensor:
         logits = self.deep(x.first, x.factors, x.dense).squeeze(1)

@@ -1,17 +1,18 @@
 """Wide & Deep."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clickfleet.layers import Wide, by_fan_in, tower, truncated
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit
+from clickfleet.models import Inputs, Model, Shape, TableInit
 
 
 class WideDeep(Model):
     """logit = Σ_j w_j + a·x + b + MLP([e, x]): memory beside generalisation (arXiv:1606.07792)."""
+
+    original_rows = TableInit(embedx="uniform(-1,1)")
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -28,14 +29,6 @@ class WideDeep(Model):
         self.wide = Wide(shape.dense, truncated(std) if config.paddlerec else None)
         start = by_fan_in(1.0) if config.paddlerec else None
         self.deep = tower(shape.width, *config.hidden, 1, dropout=config.dropout, init=start)
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(embedx="uniform(-1,1)") if config.paddlerec else TableInit()
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def forward(self, x: Inputs) -> Tensor:
         first = torch.zeros_like(x.first) if self.dense_only else x.first

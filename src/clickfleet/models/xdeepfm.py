@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clickfleet.layers import FieldVectors, Wide, by_fan_in, constant, factor_std, tower, truncated
 from clickfleet.losses import l2
-from clickfleet.models import ORIGINAL_EPSILON, Inputs, Model, Shape, TableInit, original_factors
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
 
 class XDeepFM(Model):
@@ -18,6 +17,8 @@ class XDeepFM(Model):
     X⁰ = the field vectors, dense ones as x_i·A_i; X^k_h = Σ_{i,j} W^{k,h}_{ij} (X⁰_i ∘ X^{k−1}_j);
     logit = Σ_j w_j + a·x + b + v·[Σ_d X¹, Σ_d X², …] + MLP(X⁰)
     """
+
+    original_rows = TableInit(SMALL, SMALL)
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -50,14 +51,6 @@ class XDeepFM(Model):
             assert isinstance(last, nn.Linear)
             by_fan_in(0.1)(last.weight)
         self.l2 = (1e-4 if original else 0.0) if config.l2 is None else config.l2
-
-    @classmethod
-    def table_init(cls, config: Any, dim: int) -> TableInit:
-        return TableInit(original_factors(dim), original_factors(dim)) if config.paddlerec else TableInit()
-
-    @classmethod
-    def loss_epsilon(cls, config: Any) -> float:
-        return ORIGINAL_EPSILON if config.paddlerec else 0.0
 
     def extra_loss(self) -> Tensor | None:
         matrices = (p for p in self.deep.parameters() if p.ndim == 2)
