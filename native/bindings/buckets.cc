@@ -107,6 +107,7 @@ void bind_window(nb::module_& m) {
       .def(
           "write",
           [](Self& self, Array<double> out) {
+            same("out", out.size(), self.value.ring().size() * self.value.ring()[0].size());
             locked(self, [&](Window& it) {
               for (size_t i = 0; i < it.ring().size(); ++i) it.ring()[i].write(out.data() + i * it.ring()[i].size());
             });
@@ -115,6 +116,7 @@ void bind_window(nb::module_& m) {
       .def(
           "read",
           [](Self& self, Array<const double> in, size_t next) {
+            same("the state", in.size(), self.value.ring().size() * self.value.ring()[0].size());
             locked(self, [&](Window& it) {
               for (size_t i = 0; i < it.ring().size(); ++i) it.ring()[i].read(in.data() + i * it.ring()[i].size());
               it.set_next(next);
@@ -142,12 +144,14 @@ void bind_slices(nb::module_& m) {
       .def(
           "write",
           [](Self& self, uint64_t id, bool rest, Array<double> out) {
+            same("out", out.size(), self.value.rest.size());
             locked(self, [&](Slices& it) { (rest ? it.rest : it.find(id)).write(out.data()); });
           },
           nb::arg("id"), nb::arg("rest"), nb::arg("out"))
       .def(
           "read",
           [](Self& self, uint64_t id, bool rest, Array<const double> in) {
+            same("the state", in.size(), self.value.rest.size());
             locked(self, [&](Slices& it) { (rest ? it.rest : it.find(id)).read(in.data()); });
           },
           nb::arg("id"), nb::arg("rest"), nb::arg("state"));
@@ -167,6 +171,8 @@ void bind_groups(nb::module_& m) {
       .def(
           "write",
           [](Self& self, Array<uint64_t> groups, Array<float> scores, Array<float> weights) {
+            same("scores", scores.size(), groups.size());
+            same("weights", weights.size(), groups.size());
             locked(self, [&](Groups& it) {
               const size_t n = std::min(it.rows().size(), groups.size());
               for (size_t i = 0; i < n; ++i) {
@@ -178,7 +184,9 @@ void bind_groups(nb::module_& m) {
           nb::arg("groups"), nb::arg("scores"), nb::arg("weights"))
       .def(
           "append",
-          [](Self& self, const Ids& groups, const Floats& scores, const Floats& weights, int level) {
+          [](Self& self, const Ids& groups, const Floats& scores, const Floats& weights, unsigned level) {
+            same("scores", scores.size(), groups.size());
+            same("weights", weights.size(), groups.size());
             std::vector<Groups::Row> added(groups.size());
             for (size_t i = 0; i < added.size(); ++i)
               added[i] = {groups.data()[i], scores.data()[i], weights.data()[i]};

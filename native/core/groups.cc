@@ -17,8 +17,8 @@ void Groups::update(const Rows& rows) {
   shrink();
 }
 
-void Groups::append(const std::vector<Row>& rows, int level) {
-  if (level > level_) set_level(level);
+void Groups::append(const std::vector<Row>& rows, unsigned level) {
+  if (level > level_) set_level(std::min(level, kMaxLevel));
   for (const Row& row : rows)
     if (kept(row.group)) rows_.push_back(row);
   shrink();
@@ -46,9 +46,9 @@ double Groups::gauc() {
   return weight > 0 ? area / weight : 0.5;
 }
 
-bool Groups::kept(uint64_t group) const { return level_ == 0 || mix64(group) >> (64 - level_) == 0; }
+bool Groups::kept(uint64_t group) const { return level_ == 0 || mix64(group) >> (64U - level_) == 0; }
 
-void Groups::set_level(int level) {
+void Groups::set_level(unsigned level) {
   level_ = level;
   std::erase_if(rows_, [this](const Row& row) { return !kept(row.group); });
 }

@@ -21,22 +21,22 @@ class Groups {
   void update(const Rows& rows);
   void merge(const Groups& other) { append(other.rows_, other.level_); }
 
-  void append(const std::vector<Row>& rows, int level);
+  void append(const std::vector<Row>& rows, unsigned level);
   double gauc();  // over groups with both classes; 0.5 while there is none
 
   const std::vector<Row>& rows() const { return rows_; }
-  int level() const { return level_; }
+  unsigned level() const { return level_; }
   void reset() { rows_.clear(), level_ = 0; }
 
  private:
-  static constexpr int kMaxLevel = 32;  // one of 4 billion groups: below that a single group outgrows the limit
+  static constexpr unsigned kMaxLevel = 32;  // one of 4 billion groups: below that a single group outgrows the limit
 
   bool kept(uint64_t group) const;
-  void set_level(int level);
+  void set_level(unsigned level);
   void shrink();
 
   size_t limit_;
-  int level_ = 0;
+  unsigned level_ = 0;
   std::vector<Row> rows_;
 };
 

@@ -134,6 +134,7 @@ class Sliding:
 
     def restore(self, state: State) -> None:
         fits("window", state, self.numbers)
+        fits("next", state, 1)
         self.core.read(state["window"], int(state["next"][0]))
 
 
