@@ -8,59 +8,77 @@ namespace clickfleet {
 namespace {
 
 constexpr double kEpsilon = 0x1p-23;  // no loss is infinite: probabilities stay this far away from 0
-constexpr size_t kLanes = 8;
-constexpr std::array<float, kLanes> kOnes = {1, 1, 1, 1, 1, 1, 1, 1};
+constexpr size_t kLanes = 8, kBlock = 16 * kLanes;
+
+// Sums in lanes that do not wait for each other, added up in a fixed order: every CPU gives the same.
 struct Lanes {
   explicit Lanes(double value = 0.0) { sum.fill(value); }
   double total() const { return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])); }
   std::array<double, kLanes> sum;
 };
 
+// A block of rows after the first look at them; an invalid row has weight 0 and certainty.
+struct Block {
+  std::array<double, kBlock> weight, p, y, chance, valid;
+  std::array<int32_t, kBlock> bucket;
+};
+
+// No branch on the label, which nobody can predict, so that the compiler can use vectors.
+void look(const float* scores, const float* labels, const float* weights, int thresholds, Block& block) {
+  const double scale = thresholds;
+  for (size_t i = 0; i < kBlock; ++i) {
+    const double score = scores[i], above = score >= 0.0 ? 1.0 : 0.0,
+                 below = score <= 1.0 ? 1.0 : 0.0;  // NaN is neither
+    const double valid = above * below, p = valid > 0.0 ? score : 0.0, y = labels[i] > 0.0F ? 1.0 : 0.0;
+    const double chance = y > 0.0 ? p : 1.0 - p, bounded = chance > kEpsilon ? chance : kEpsilon;
+    block.valid[i] = valid;
+    block.weight[i] = valid > 0.0 ? static_cast<double>(weights[i]) : 0.0;
+    block.p[i] = p;
+    block.y[i] = y;
+    block.chance[i] = valid > 0.0 ? bounded : 1.0;
+    block.bucket[i] = static_cast<int32_t>(p * scale) + (y > 0.0 ? 0 : thresholds + 1);
+  }
+}
+
 }  // namespace
 
-// Eight rows at a time, in lanes of sums that do not wait for each other; no branch on the label, which nobody can
-// predict. The order of the additions is fixed, so every CPU gives the same sums.
 void Buckets::update(const Rows& rows) {
-  Lanes rows_, weight, clicks, predicted, absolute, squared, correct;
-  const size_t whole = rows.size - rows.size % kLanes;
+  static constexpr auto ones = [] {
+    std::array<float, kBlock> one{};
+    one.fill(1.0F);
+    return one;
+  }();
   // the usual weights take the fast way of the loss too
   const bool plain =
-      !rows.weights || std::all_of(rows.weights, rows.weights + rows.size, [](float w) { return w == 1.0f; });
+      !rows.weights || std::all_of(rows.weights, rows.weights + rows.size, [](float w) { return w == 1.0F; });
+  Lanes valid, weight, clicks, predicted, absolute, squared, correct;
+  Block block;
   double loss = 0;
-  for (size_t i = 0; i < whole;) {
-    Lanes product(1.0);  // of 16 rows each: a product above 1e-111, so one logarithm is enough
-    for (const size_t end = std::min(i + 16 * kLanes, whole); i < end; i += kLanes) {
-      std::array<int32_t, kLanes> bucket;
-      std::array<double, kLanes> w, happened;
-      const float *scores = rows.scores + i, *labels = rows.labels + i,
-                  *weights = rows.weights ? rows.weights + i : kOnes.data();
+  const size_t whole = rows.size - rows.size % kBlock;
+  for (size_t start = 0; start < whole; start += kBlock) {
+    look(rows.scores + start, rows.labels + start, rows.weights ? rows.weights + start : ones.data(), thresholds_,
+         block);
+    Lanes product(1.0);  // of 16 rows each: above 1e-111, so one logarithm is enough
+    for (size_t i = 0; i < kBlock; i += kLanes)
       for (size_t j = 0; j < kLanes; ++j) {
-        const float score = scores[j], positive = score > 0.0f ? score : 0.0f;  // NaN becomes 0
-        const double valid = (score >= 0.0f) & (score <= 1.0f), p = positive < 1.0f ? positive : 1.0f;
-        const int click = labels[j] > 0.0f;
-        const double y = click, error = std::fabs(y - p), chance = 1.0 - error > kEpsilon ? 1.0 - error : kEpsilon;
-        w[j] = valid * weights[j];
-        bucket[j] = static_cast<int32_t>(p * thresholds_) + (1 - click) * (thresholds_ + 1);
-        happened[j] = valid * chance + (1.0 - valid);
-        rows_.sum[j] += valid;
-        weight.sum[j] += w[j];
-        clicks.sum[j] += w[j] * y;
-        predicted.sum[j] += w[j] * p;
-        absolute.sum[j] += w[j] * error;
-        squared.sum[j] += w[j] * error * error;
-        correct.sum[j] += w[j] * ((p >= 0.5) == click);
+        const double w = block.weight[i + j], p = block.p[i + j], y = block.y[i + j], error = std::fabs(y - p);
+        valid.sum[j] += block.valid[i + j];
+        weight.sum[j] += w;
+        clicks.sum[j] += w * y;
+        predicted.sum[j] += w * p;
+        absolute.sum[j] += w * error;
+        squared.sum[j] += w * error * error;
+        correct.sum[j] += (p >= 0.5 ? y : 1.0 - y) * w;
+        product.sum[j] *= block.chance[i + j];
       }
-      for (size_t j = 0; j < kLanes; ++j) counts_[static_cast<size_t>(bucket[j])] += w[j];
-      if (!plain)
-        for (size_t j = 0; j < kLanes; ++j) loss -= w[j] * std::log(static_cast<float>(happened[j]));
-      else
-        for (size_t j = 0; j < kLanes; ++j) product.sum[j] *= happened[j];
-    }
+    for (size_t i = 0; i < kBlock; ++i) counts_[static_cast<size_t>(block.bucket[i])] += block.weight[i];
     if (plain)
       for (const double chance : product.sum) loss -= std::log(chance);
+    else
+      for (size_t i = 0; i < kBlock; ++i) loss -= block.weight[i] * std::log(static_cast<float>(block.chance[i]));
   }
-  totals.rows += rows_.total();
-  totals.invalid += static_cast<double>(whole) - rows_.total();
+  totals.rows += valid.total();
+  totals.invalid += static_cast<double>(whole) - valid.total();
   totals.weight += weight.total();
   totals.clicks += clicks.total();
   totals.predicted += predicted.total();
@@ -68,7 +86,7 @@ void Buckets::update(const Rows& rows) {
   totals.squared += squared.total();
   totals.correct += correct.total();
   totals.loss += loss;
-  for (size_t i = whole; i < rows.size; ++i) add(rows.scores[i], rows.labels[i], rows.weights ? rows.weights[i] : 1.0f);
+  for (size_t i = whole; i < rows.size; ++i) add(rows.scores[i], rows.labels[i], rows.weights ? rows.weights[i] : 1.0F);
 }
 
 void Buckets::add(float score, float label, float weight) {
