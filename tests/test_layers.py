@@ -169,22 +169,41 @@ def test_tower_names_its_widths_in_order() -> None:
     ]
 
 
-def test_gradients_written_where_the_trainer_wants_them_are_the_same() -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_gradients_written_where_the_trainer_wants_them_are_the_same(plain: bool) -> None:
     torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(3, 4), tower(4, 8, 8, 2), nn.Linear(2, 1))
+    model = nn.Sequential(nn.Linear(3, 4), tower(4, 8, 8, 2), nn.Linear(2, 1)).train(not plain)
     reference = copy.deepcopy(model).eval()  # plain layers
     flat, x = Flat(model), torch.randn(6, 3)
     assert len(flat.sinks) == 1
-    for times in (1, 2, 0):  # once, added up over two, and zeros where nothing ran
+    for times in (1, 2, 0, 1):  # once, added up over two, and zeros where nothing ran
         flat.zero_grads()
-        reference.zero_grad(set_to_none=False)
+        reference.zero_grad()
         for _ in range(times):
             model(x).square().sum().backward()
             reference(x).square().sum().backward()
+        ours = flat.views(flat.grads)
         for name, p in reference.named_parameters():
-            start, size = flat.spans[name]
-            expected = torch.zeros_like(p) if p.grad is None else p.grad
-            torch.testing.assert_close(flat.grads[start : start + size].view_as(p), expected)
+            torch.testing.assert_close(ours[name], torch.zeros_like(p) if p.grad is None else p.grad)
+
+
+def test_towers_with_dropout_train_under_a_flat_vector_too() -> None:
+    torch.manual_seed(2)
+    flat = Flat(tower(3, 8, 1, dropout=0.2))
+    flat.zero_grads()
+    flat.model(torch.randn(6, 3)).sum().backward()
+    assert all(grad.any() for grad in flat.views(flat.grads).values())
+
+
+def test_a_models_own_zero_grad_is_understood() -> None:
+    flat, x = Flat(nn.Sequential(nn.Linear(3, 4), tower(4, 8, 1))), torch.randn(6, 3)
+    flat.zero_grads()
+    flat.model(x).sum().backward()
+    once = flat.grads.clone()
+    flat.model.zero_grad()
+    flat.zero_grads()
+    flat.model(x).sum().backward()
+    assert torch.equal(flat.grads, once)
 
 
 def test_a_tower_used_twice_in_one_model_adds_both_gradients() -> None:
@@ -195,6 +214,6 @@ def test_a_tower_used_twice_in_one_model_adds_both_gradients() -> None:
     flat.zero_grads()
     (t(x).square() * t(x + 1)).sum().backward()
     (reference(x).square() * reference(x + 1)).sum().backward()
+    ours = flat.views(flat.grads)
     for name, p in reference.named_parameters():
-        start, size = flat.spans[name]
-        torch.testing.assert_close(flat.grads[start : start + size].view_as(p), p.grad)
+        torch.testing.assert_close(ours[name], p.grad)

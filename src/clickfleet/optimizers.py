@@ -23,9 +23,10 @@ Config = sections.Dense
 
 
 class Flat:
-    """All trainable parameters of a model as one vector, and their gradients as another; the model's are views of them.
+    """All trainable parameters of a model as one vector, and their gradients as another.
 
-    Towers then write these gradients directly: call `backward()` on such a model, not `torch.autograd.grad`.
+    The model's tensors become views of `values`. Fused towers write their gradients straight into the vector, and
+    `grads` gathers whatever autograd left elsewhere; call `backward()` on such a model, not `torch.autograd.grad`.
 
     >>> flat = Flat(nn.Linear(3, 1))
     >>> flat.values.shape, [name for name in flat.spans]
@@ -43,38 +44,56 @@ class Flat:
         like = next(iter(params.values()), torch.empty(0))
         self.values = torch.zeros(end, dtype=like.dtype, device=like.device) if values is None else values
         self.vector = torch.zeros_like(self.values)
-        views = {name: self.vector[i : i + n].view(params[name].shape) for name, (i, n) in self.spans.items()}
-        for name, p in params.items():
-            start, size = self.spans[name]
-            view = self.values[start : start + size].view(p.shape)
+        for name, view in self.views(self.values).items():
             if values is None:
-                view.copy_(p.data)
-            p.data = view  # not a version-counted alias: another thread may step while this one is in backward
-            p.grad = views[name]
+                view.copy_(params[name].data)
+            params[name].data = view  # no version-counted alias: a thread may step while another is in backward
+        grads = self.views(self.vector)
         self.sinks: list[Sink] = []
-        self.others = dict(views)  # gradients that autograd itself adds up
+        self.written: list[tuple[nn.Parameter, Tensor]] = []  # by fused towers, into their sinks
+        self.added: list[tuple[nn.Parameter, Tensor]] = []  # by autograd, where .grad points
         for prefix, module in model.named_modules():
             if isinstance(module, Tower):
-                module.sink = self.sink(f"{prefix}." if prefix else "", len(module.layers))
+                layers = f"{prefix}.layers" if prefix else "layers"
+                names = [f"{layers}.{i}.{part}" for i in range(len(module.layers)) for part in ("weight", "bias")]
+                module.sink = None
+                if all(name in grads for name in names):  # neither frozen nor shared with another tower
+                    module.sink = Sink([grads[name] for name in names])
+                    self.sinks.append(module.sink)
+                    self.written += [(params[name], grads.pop(name)) for name in names]
+        for p, _ in self.written:
+            p.grad = None
+        for name, view in grads.items():
+            params[name].grad = view
+            self.added.append((params[name], view))
 
-    def sink(self, prefix: str, layers: int) -> Sink | None:
-        names = [f"{prefix}layers.{i}.{part}" for i in range(layers) for part in ("weight", "bias")]
-        if not all(name in self.others for name in names):
-            return None  # partly frozen, or shared with a tower that has it: autograd will do
-        self.sinks.append(Sink([self.others.pop(name) for name in names]))
-        return self.sinks[-1]
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """A vector of this layout by the names and in the shapes of the parameters."""
+        shapes = {name: p.shape for name, p in self.model.named_parameters()}
+        return {name: vector[start : start + n].view(shapes[name]) for name, (start, n) in self.spans.items()}
 
     @property
     def grads(self) -> Tensor:
         for sink in self.sinks:
             sink.settle()
+        for p, view in self.written:
+            if p.grad is not None:  # the tower ran as plain layers: dropout, evaluation mode, another device
+                view.add_(p.grad)
+                p.grad = None
+        for p, view in self.added:
+            if p.grad is not view:  # someone set it to None
+                view.zero_() if p.grad is None else view.copy_(p.grad)
+                p.grad = view
         return self.vector
 
     def zero_grads(self) -> None:
         for sink in self.sinks:
             sink.fresh = True
-        for grad in self.others.values():
-            grad.zero_()
+        for p, _ in self.written:
+            p.grad = None
+        for p, view in self.added:
+            view.zero_()
+            p.grad = view
 
     def replica(self) -> Flat:
         """A copy of the model on the same values, with gradients of its own: one for each hogwild thread."""
