@@ -172,18 +172,18 @@ def test_gauc_is_the_mean_auc_of_the_groups() -> None:
 
 
 def test_past_its_limit_gauc_keeps_whole_groups_and_workers_keep_the_same() -> None:
-    scores, labels, _ = rows(20_000, grid=None)
-    users = np.random.default_rng(2).integers(0, 2000, 20_000).astype(np.uint64)
-    bounded, other = Groups(limit=5000), Groups(limit=5000)
-    bounded.update(users[:10_000], scores[:10_000], labels[:10_000])
-    other.update(users[10_000:], scores[10_000:], labels[10_000:])
+    scores, labels, _ = rows(6_000, grid=None)
+    users = np.random.default_rng(2).integers(0, 400, 6_000).astype(np.uint64)
+    bounded, other = Groups(limit=1500), Groups(limit=1500)
+    bounded.update(users[:3_000], scores[:3_000], labels[:3_000])
+    other.update(users[3_000:], scores[3_000:], labels[3_000:])
     bounded.merge(other)
     kept = bounded.state()["groups"]
-    assert 0 < len(kept) <= 5000
+    assert 0 < len(kept) <= 1500
     mine = np.isin(users, kept)
     assert mine.sum() == len(kept)  # a group is kept with all its rows or not at all
     assert bounded.gauc == pytest.approx(gauc(users[mine], scores[mine], labels[mine]))
-    assert bounded.gauc == pytest.approx(gauc(users, scores, labels), abs=0.03)
+    assert bounded.gauc == pytest.approx(gauc(users, scores, labels), abs=0.05)
 
 
 def test_slices_have_the_metrics_of_their_rows() -> None:

@@ -19,6 +19,8 @@ from clickfleet.losses import Config as LossConfig
 from clickfleet.losses import Loss
 from clickfleet.metrics import Buckets
 from clickfleet.models import Inputs, Model, Shape
+from clickfleet.optimizers import Config as Dense
+from clickfleet.optimizers import Flat, Optimizer
 
 SLOTS, DENSE, DIM, VALUES = 5, 3, 4, 12
 SMALL = {
@@ -124,15 +126,22 @@ def test_finds_the_planted_signal(name: str, paddlerec: bool) -> None:
     rows = Rows(shape.factors, model.table_init(config, DIM))
     clicks = planted_clicks()
     loss = Loss(LossConfig(), model.loss_epsilon(config))
-    optimizer = torch.optim.Adam([*model.parameters(), *rows.parameters()], lr=0.01)
+    flat = Flat(model)
+    optimizer = Optimizer(Dense("adam", lr=0.01), flat.values)
+    rule = torch.optim.Adam(rows.parameters(), lr=0.01)
     model.train()
     for _ in range(6):
         for i in range(0, 3000, 100):
             batch = Clicks(*(t[i : i + 100] for t in clicks))
-            optimizer.zero_grad()
-            total = loss.total(model(rows(batch)), batch.labels, extra=model.extra_loss())
-            (total * loss.dense_scale(batch.labels)).backward()
-            optimizer.step()
+            rule.zero_grad()
+            flat.zero_grads()
+            logits = model(rows(batch))
+            loss.total(logits, batch.labels, extra=model.extra_loss()).backward()
+            optimizer.step(flat.grads, loss.dense_scale(batch.labels))
+            for p in rows.parameters():
+                if p.grad is not None:
+                    p.grad /= len(batch.labels)
+            rule.step()
     model.eval()
     test = Clicks(*(t[3000:] for t in clicks))
     buckets = Buckets()
