@@ -177,7 +177,7 @@ def apply(
     lr: float,
     divisor: Tensor | None,
 ) -> None:
-    """torch's fused kernels, by its functional interface: its optimizer objects cost 0.2 ms a step more."""
+    """torch's fused kernels, by its functional interface: its optimizer objects wrap more Python around them."""
     step, decay, eps = torch.tensor(float(steps)), config.weight_decay, config.eps
     match config.optimizer:
         case "sgd":
