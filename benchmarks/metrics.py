@@ -48,9 +48,7 @@ def main() -> None:
         print(f"{name:22} {statistics.median(values):6.1f} ns of CPU per row in batches of {args.batch}")
     start = time.process_time()
     roc_auc_score(labels, scores)
-    print(
-        f"{'scikit-learn, AUC only':22} {(time.process_time() - start) / args.rows * 1e9:6.1f} ns per row at once"
-    )
+    print(f"{'scikit-learn, AUC only':22} {(time.process_time() - start) / args.rows * 1e9:6.1f} ns per row at once")
 
 
 if __name__ == "__main__":
