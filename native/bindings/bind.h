@@ -15,6 +15,7 @@ const T* data_or_null(const std::optional<Array<const T>>& array) {
   return array ? array->data() : nullptr;
 }
 
+void bind_buckets(nanobind::module_& m);
 void bind_cut(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
