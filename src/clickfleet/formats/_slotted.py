@@ -6,16 +6,8 @@ from typing import Any, ClassVar
 
 from clickfleet import _core
 from clickfleet.formats._lines import Lines, Parser
-from clickfleet.formats._native import NativeParser, layout
+from clickfleet.formats._native import NativeParser, dense_groups, layout
 from clickfleet.schema import Schema
-
-
-def dense_groups(schema: Schema) -> dict[str, list[int]]:
-    """The dense columns behind each name in the files, in order."""
-    groups: dict[str, list[int]] = {}
-    for i, column in enumerate(schema.dense):
-        groups.setdefault(column.source or column.name, []).append(i)
-    return groups
 
 
 def named_fields(schema: Schema) -> list[tuple[str, Any, int]]:
