@@ -25,9 +25,8 @@ class Columns:
         self.labelled = schema.label in present
         self._where = where
         self._layout = layout(schema, label=self.labelled)
-        sides = [getattr(schema, name) for name in ("show", "click", "weight", "time", "group")]
         slots = [slot.source or slot.name for slot in schema.read_slots]
-        needed = [*(name for name in sides if name), *dense_groups(schema), *slots]
+        needed = [*schema.sides.values(), *dense_groups(schema), *slots]
         for name in needed:
             if name not in present:
                 raise DataError(
@@ -77,8 +76,7 @@ class _Work:
         return Batch(dense, keys, len(schema.slots), offsets, labels, shows, clicks, weights, times, groups, values)
 
     def _column(self, name: str) -> pa.Array:
-        column = self.table.column(name)
-        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        return _without_views(self.table.column(name))
 
     def _floats(self, name: str, column: pa.Array) -> NDArray[np.float64]:
         kind = column.type
@@ -256,7 +254,7 @@ class _Work:
                 name, n, lambda at: self.plan.integer_keys(i, numbers[at:], out[at:]), out, reason, numbers, rows
             )
         elif _is_text(kind) or pa.types.is_null(kind):
-            text = (column.cast(pa.string()) if not _is_plain_text(kind) else column).fill_null("")
+            text = (column if _is_text(kind) else column.cast(pa.string())).fill_null("")
             ends, data = _text(text)
             reason = "is not an unsigned 64-bit integer, which the key rule raw needs"
             self._each(name, n, lambda at: self.plan.text_keys(i, ends[at:], data, out[at:]), out, reason, text, rows)
@@ -280,18 +278,21 @@ def _flat(column: pa.Array) -> pa.Array:
     """The values of all lists; a map's as pairs."""
     if pa.types.is_map(column.type):
         column = column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
-    return column.flatten() if not pa.types.is_fixed_size_list(column.type) else pc.list_flatten(column)
+    return _without_views(pc.list_flatten(column))
 
 
-def _is_plain_text(kind: Any) -> bool:
+def _is_text(kind: Any) -> bool:
     types = pa.types
     return bool(
         types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
     )
 
 
-def _is_text(kind: Any) -> bool:
-    return _is_plain_text(kind) or bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+def _without_views(column: pa.Array) -> pa.Array:
+    """Text as offsets and bytes, as most have it; Polars gives views."""
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
 
 
 def _text(column: pa.Array) -> tuple[Any, NDArray[np.uint8]]:

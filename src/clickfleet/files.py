@@ -20,7 +20,7 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}
 def expand(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], base: str = "") -> list[str]:
     """Every data file that `paths` name, sorted within each; a folder stands for the files in it.
 
-    Files whose name starts with a dot or an underscore (.DS_Store, _SUCCESS) are not data unless they are named themselves.
+    Files whose name starts with a dot or an underscore (.DS_Store, _SUCCESS) are not data unless named themselves.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []

@@ -107,7 +107,7 @@ class TextGenerator:
 
 
 class Generator(TextGenerator):
-    """Checks every sample: the same names in the same order as in the first one, and lists of numbers that are not empty."""
+    """Checks every sample: the names of the first one in the same order, and lists of numbers that are not empty."""
 
     def __init__(self) -> None:
         super().__init__()

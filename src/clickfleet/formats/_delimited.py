@@ -56,15 +56,8 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
     has_label = schema.label in columns
     if has_label:
         place(schema.label, role.label, 0, "the label")
-    for name, kind in (
-        ("show", role.show),
-        ("click", role.click),
-        ("weight", role.weight),
-        ("time", role.time),
-        ("group", role.group),
-    ):
-        if (column := getattr(schema, name)) is not None:
-            place(column, kind, 0, name)
+    for kind, column in schema.sides.items():
+        place(column, getattr(role, kind), 0, kind)
     for i, dense in enumerate(schema.dense):
         place(dense.source or dense.name, role.dense, i, f"the dense column {dense.name}")
     for i, slot in enumerate(schema.slots):

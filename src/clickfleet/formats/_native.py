@@ -39,8 +39,8 @@ def layout(schema: Schema, *, label: bool) -> Any:
     """The native layout of a schema's rows, with or without a label."""
     plan = _core.Layout(getattr(_core.KeyRule, schema.keys.name), max(schema.keys.modulus, 1))
     plan.label = label
-    for name in ("show", "click", "weight", "time"):
-        setattr(plan, name, getattr(schema, name) is not None)
+    for kind in schema.sides:
+        setattr(plan, kind, True)
     if schema.group is not None:
         plan.group_by(schema.group)
     plan.values = schema.values

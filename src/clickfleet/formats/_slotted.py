@@ -14,9 +14,7 @@ def named_fields(schema: Schema) -> list[tuple[str, Any, int]]:
     """(name in the files, role, index) of everything a schema reads, the dense values by group."""
     role = _core.Role
     fields: list[tuple[str, Any, int]] = [(schema.label, role.label, 0)]
-    for name in ("show", "click", "weight", "time", "group"):
-        if (column := getattr(schema, name)) is not None:
-            fields.append((column, getattr(role, name), 0))
+    fields += [(column, getattr(role, kind), 0) for kind, column in schema.sides.items()]
     fields += [(name, role.dense, i) for i, name in enumerate(dense_groups(schema))]
     fields += [(slot.source or slot.name, role.slot, i) for i, slot in enumerate(schema.slots) if slot.bucket is None]
     return fields
@@ -24,7 +22,7 @@ def named_fields(schema: Schema) -> list[tuple[str, Any, int]]:
 
 @dataclass(frozen=True)
 class Slotted(Lines):
-    """Tokens between single blanks; a name the schema does not know is skipped, a slot that does not occur is missing."""
+    """Tokens between single blanks; a name unknown to the schema is skipped, a slot that does not occur is missing."""
 
     token: ClassVar[str]
     shape: ClassVar[str]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from clickfleet.errors import ConfigError, DataError
+from clickfleet.errors import DataError
 from clickfleet.formats._delimited import Delimited, delimited_parser
 from clickfleet.formats._lines import Parser
 from clickfleet.schema import Schema
@@ -40,11 +40,12 @@ class Csv(Delimited):
     def split(self, line: str) -> list[str]:
         import csv
 
-        quoting = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
-        return next(csv.reader([line], delimiter=self.separator, quoting=quoting))
+        if not self.quotes:
+            return line.split(self.separator)
+        return next(csv.reader([line], delimiter=self.separator))
 
     def expected(self, schema: Schema) -> list[str]:
         """The columns a schema needs."""
-        sides = [getattr(schema, name) for name in ("show", "click", "weight", "time", "group")]
-        columns = [column.source or column.name for column in (*schema.dense, *schema.read_slots)]
-        return [schema.label, *(name for name in sides if name), *columns]
+        dense = [column.source or column.name for column in schema.dense]
+        slots = [slot.source or slot.name for slot in schema.read_slots]
+        return [schema.label, *schema.sides.values(), *dense, *slots]

@@ -1,8 +1,9 @@
-"""pipe: a command reads each file from its standard input and prints multislot lines; debug it with `cat FILE | COMMAND`."""
+"""pipe: a command reads each file from standard input and prints multislot lines; debug it: `cat FILE | COMMAND`."""
 
 import subprocess
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -16,7 +17,7 @@ _BITE = 1 << 18
 
 @dataclass(frozen=True)
 class Pipe(_Multislot):
-    """The command runs once per file, in bash, with pipefail; it must print the same lines each time for the same file."""
+    """The command runs once per file, in bash with pipefail; for the same file it must always print the same lines."""
 
     command: str = "cat"
     folder: str = ""
@@ -66,10 +67,8 @@ class _Printed:
             self._failure = error
             self._process.kill()
         finally:
-            try:
+            with suppress(BrokenPipeError):
                 stdin.close()
-            except BrokenPipeError:
-                pass
 
     def _listen(self) -> None:
         for line in self._pipe(self._process.stderr):
