@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from clickfleet.batch import Batch, concatenate
 from clickfleet.errors import ConfigError
 from clickfleet.formats import Bad, OnBad, Own, Parsed
-from clickfleet.formats._lines import Lines, Parser
+from clickfleet.formats._lines import Lines, Parser, Text
 from clickfleet.formats._native import nothing
 from clickfleet.schema import Schema
 
@@ -18,7 +18,8 @@ class OwnLines(Lines):
         self.schema = own.schema  # type: ignore[misc]
 
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
-        def parse(lines: bytes, on_bad: OnBad) -> Parsed:
+        def parse(text: Text, on_bad: OnBad) -> Parsed:
+            lines = bytes(text)
             if not lines:
                 return Parsed(nothing(schema), 0)
             count = lines.count(b"\n")
