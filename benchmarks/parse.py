@@ -27,7 +27,25 @@ from clickfleet.reader import Reader
 from clickfleet.schema import Schema, preset
 
 COLUMNS = ["click", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-VOCABULARY = (1460, 583, 10**7, 2 * 10**6, 305, 24, 12517, 633, 3, 93145, 5683, 8 * 10**6, 3194, 27, 14992, 5 * 10**6, 10)
+VOCABULARY = (
+    1460,
+    583,
+    10**7,
+    2 * 10**6,
+    305,
+    24,
+    12517,
+    633,
+    3,
+    93145,
+    5683,
+    8 * 10**6,
+    3194,
+    27,
+    14992,
+    5 * 10**6,
+    10,
+)
 VOCABULARY += (5652, 2173, 4, 7 * 10**6, 18, 15, 286181, 105, 142572)
 
 
@@ -42,7 +60,9 @@ def criteo_columns(rows: int, seed: int = 7) -> dict[str, list[str]]:
     for i, size in enumerate(VOCABULARY):
         ids = np.minimum(random.pareto(0.6, rows), size - 1).astype(np.uint64) * np.uint64(2654435761 + 2 * i)
         absent = random.random(rows) < (0.4 if i in (18, 19, 24, 25) else 0.76 if i == 21 else 0.03)
-        columns[f"C{i + 1}"] = ["" if gone else f"{int(x) & 0xFFFFFFFF:08x}" for x, gone in zip(ids, absent, strict=True)]
+        columns[f"C{i + 1}"] = [
+            "" if gone else f"{int(x) & 0xFFFFFFFF:08x}" for x, gone in zip(ids, absent, strict=True)
+        ]
     return columns
 
 
@@ -126,7 +146,9 @@ def run(rows: int = 400_000, rounds: int = 5, memory: bool = False) -> dict[str,
     def note(name: str, ratio: float, target: float, **more: float) -> None:
         found[name] = {"ratio": round(ratio, 2), "target": target, **{key: round(x, 2) for key, x in more.items()}}
         extra = "  ".join(f"{key} {x:.2f}" for key, x in more.items())
-        print(f"{'ok  ' if ratio >= target else 'LOW '} {name:<42} {ratio:6.2f}  target {target:<5} {extra}", flush=True)
+        print(
+            f"{'ok  ' if ratio >= target else 'LOW '} {name:<42} {ratio:6.2f}  target {target:<5} {extra}", flush=True
+        )
 
     with tempfile.TemporaryDirectory() as folder:
         files = write_files(Path(folder), rows)

@@ -183,6 +183,18 @@ void bind_parse(nb::module_& m) {
           },
           "slot"_a, "column"_a, "low"_a, "high"_a, "buckets"_a, "boundaries"_a, "offset"_a);
 
+  m.def(
+      "spread_keys",
+      [](const In<uint64_t>& distinct, const In<int32_t>& uses, KeysOut out) {
+        const size_t n = uses.size(), stride = checked_stride(out, n);
+        for (size_t i = 0; i < n; ++i)
+          if (uses.data()[i] < 0 || static_cast<size_t>(uses.data()[i]) >= distinct.size())
+            throw nb::value_error("a use points outside the dictionary");
+        nb::gil_scoped_release nogil;
+        spread_keys(distinct.data(), uses.data(), n, out.data(), stride);
+      },
+      "distinct"_a.noconvert(), "uses"_a.noconvert(), "out"_a.noconvert(), "out[i] = distinct[uses[i]]");
+
   nb::class_<Delimited>(m, "Delimited", "Parses lines of fields between separators.")
       .def(
           "__init__",

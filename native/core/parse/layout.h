@@ -156,6 +156,10 @@ struct Layout {
   double transform(const DenseColumn& column, double x) const {
     switch (column.scale) {
       case Scale::log1p:
+        if (x >= 0 && x < static_cast<double>(small_logs.size())) {
+          const auto whole = static_cast<size_t>(x);
+          if (static_cast<double>(whole) == x) return small_logs[whole];
+        }
         return x >= 0 ? std::log1p(x) : -std::log1p(-x);
       case Scale::none:
         return x;
