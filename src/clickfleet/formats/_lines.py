@@ -19,7 +19,7 @@ Text = bytes | bytearray | memoryview
 class Parser(Protocol):
     """Whole lines, the last one with its newline -> rows."""
 
-    def __call__(self, lines: Text, on_bad: OnBad) -> Parsed: ...
+    def __call__(self, lines: Text, on_bad: OnBad, /) -> Parsed: ...
 
 
 class Stream(Protocol):
