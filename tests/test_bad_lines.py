@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lines import GOLDEN_LINE, MULTISLOT_LINE, SLOTS_LINE, criteo_text, read
 
 from clickfleet.errors import DataError
 from clickfleet.formats import _lines, load
 from clickfleet.reader import Reader
 from clickfleet.schema import KeyRule, Schema, Slot, preset
+from lines import GOLDEN_LINE, MULTISLOT_LINE, SLOTS_LINE, criteo_text, read
 
 BAD = GOLDEN_LINE.replace("1382", "many")
 

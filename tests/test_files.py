@@ -3,11 +3,11 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from lines import criteo_text, read
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.files import expand
 from clickfleet.reader import Reader
+from lines import criteo_text, read
 
 
 @pytest.fixture

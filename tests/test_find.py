@@ -1,10 +1,10 @@
 import pytest
-from lines import GOLDEN_LINE, read
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.find import closest, find, names
 from clickfleet.formats import Format, load
 from clickfleet.schema import Dense, Schema, Slot
+from lines import GOLDEN_LINE, read
 
 HEADER = """
 import numpy as np

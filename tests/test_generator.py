@@ -3,11 +3,11 @@ import subprocess
 import sys
 
 import pytest
-from lines import GOLDEN_DENSE, GOLDEN_IDS, GOLDEN_LINE, MULTISLOT_LINE, criteo_text, read
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.generator import Generator, TextGenerator
 from clickfleet.schema import Dense, KeyRule, Schema, Slot, preset
+from lines import GOLDEN_DENSE, GOLDEN_IDS, GOLDEN_LINE, MULTISLOT_LINE, criteo_text, read
 
 SAMPLE = [("words", [1926, 8, 17]), ("label", [1])]
 

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lines import GOLDEN_LINE, criteo_text
 
 from clickfleet.blocks import Blocks, Place
 from clickfleet.errors import ConfigError, DataError
@@ -20,6 +19,7 @@ from clickfleet.files import split_files
 from clickfleet.formats import _tables, load
 from clickfleet.reader import Reader
 from clickfleet.schema import Dense, Schema, Slot, preset
+from lines import GOLDEN_LINE, criteo_text
 
 PLAIN = Schema(
     (Dense("I2"), *(Dense(f"I{i}") for i in range(3, 14))), tuple(Slot(f"C{i}") for i in range(1, 27)), label="click"

@@ -17,7 +17,6 @@ from clickfleet.formats import Bad, OnBad, Parsed
 from clickfleet.formats._native import dense_groups, layout
 from clickfleet.schema import Schema, Slot
 
-
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
 
 
