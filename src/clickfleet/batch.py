@@ -4,8 +4,9 @@
 ...               offsets=np.array([0, 1, 1, 2, 3]), labels=np.array([0, 1], np.float32))
 >>> batch[1:].keys, batch[1:].offsets
 (array([8, 8], dtype=uint64), array([0, 1, 2]))
->>> batch.unique()
-(array([7, 8], dtype=uint64), array([0, 1, 1]))
+>>> keys, where = batch.unique()
+>>> keys.tolist(), where.tolist()
+([7, 8], [0, 1, 1])
 """
 
 from collections.abc import Sequence
@@ -60,21 +61,25 @@ class Batch:
         if cast(Any, self.offsets) is None:
             self.one_each = True
             self.offsets = _count_to(len(self.dense) * self.slots + 1)
+        self._check()
+
+    def _check(self) -> None:
         rows = len(self.dense)
-        assert self.dense.ndim == 2
-        assert len(self.offsets) == rows * self.slots + 1, (len(self.offsets), rows, self.slots)
-        assert int(self.offsets[-1]) == len(self.keys)
-        assert self.values is None or len(self.values) == len(self.keys)
+        if self.dense.ndim != 2 or len(self.offsets) != rows * self.slots + 1 or self.offsets[-1] != len(self.keys):
+            raise DataError(
+                f"a batch of dense {self.dense.shape}, {self.slots} slots, {len(self.offsets)} offsets "
+                f"and {len(self.keys)} keys is not whole",
+                "dense is [rows, columns], offsets [rows * slots + 1] and ends with the number of keys",
+            )
+        if self.values is not None and len(self.values) != len(self.keys):
+            raise DataError(f"a batch has {len(self.values)} values for {len(self.keys)} keys")
         for name in ROW_COLUMNS:
             column = getattr(self, name)
-            assert column is None or len(column) == rows, name
+            if column is not None and len(column) != rows:
+                raise DataError(f"a batch of {rows} rows has {len(column)} {name}")
 
     def __len__(self) -> int:
         return len(self.dense)
-
-    def _row_columns(self, pick: Any) -> dict[str, Any]:
-        """The columns there are, each with only the rows `pick` names."""
-        return {name: column[pick] for name in ROW_COLUMNS if (column := getattr(self, name)) is not None}
 
     def __getitem__(self, rows: slice) -> "Batch":
         """Consecutive rows, sharing memory where they can."""
@@ -82,18 +87,26 @@ class Batch:
         if step != 1:
             raise IndexError("a batch is sliced by consecutive rows; take() picks others")
         stop = max(start, stop)
-        first, last = self.offsets[start * self.slots], self.offsets[stop * self.slots]
-        return Batch(
-            dense=self.dense[start:stop],
-            keys=self.keys[first:last],
-            slots=self.slots,
-            offsets=None if self.one_each else self.offsets[start * self.slots : stop * self.slots + 1] - first,  # type: ignore[arg-type]
-            values=None if self.values is None else self.values[first:last],
-            **self._row_columns(slice(start, stop)),
-        )
+        part = object.__new__(Batch)  # a slice of what was checked needs no check, and there are many
+        part.slots, part.one_each = self.slots, self.one_each
+        part.dense = self.dense[start:stop]
+        first, last = start * self.slots, stop * self.slots
+        if self.one_each:
+            part.offsets = _count_to(last - first + 1)
+        else:
+            part.offsets = self.offsets[first : last + 1] - self.offsets[first]
+            first, last = int(self.offsets[first]), int(self.offsets[last])
+        part.keys = self.keys[first:last]
+        part.values = None if self.values is None else self.values[first:last]
+        for name in ROW_COLUMNS:
+            column = getattr(self, name)
+            setattr(part, name, None if column is None else column[start:stop])
+        return part
 
     def take(self, order: NDArray[np.integer[Any]]) -> "Batch":
         """The rows named by `order`, in that order, copied."""
+        columns = {name: getattr(self, name) for name in ROW_COLUMNS}
+        picked = {name: column[order] for name, column in columns.items() if column is not None}
         offsets: Integers | None = None
         values = self.values
         if self.one_each:
@@ -109,7 +122,7 @@ class Batch:
             values = None if values is None else values[where]
             counts = np.diff(self.offsets).reshape(-1, self.slots)[order].reshape(-1)
             offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        return Batch(self.dense[order], keys, self.slots, offsets, values=values, **self._row_columns(order))  # type: ignore[arg-type]
+        return Batch(self.dense[order], keys, self.slots, offsets, values=values, **picked)  # type: ignore[arg-type]
 
     def unique(self) -> tuple[Keys, Integers]:
         """Each key once, in the order of first occurrence, and the place of each of `keys` among them."""

@@ -26,12 +26,15 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """From where reading can begin again: before a block of the lane whose turn it is."""
+    """From where reading can begin again: before a block of the lane whose turn it is.
+
+    Beside it the reader counts the rows handed out since: of that block, or of the window that begins there.
+    """
 
     places: tuple[Place, ...]
     turn: int = 0
     skip: int = 0
-    """Rows of that block that were handed out already."""
+    """Rows of that block to leave out."""
     window: int = 0
     """How many shuffled windows came before."""
     counters: Counters | None = None
@@ -80,8 +83,7 @@ class Reader:
         self._shuffles = shuffle == "global" or shuffle > 0
         self._lanes = max(1, min(interleave or (4 if self._shuffles else 1), len(self.files)))
         self._bad = BadLines(bad_lines, max_bad_fraction, quarantine)
-        self._position = self._start()
-        self._emitted = 0  # rows of the present window
+        self._position, self._used = self._start(), 0
 
     def _start(self) -> _Position:
         return _Position((Place(),) * self._lanes, counters=self.counters.copy(), quarantine=self._bad.mark())
@@ -109,31 +111,29 @@ class Reader:
             self._bad.close()
         self._bad.check(self.counters)
         self.epoch += 1
-        self._emitted = 0
-        self._position = self._start()
+        self._position, self._used = self._start(), 0
 
     def _in_order(self, blocks: Blocks) -> Iterator[Batch]:
         rest: list[Batch] = []
-        rows = 0
+        rows = used = 0
         position = self._position
-        for batch, before in self._rows(blocks):
-            start = 0
-            while rows + len(batch) - start >= self.batch_size:
-                end = start + self.batch_size - rows
-                ready = concatenate([*rest, batch[start:end]])
-                rest, rows, start = [], 0, end
-                position = replace(before, skip=before.skip + end)
-                yield self._hand_out(ready, position)
-            if start < len(batch):
-                rest.append(batch[start:])
-                rows += len(batch) - start
-                position = replace(before, skip=before.skip + len(batch))
+        for batch, position in self._rows(blocks):
+            used = 0
+            while rows + len(batch) - used >= self.batch_size:
+                start, used = used, used + self.batch_size - rows
+                ready = concatenate([*rest, batch[start:used]])
+                rest, rows = [], 0
+                yield self._hand_out(ready, position, used)
+            if used < len(batch):
+                rest.append(batch[used:])
+                rows += len(batch) - used
+                used = len(batch)
         if rest:
-            yield self._hand_out(concatenate(rest), position)
+            yield self._hand_out(concatenate(rest), position, used)
 
     def _windows(self, blocks: Blocks) -> Iterator[Batch]:
         source = self._rows(blocks)
-        number, done = self._position.window, self._emitted
+        number, done = self._position.window, self._used
         rest: tuple[Batch, _Position] | None = None
         while True:
             parts: list[Batch] = []
@@ -159,19 +159,18 @@ class Reader:
             start = replace(start, window=number)
             for first in range(done, rows, self.batch_size):
                 batch = window.take(shuffled[first : first + self.batch_size])
-                self._emitted = first + len(batch)
-                yield self._hand_out(batch, start)
+                yield self._hand_out(batch, start, first + len(batch))
             number, done = number + 1, 0
 
-    def _hand_out(self, batch: Batch, position: _Position) -> Batch:
-        self._position = position
+    def _hand_out(self, batch: Batch, position: _Position, used: int) -> Batch:
+        self._position, self._used = position, used
         self.counters.rows += len(batch)
         return batch
 
     def _rows(self, blocks: Blocks) -> Iterator[tuple[Batch, _Position]]:
         """The rows of each block not handed out before, with the position that leads to them."""
         places = list(self._position.places)
-        skip = self._position.skip
+        skip = self._position.skip if self._shuffles else self._position.skip + self._used
         for taken in blocks:
             place = places[taken.lane]
             if taken.parsed is None:
@@ -211,9 +210,9 @@ class Reader:
             "epoch": self.epoch,
             "places": [list(asdict(place).values()) for place in here.places],
             "turn": here.turn,
-            "skip": here.skip,
+            "skip": here.skip if self._shuffles else here.skip + self._used,
             "window": here.window,
-            "emitted": self._emitted,
+            "used": self._used if self._shuffles else 0,
             "rows": self.counters.rows,
             "counters": here.counters.to_dict(),
             "quarantine": here.quarantine,
@@ -243,7 +242,7 @@ class Reader:
         self._position = _Position(
             places, state["turn"], state["skip"], state["window"], counters.copy(), state["quarantine"]
         )
-        self._emitted, self.epoch = state["emitted"], state["epoch"]
+        self._used, self.epoch = state["used"], state["epoch"]
         self.counters = counters
         self.counters.rows = state["rows"]
         self._bad.forget_after(state["quarantine"])

@@ -10,7 +10,7 @@ def order(n: int, *seeds: int) -> NDArray[np.int64]:
     """A permutation of n rows.
 
     >>> order(5, 7, 0).tolist()
-    [0, 1, 3, 2, 4]
+    [3, 1, 4, 0, 2]
     """
     state = np.uint64(0)
     mixed = np.empty(1, np.uint64)
