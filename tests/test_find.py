@@ -87,7 +87,7 @@ class Mine:
         return RESULT
 """
     for result, message in {
-        "Batch(np.zeros((1, 0), np.float32), np.zeros(1, np.uint64), 1)": "0 dense columns and 1 slots, its schema has 0 and 2",
+        "Batch(np.zeros((1, 0), np.float32), np.zeros(1, np.uint64), 1)": "0 dense columns and 1 slots",
         "[1]": "parse returned list, not a Batch",
     }.items():
         path = write(f"mine{len(result)}.py", HEADER + body.replace("RESULT", result))

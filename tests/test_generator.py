@@ -1,6 +1,7 @@
 import io
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -59,7 +60,9 @@ def test_checks_every_sample(samples, message):
 
 def test_generate_batch_sees_groups():
     class Mine(Generator):
-        groups: list[int] = []
+        def __init__(self):
+            super().__init__()
+            self.groups = []
 
         def generate_sample(self, line):
             def samples():
@@ -188,6 +191,19 @@ def test_a_reader_left_early_ends_the_command(write, small_blocks):
     batches = iter(reader)
     next(batches)
     batches.close()
+
+
+def test_a_command_that_hangs_does_not_hang_the_reader(write):
+    from clickfleet.reader import Reader
+
+    paths = [write("data", LINE + "\n"), write("more", "wait\n")]
+    command = 'read line; echo "$line"; if [ "$line" = wait ]; then sleep 60; fi'
+    reader = Reader(paths, SCHEMA, {"name": "pipe", "command": command}, batch_size=1, threads=2)
+    batches = iter(reader)
+    next(batches)
+    start = time.monotonic()
+    batches.close()
+    assert time.monotonic() - start < 30
 
 
 def test_the_command_of_a_damaged_file_is_not_blamed(write):

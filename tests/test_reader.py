@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,7 @@ def test_restores_at_every_batch(stored, kind, shuffle):
     for batch in original:
         seen.append(numbers([batch]))
         states.append(json.dumps(original.state()))
-    assert sorted(sum(seen, [])) == list(range(98))
+    assert sorted(chain(*seen)) == list(range(98))
     step = 3 if kind == "pipe" else 1  # each restart starts a process per file
     for i in range(0, len(states), step):
         again = reader(i % 3)
@@ -210,7 +211,7 @@ def test_a_file_that_shrank_is_noticed(three_files, write):
 def test_any_split_over_workers_covers_every_file_once(files, workers):
     names = [str(i) for i in range(files)]
     shares = [split_files(names, worker, workers) for worker in range(workers)]
-    assert sum(shares, []) == names
+    assert list(chain(*shares)) == names
     sizes = [len(share) for share in shares]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
@@ -228,7 +229,7 @@ def test_split_as_specified():
 @pytest.mark.parametrize("shuffle", [0, 20])
 def test_any_split_over_workers_covers_every_row_once(three_files, workers, shuffle):
     shares = [numbers(Reader(three_files, PLAIN, worker=(i, workers), shuffle=shuffle)) for i in range(workers)]
-    assert sorted(sum(shares, [])) == list(range(98))
+    assert sorted(chain(*shares)) == list(range(98))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

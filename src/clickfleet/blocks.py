@@ -70,6 +70,7 @@ class Blocks:
         ahead_rows: int = 0,
     ) -> None:
         self._lanes = [_Lane(files, form, schema, place) for files, place in zip(lanes, places, strict=True)]
+        self._form = form
         self._on_bad = on_bad
         self._ahead_rows = ahead_rows
         self._ahead_blocks = threads + 2
@@ -165,7 +166,9 @@ class Blocks:
             self._stop = True
             self._change.notify_all()
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(timeout=1)
+                self._form.cancel({path for lane in self._lanes for path in lane.files})
         for lane in self._lanes:
             lane.close()
 

@@ -7,7 +7,7 @@ their loops: a file here is mostly a declaration. A user's own file holds any ob
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -64,6 +64,9 @@ class Format(ABC):
     @abstractmethod
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
         """The blocks of a file from position `at` on, which is 0 or the `at` of an earlier block."""
+
+    def cancel(self, paths: Collection[str]) -> None:  # noqa: B027
+        """Ends reads of these files that may wait for ever: they are not wanted any more."""
 
 
 class _HasParse(type):

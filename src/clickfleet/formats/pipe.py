@@ -1,11 +1,15 @@
 """pipe: a command reads each file from standard input and prints multislot lines; debug it: `cat FILE | COMMAND`."""
 
+import os
+import signal
 import subprocess
 import threading
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
+from weakref import WeakSet
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.files import Unpacked
@@ -13,6 +17,7 @@ from clickfleet.formats._lines import Stream
 from clickfleet.formats.multislot import Multislot as _Multislot
 
 _BITE = 1 << 18
+_running: "WeakSet[_Printed]" = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,17 @@ class Pipe(_Multislot):
     def stream(self, path: str) -> Stream:
         return _Printed(path, self.command, self.folder or None)
 
+    def cancel(self, paths: Collection[str]) -> None:
+        for printed in list(_running):
+            if printed.path in paths:
+                printed.end()
+
 
 class _Printed:
     """What a command prints for a file; its failure is an error once all of it was read."""
 
     def __init__(self, path: str, command: str, folder: str | None) -> None:
-        self._path, self._command = path, command
+        self.path, self._command = path, command
         self._source = Unpacked(path)  # opened first: a missing file is not the command's fault
         self._failure: Exception | None = None
         self._last_words: deque[bytes] = deque(maxlen=10)
@@ -46,6 +56,7 @@ class _Printed:
             stderr=subprocess.PIPE,
             cwd=folder,
             bufsize=0,
+            start_new_session=True,
         )
         self._helpers = [
             threading.Thread(target=self._feed, name="clickfleet-pipe-in", daemon=True),
@@ -53,6 +64,7 @@ class _Printed:
         ]
         for helper in self._helpers:
             helper.start()
+        _running.add(self)
 
     def _feed(self) -> None:
         stdin = self._pipe(self._process.stdin)
@@ -66,7 +78,7 @@ class _Printed:
             pass  # the command does not want more; its exit status says whether that is right
         except Exception as error:
             self._failure = error
-            self._process.kill()
+            self.end()
         finally:
             with suppress(BrokenPipeError):
                 stdin.close()
@@ -102,8 +114,8 @@ class _Printed:
             said = b"".join(self._last_words).decode("utf-8", "backslashreplace").rstrip()
             indented = "".join(f"\n    {line}" for line in said.splitlines()) or " nothing"
             raise DataError(
-                f"{self._path}: the command `{self._command}` {how}; its last words on stderr:{indented}",
-                f"try it alone: cat {self._path} | {self._command}",
+                f"{self.path}: the command `{self._command}` {how}; its last words on stderr:{indented}",
+                f"try it alone: cat {self.path} | {self._command}",
             )
 
     def skip(self, n: int) -> None:
@@ -112,15 +124,21 @@ class _Printed:
             got = self.readinto(space[: min(n, _BITE)])
             if not got:
                 raise DataError(
-                    f"{self._path}: the command `{self._command}` printed {n} bytes less than before",
+                    f"{self.path}: the command `{self._command}` printed {n} bytes less than before",
                     "it must print the same lines each time for the same file",
                 )
             n -= got
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Ends the command and all it started: a reader may be waiting for its next line."""
         if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        _running.discard(self)
+        self.end()
+        self._process.wait()
         for helper in self._helpers:
             helper.join()
         for pipe in (self._process.stdout, self._process.stderr):
