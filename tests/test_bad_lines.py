@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 
 import pyarrow as pa
 import pytest
@@ -148,10 +149,21 @@ def test_truncated_and_damaged_archives(write, tmp_path):
     with pa.CompressedOutputStream(str(tmp_path / "f.zst"), "zstd") as file:
         file.write(criteo_text(500))
     whole = (tmp_path / "f.zst").read_bytes()
+    assert sum(map(len, read(write("two.zst", whole + whole), "criteo"))) == 1000
     assert "cut short or damaged" in refusal(write("g.zst", whole[: len(whole) // 2]))
     assert "cut short or damaged" in refusal(write("h.zst", b"this is not zstd"))
     for bad_lines in ("skip", "error"):  # a lost half of a file is never just a bad line
         assert "cut short" in refusal(write("a.gz", packed[:-500]), bad_lines=bad_lines, max_bad_fraction=1)
+
+
+@pytest.mark.parametrize("form", ["criteo", "slots", "feasign", "multislot"])
+def test_binary_garbage(write, form):
+    garbage = random.Random(7).randbytes(300_000)
+    path = write("model.bin", garbage)
+    assert "model.bin:1: " in refusal(path, form)
+    assert "lines are bad, more than data.max_bad_fraction=0.1" in refusal(path, form, bad_lines="skip")
+    reader = Reader(path, format=form, bad_lines="skip", max_bad_fraction=1)
+    assert sum(map(len, reader)) + reader.counters.bad_lines == reader.counters.lines
 
 
 def test_missing_and_unreadable_files(write, tmp_path):

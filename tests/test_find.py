@@ -58,6 +58,14 @@ class Words:
     assert len(batch) == 2
 
 
+def test_a_users_format_has_its_own_schema(write):
+    path = write(
+        "mine.py", HEADER + "class Mine:\n    schema = Schema(slots=(Slot('a'),))\n    def parse(self, block): ...\n"
+    )
+    with pytest.raises(DataError, match="the given schema and the format's own have different schemas"):
+        read(write("data", "x\n"), str(path), Schema(slots=(Slot("b"),)))
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -31,6 +31,14 @@ def test_none_is_dropped_and_one_line_may_give_many():
     assert generator([zip(("a", "b"), ([1], [2]), strict=True)]).print_line("") == "1 1 1 2\n"
 
 
+def test_samples_may_be_yielded_directly():
+    class Mine(Generator):
+        def generate_sample(self, line):
+            yield [("n", [int(line)])]
+
+    assert Mine().print_line("7") == "1 7\n"
+
+
 def test_a_fraction_makes_a_slot_float():
     mine = generator([[("a", [1]), ("b", [1])], [("a", [1, 0.5]), ("b", [2])]])
     assert mine.print_line("") == "1 1 1 1\n2 1 0.5 1 2\n"

@@ -72,7 +72,9 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise MissingError(f"the package for {url.split('://')[0]}:// files ({error})", "remote") from None
+        if url.startswith(("s3://", "s3a://")):
+            raise MissingError("s3fs, which reads s3:// files,", "remote") from None
+        raise ConfigError(f"{url}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{url}: {error}") from None
     return fs, path

@@ -20,7 +20,11 @@ from typing import Any, TextIO
 from clickfleet.errors import ConfigError, DataError
 
 Sample = Sequence[tuple[str, Sequence[Any]]]
-Samples = Callable[[], Iterable[Sample | None]]
+Samples = Callable[[], Iterable[Sample | None]] | Iterable[Sample | None]
+
+
+def _yielded(samples: Samples) -> Iterable[Sample | None]:
+    return samples() if callable(samples) else samples
 
 
 class TextGenerator:
@@ -30,7 +34,7 @@ class TextGenerator:
         self._batch = 32
 
     def generate_sample(self, line: str | None) -> Samples:
-        """A function that yields the samples of a line, each a list of (name, values); None for no sample."""
+        """The samples of a line, or a function that yields them: lists of (name, values), or None for no sample."""
         raise NotImplementedError(f"{type(self).__name__} must define generate_sample(line)")
 
     def generate_batch(self, samples: list[Sample]) -> Samples:
@@ -70,7 +74,7 @@ class TextGenerator:
     def _samples(self, lines: Iterable[str | None]) -> Iterator[Sample]:
         group: list[Sample] = []
         for line in lines:
-            for sample in self.generate_sample(line)():
+            for sample in _yielded(self.generate_sample(line)):
                 if sample is None:
                     continue
                 group.append(self.check(sample))
@@ -81,7 +85,7 @@ class TextGenerator:
             yield from self._processed(group)
 
     def _processed(self, group: list[Sample]) -> Iterator[Sample]:
-        for sample in self.generate_batch(group)():
+        for sample in _yielded(self.generate_batch(group)):
             if sample is not None:
                 yield self.check(sample)
 

@@ -18,6 +18,7 @@ from clickfleet.blocks import Blocks, Place, Taken
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.files import expand, split_files
 from clickfleet.formats import Format, load
+from clickfleet.formats._own import OwnLines
 from clickfleet.schema import Schema
 from clickfleet.shuffling import order
 
@@ -250,6 +251,8 @@ class Reader:
 
 def _schema(schema: Schema | None, form: Format) -> Schema:
     if schema is not None:
+        if isinstance(form, OwnLines) and form.schema is not None:
+            schema.check_same(form.schema, "the given schema", "the format's own")
         return schema
     if form.schema is None:
         raise ConfigError(
