@@ -33,12 +33,14 @@ class Taken:
     size: int
     parsed: Parsed | None
     error: BaseException | None = None
+    repeated_end: bool = False
 
 
 class _Lane:
     def __init__(self, files: Sequence[str], form: Format, schema: Schema, place: Place) -> None:
         self.lock = threading.Lock()
         self.files = files
+        self.ended = False
         self._blocks = self._read(form, schema, place)
 
     def _read(self, form: Format, schema: Schema, place: Place) -> Iterator[tuple[int, Block]]:
@@ -55,7 +57,10 @@ class _Lane:
 
 
 class Blocks:
-    """The blocks of all lanes by turns, read and parsed ahead by `threads` threads (0: none, on demand)."""
+    """The blocks of all lanes by turns, read and parsed ahead by `threads` threads (0: none, on demand).
+
+    A block is fetched with a ticket: ticket t belongs to lane t mod n, and blocks come out in the order of tickets.
+    """
 
     def __init__(
         self,
@@ -74,10 +79,11 @@ class Blocks:
         self._on_bad = on_bad
         self._ahead_rows = ahead_rows
         self._ahead_blocks = threads + 2
-        self._ticket = self._wanted = turn
+        self._ahead = 0  # tickets drawn whose block was not taken yet
+        self._next_ticket = self._wanted = turn
         self._ready: dict[int, Taken] = {}
         self._rows_ready = 0
-        self._order = threading.Lock()  # held while taking a ticket, so that a lane is read in the order of tickets
+        self._order = threading.Lock()  # held while drawing a ticket, so that a lane is read in the order of tickets
         self._change = threading.Condition()
         self._stop = False
         self._threads = [
@@ -91,53 +97,57 @@ class Blocks:
         ended: set[int] = set()
         try:
             while len(ended) < len(self._lanes):
-                if self._wanted % len(self._lanes) in ended and not self._threads:
-                    self._wanted += 1
+                ticket = self._wanted
+                self._wanted += 1
+                if ticket % len(self._lanes) in ended:
                     continue
-                taken = self._take()
+                taken = self._take(ticket) if self._threads else self._fetch(ticket, lambda: None)
                 if taken.error is not None:
                     raise taken.error
                 if taken.parsed is None:
-                    if taken.lane in ended:
-                        continue
                     ended.add(taken.lane)
                 yield taken
         finally:
             self.close()
 
-    def _take(self) -> Taken:
-        ticket = self._wanted
-        if not self._threads:
-            self._wanted += 1
-            return self._fetch(ticket, lambda: None)
+    def _take(self, ticket: int) -> Taken:
         with self._change:
             while ticket not in self._ready:
                 self._change.wait()
             taken = self._ready.pop(ticket)
             self._rows_ready -= _rows(taken)
-            self._wanted += 1
+            self._ahead -= 1
             self._change.notify_all()
             return taken
 
     def _work(self) -> None:
         while True:
             self._order.acquire()
-            with self._change:
-                while not self._stop and not self._may_go():
-                    self._change.wait()
-                if self._stop:
-                    self._order.release()
-                    return
-            ticket = self._ticket
-            self._ticket += 1
+            ticket = self._draw()
+            if ticket is None:
+                self._order.release()
+                return
             taken = self._fetch(ticket, self._order.release)
             with self._change:
-                self._ready[ticket] = taken
-                self._rows_ready += _rows(taken)
+                if taken.repeated_end:  # drawn before the lane's end was known: nobody waits for it
+                    self._ahead -= 1
+                else:
+                    self._ready[ticket] = taken
+                    self._rows_ready += _rows(taken)
                 self._change.notify_all()
 
-    def _may_go(self) -> bool:
-        return self._ticket < self._wanted + self._ahead_blocks or self._rows_ready < self._ahead_rows
+    def _draw(self) -> int | None:
+        """The next ticket of a lane that goes on, once it may be drawn; None when there is no more to do."""
+        with self._change:
+            while not self._stop and self._ahead >= self._ahead_blocks and self._rows_ready >= self._ahead_rows:
+                self._change.wait()
+            if self._stop or all(lane.ended for lane in self._lanes):
+                return None
+            while self._lanes[self._next_ticket % len(self._lanes)].ended:
+                self._next_ticket += 1
+            self._ahead += 1
+            self._next_ticket += 1
+            return self._next_ticket - 1
 
     def _fetch(self, ticket: int, let_others: Callable[[], None]) -> Taken:
         index = ticket % len(self._lanes)
@@ -150,8 +160,9 @@ class Blocks:
             except BaseException as error:
                 taken.error = error
                 return taken
-        if found is None:
-            return taken
+            if found is None:
+                taken.repeated_end, lane.ended = lane.ended, True
+                return taken
         taken.file, block = found
         taken.path, taken.at, taken.end, taken.size = lane.files[taken.file], block.at, block.end, block.size
         try:
