@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +98,23 @@ def test_unique_of_many() -> None:
     distinct, where = Batch(np.zeros((1, 0), np.float32), many, 1, np.array([0, len(many)])).unique()
     assert len(distinct) == len(np.unique(many))
     assert (distinct[where] == many).all()
+
+
+def test_torch_takes_every_array() -> None:
+    batch = build([(1.0, [[1], [2, 3], []])])
+    for array in (*batch.unique(), batch.keys, batch.offsets, batch.dense, batch.labels, batch.groups, batch.values):
+        assert array is not None
+        torch.from_numpy(array)
+
+
+def test_a_batch_must_be_whole() -> None:
+    dense, keys = np.zeros((2, 1), np.float32), np.zeros(4, np.uint64)
+    with pytest.raises(DataError, match=r"a batch of dense \(2, 1\), 1 slots, 3 offsets and 4 keys is not whole"):
+        Batch(dense, keys, 1)
+    with pytest.raises(DataError, match="a batch of 2 rows has 3 labels"):
+        Batch(dense, keys, 2, labels=np.zeros(3, np.float32))
+    with pytest.raises(DataError, match="a batch has 1 values for 4 keys"):
+        Batch(dense, keys, 2, values=np.zeros(1, np.float32))
 
 
 def test_a_slice_has_no_step() -> None:

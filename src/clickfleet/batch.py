@@ -4,9 +4,8 @@
 ...               offsets=np.array([0, 1, 1, 2, 3]), labels=np.array([0, 1], np.float32))
 >>> batch[1:].keys, batch[1:].offsets
 (array([8, 8], dtype=uint64), array([0, 1, 2]))
->>> keys, where = batch.unique()
->>> keys.tolist(), where.tolist()
-([7, 8], [0, 1, 1])
+>>> batch.unique()
+(array([7, 8], dtype=uint64), array([0, 1, 1]))
 """
 
 from collections.abc import Sequence
@@ -30,12 +29,10 @@ _counting: Integers = np.arange(1, dtype=np.int64)
 
 
 def _count_to(n: int) -> Integers:
-    """0, 1 … n - 1 without making it anew each time."""
+    """0, 1 … n - 1 without making it anew each time; not to be written to, though torch wants to be told it may."""
     global _counting
     if len(_counting) < n:
-        grown = np.arange(max(n, 2 * len(_counting)), dtype=np.int64)
-        grown.flags.writeable = False
-        _counting = grown
+        _counting = np.arange(max(n, 2 * len(_counting)), dtype=np.int64)
     return _counting[:n]
 
 
@@ -127,7 +124,7 @@ class Batch:
     def unique(self) -> tuple[Keys, Integers]:
         """Each key once, in the order of first occurrence, and the place of each of `keys` among them."""
         distinct, where = _core.unique(self.keys)
-        return distinct, where
+        return distinct.view(np.uint64), where.view(np.int64)  # C's long long otherwise, for which torch knows no name
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from clickfleet import _core
 from clickfleet.errors import ConfigError, DataError
@@ -117,6 +118,8 @@ class TestSlots:
         assert batch.weights.tolist() == [0.5, 1]
         assert batch.times.tolist() == [-7, 8]
         assert batch.groups.tolist() == [_core.hash64("u", b"ann"), _core.hash64("u", b"")]
+        for array in (batch.keys, batch.offsets, batch.times, batch.groups, batch.shows):
+            torch.from_numpy(array)
 
     def test_without_a_label(self, write):
         (batch,) = read(write("a", SLOTS_LINE.removeprefix("click:0 ")), "slots")
@@ -307,6 +310,15 @@ def test_bucketed_slots(write):
         _core.hash64("word", b"7"),
         _core.hash64("coarse", b"0"),
     ]
+
+
+@pytest.mark.parametrize("form", ["slots", "csv", "multislot"])
+def test_formats_without_values_have_ones(write, form):
+    schema = Schema(slots=(Slot("a"), Slot("b")), keys=RAW, values=True)
+    text = {"slots": "label:1 a:5 b:6", "csv": "label,a,b\n1,5,6", "multislot": "1 5 1 6 1 1"}[form]
+    (batch,) = read(write("a", text), form, schema)
+    assert batch.keys.tolist() == [5, 6]
+    assert batch.values.tolist() == [1, 1]
 
 
 def test_adding_a_slot_changes_no_other_key(write):

@@ -176,7 +176,8 @@ class Pass {
 Rows Delimited::parse(std::string_view block, OnBad on_bad) const {
   if (block.empty()) return {};
   if (block.back() != '\n') throw std::invalid_argument("a block must end with a newline");
-  const bool flat = std::none_of(layout.slots.begin(), layout.slots.end(), [](const SlotColumn& s) { return s.multi; });
+  const bool flat = !layout.values && std::none_of(layout.slots.begin(), layout.slots.end(),
+                                                   [](const SlotColumn& slot) { return slot.multi; });
   return flat ? Pass<true>(*this, block).run(on_bad) : Pass<false>(*this, block).run(on_bad);
 }
 

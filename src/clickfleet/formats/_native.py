@@ -13,6 +13,9 @@ from clickfleet.schema import Schema
 
 _ON_BAD = {"stop": _core.OnBad.stop, "some": _core.OnBad.some, "all": _core.OnBad.all}
 
+# The core's 64-bit integers are C's long long, for which torch knows no name.
+_WIDE = {"keys": np.uint64, "groups": np.uint64, "offsets": np.int64, "times": np.int64}
+
 # In the order of `Why` in layout.h; {detail} is a number the loop noted.
 _REASONS = (
     "",
@@ -85,6 +88,9 @@ class NativeParser:
     def __call__(self, lines: Text, on_bad: OnBad) -> Parsed:
         columns, rows, seen, bad_lines, bad = self._plan.parse(lines, _ON_BAD[on_bad])
         columns["dense"] = columns["dense"].reshape(rows, self._dense)
+        for name, kind in _WIDE.items():
+            if columns[name] is not None:
+                columns[name] = columns[name].view(kind)
         return Parsed(Batch(slots=self._slots, **columns), seen, bad_lines, [self._bad(lines, *item) for item in bad])
 
     def _bad(
