@@ -1,7 +1,11 @@
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from clickfleet.formats import _lines
 
 settings.register_profile("quick", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -14,3 +18,25 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a file and gives its path."""
+
+    def write(name: str, content: bytes | str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few lines, so that small files have many."""
+    monkeypatch.setattr(_lines, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(_lines, "_SPACE", 2001)
+    monkeypatch.setattr(_lines, "_HEAD_BYTES", 500)
+    monkeypatch.setattr(_lines, "_spare", [])

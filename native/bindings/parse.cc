@@ -1,0 +1,239 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind.h"
+#include "parse/columnar.h"
+#include "parse/delimited.h"
+#include "parse/slotted.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace clickfleet {
+namespace {
+
+using namespace parse;
+
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+nb::object array(Column<T>& column, bool wanted) {
+  if (!wanted) return nb::none();
+  const size_t n = column.size;
+  T* const data = column.release();
+  nb::capsule owner(data, [](void* p) noexcept { std::free(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
+}
+
+// (columns by name, rows, lines, number of bad lines, [(line, offset, length, value, its length, field, why, detail)])
+nb::tuple hand_over(Rows& rows, const Layout& layout) {
+  nb::dict columns;
+  columns["labels"] = array(rows.labels, layout.label);
+  columns["shows"] = array(rows.shows, layout.show);
+  columns["clicks"] = array(rows.clicks, layout.click);
+  columns["weights"] = array(rows.weights, layout.weight);
+  columns["times"] = array(rows.times, layout.time);
+  columns["groups"] = array(rows.groups, layout.group);
+  columns["dense"] = array(rows.dense, true);
+  columns["keys"] = array(rows.keys, true);
+  columns["offsets"] = array(rows.offsets, !rows.one_each);
+  columns["values"] = array(rows.values, layout.values);
+  nb::list bad;
+  for (const Bad& b : rows.bad)
+    bad.append(nb::make_tuple(b.line, b.offset, b.length, b.value, b.value_length, b.field, static_cast<int>(b.why),
+                              b.detail));
+  return nb::make_tuple(columns, rows.rows, rows.lines, rows.bad_lines, bad);
+}
+
+template <class Plan>
+nb::tuple parse_block(const Plan& plan, const In<uint8_t>& block, OnBad on_bad) {
+  Rows rows;
+  {
+    nb::gil_scoped_release nogil;
+    rows = plan.parse({reinterpret_cast<const char*>(block.data()), block.size()}, on_bad);
+  }
+  return hand_over(rows, plan.layout);
+}
+
+using KeysOut = nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu>;  // [rows, 1] of any row stride
+using DenseOut = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
+
+template <class Array>
+size_t checked_stride(const Array& out, size_t rows) {
+  if (out.shape(0) != rows || out.shape(1) != 1 || (rows > 1 && out.stride(0) < 1))
+    throw nb::value_error("the output does not fit the values");
+  return static_cast<size_t>(out.stride(0));
+}
+
+template <class Offset>
+size_t fill_text_keys(const Layout& self, size_t slot, const In<Offset>& ends, const In<uint8_t>& bytes, KeysOut out) {
+  if (ends.size() == 0) throw nb::value_error("n values have n + 1 offsets");
+  const size_t n = ends.size() - 1, stride = checked_stride(out, n);
+  if (slot >= self.slots.size() || (n > 0 && static_cast<size_t>(ends.data()[n]) > bytes.size()))
+    throw nb::value_error("the text does not fit its offsets");
+  nb::gil_scoped_release nogil;
+  return text_keys(self, slot, ends.data(), n, reinterpret_cast<const char*>(bytes.data()), out.data(), stride);
+}
+
+template <class Integer>
+size_t fill_integer_keys(const Layout& self, size_t slot, const In<Integer>& values, KeysOut out) {
+  const size_t stride = checked_stride(out, values.size());
+  if (slot >= self.slots.size()) throw nb::value_error("there is no such slot");
+  nb::gil_scoped_release nogil;
+  return integer_keys(self, slot, values.data(), values.size(), out.data(), stride);
+}
+
+}  // namespace
+
+void bind_parse(nb::module_& m) {
+  nb::enum_<KeyRule>(m, "KeyRule")
+      .value("hash64", KeyRule::hash64)
+      .value("py2", KeyRule::py2)
+      .value("raw", KeyRule::raw);
+  nb::enum_<Scale>(m, "Scale")
+      .value("none", Scale::none)
+      .value("minmax", Scale::minmax)
+      .value("log1p", Scale::log1p)
+      .value("standard", Scale::standard);
+  nb::enum_<OnBad>(m, "OnBad").value("stop", OnBad::stop).value("some", OnBad::some).value("all", OnBad::all);
+  nb::enum_<Role>(m, "Role")
+      .value("skip", Role::skip)
+      .value("label", Role::label)
+      .value("dense", Role::dense)
+      .value("slot", Role::slot)
+      .value("show", Role::show)
+      .value("click", Role::click)
+      .value("weight", Role::weight)
+      .value("time", Role::time)
+      .value("group", Role::group);
+
+  nb::class_<Layout>(m, "Layout", "The columns a parser fills, and how.")
+      .def(
+          "__init__",
+          [](Layout* self, KeyRule rule, int64_t modulus) {
+            if (modulus < 1) throw nb::value_error("the modulus must be at least 1");
+            new (self) Layout();
+            self->rule = rule;
+            self->modulus = modulus;
+          },
+          "rule"_a, "modulus"_a)
+      .def_rw("label", &Layout::label)
+      .def_rw("show", &Layout::show)
+      .def_rw("click", &Layout::click)
+      .def_rw("weight", &Layout::weight)
+      .def_rw("time", &Layout::time)
+      .def_rw("group", &Layout::group)
+      .def_rw("values", &Layout::values)
+      .def("group_by",
+           [](Layout& self, const std::string& name) {
+             self.group = true;
+             self.group_seed = slot_seed(name.data(), name.size());
+           })
+      .def(
+          "add_dense",
+          [](Layout& self, const std::string& name, Scale scale, double a, double b, float missing) {
+            self.dense.push_back({name, scale, a, b, missing});
+          },
+          "name"_a, "scale"_a, "a"_a, "b"_a, "missing"_a)
+      .def("add_slot", &Layout::add_slot, "name"_a, "multi"_a, "prefix"_a)
+      .def("missing_key", [](const Layout& self, size_t slot) { return self.slots.at(slot).missing; })
+      .def("text_keys", &fill_text_keys<int32_t>, "slot"_a, "ends"_a.noconvert(), "bytes"_a, "out"_a.noconvert())
+      .def("text_keys", &fill_text_keys<int64_t>, "slot"_a, "ends"_a.noconvert(), "bytes"_a, "out"_a.noconvert())
+      .def("integer_keys", &fill_integer_keys<int64_t>, "slot"_a, "values"_a.noconvert(), "out"_a.noconvert())
+      .def("integer_keys", &fill_integer_keys<uint64_t>, "slot"_a, "values"_a.noconvert(), "out"_a.noconvert())
+      .def(
+          "group_keys",
+          [](const Layout& self, const In<int32_t>& ends, const In<uint8_t>& bytes, KeysOut out) {
+            if (ends.size() == 0) throw nb::value_error("n values have n + 1 offsets");
+            const size_t n = ends.size() - 1, stride = checked_stride(out, n);
+            for (size_t i = 0; i < n; ++i)
+              out.data()[i * stride] =
+                  hash64(self.group_seed, reinterpret_cast<const char*>(bytes.data()) + ends.data()[i],
+                         static_cast<size_t>(ends.data()[i + 1] - ends.data()[i]));
+          },
+          "ends"_a, "bytes"_a, "out"_a.noconvert())
+      .def(
+          "dense_values",
+          [](const Layout& self, size_t column, const In<double>& values, DenseOut out) {
+            const size_t stride = checked_stride(out, values.size());
+            if (column >= self.dense.size()) throw nb::value_error("there is no such dense column");
+            nb::gil_scoped_release nogil;
+            return dense_values(self, column, values.data(), values.size(), out.data(), stride);
+          },
+          "column"_a, "values"_a, "out"_a.noconvert())
+      .def(
+          "bucket_keys",
+          [](const Layout& self, const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& dense,
+             nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu> out, size_t bucket) {
+            const size_t n = dense.shape(0), width = dense.shape(1), stride = checked_stride(out, n);
+            const Bucket& b = self.buckets.at(bucket);
+            for (size_t i = 0; i < n; ++i)
+              out.data()[i * stride] = self.bucket_key(b, dense.data()[i * width + static_cast<size_t>(b.column)]);
+          },
+          "dense"_a.noconvert(), "out"_a.noconvert(), "bucket"_a)
+      .def(
+          "add_bucket",
+          [](Layout& self, int slot, int column, double low, double high, int64_t buckets,
+             std::vector<double> boundaries, uint64_t offset) {
+            self.buckets.push_back({slot, column, low, high, buckets, std::move(boundaries), offset});
+          },
+          "slot"_a, "column"_a, "low"_a, "high"_a, "buckets"_a, "boundaries"_a, "offset"_a);
+
+  m.def(
+      "spread_keys",
+      [](const In<uint64_t>& distinct, const In<int32_t>& uses, KeysOut out) {
+        const size_t n = uses.size(), stride = checked_stride(out, n);
+        for (size_t i = 0; i < n; ++i)
+          if (uses.data()[i] < 0 || static_cast<size_t>(uses.data()[i]) >= distinct.size())
+            throw nb::value_error("a use points outside the dictionary");
+        nb::gil_scoped_release nogil;
+        spread_keys(distinct.data(), uses.data(), n, out.data(), stride);
+      },
+      "distinct"_a.noconvert(), "uses"_a.noconvert(), "out"_a.noconvert(), "out[i] = distinct[uses[i]]");
+
+  nb::class_<Delimited>(m, "Delimited", "Parses lines of fields between separators.")
+      .def(
+          "__init__",
+          [](Delimited* self, const Layout& layout, const std::vector<std::pair<Role, int>>& fields, char separator,
+             char list_separator, bool quotes) {
+            new (self) Delimited{layout, separator, list_separator, quotes, {}};
+            for (const auto& [role, index] : fields) self->fields.push_back({role, index});
+          },
+          "layout"_a, "fields"_a, "separator"_a, "list_separator"_a, "quotes"_a)
+      .def("parse", &parse_block<Delimited>, "block"_a, "on_bad"_a);
+
+  nb::enum_<Slotted::Token>(m, "Token")
+      .value("name_value", Slotted::Token::name_value)
+      .value("value_name", Slotted::Token::value_name)
+      .value("name_key_value", Slotted::Token::name_key_value);
+  nb::class_<Slotted>(m, "Slotted", "Parses lines of tokens that name their slot.")
+      .def(
+          "__init__",
+          [](Slotted* self, const Layout& layout, Slotted::Token token, const std::vector<DenseGroup>& groups,
+             const std::vector<std::tuple<std::string, Role, int>>& names) {
+            new (self) Slotted();
+            self->layout = layout;
+            self->token = token;
+            self->groups = groups;
+            for (const auto& [name, role, index] : names) self->name(name, {role, index});
+          },
+          "layout"_a, "token"_a, "groups"_a, "names"_a)
+      .def("parse", &parse_block<Slotted>, "block"_a, "on_bad"_a);
+
+  nb::class_<MultiSlot>(m, "MultiSlot", "Parses lines of counted blocks in a fixed order.")
+      .def(
+          "__init__",
+          [](MultiSlot* self, const Layout& layout, const std::vector<DenseGroup>& groups,
+             const std::vector<std::tuple<Role, int, int>>& steps) {
+            new (self) MultiSlot{layout, groups, {}};
+            for (const auto& [role, index, width] : steps) self->steps.push_back({{role, index}, width});
+          },
+          "layout"_a, "groups"_a, "steps"_a)
+      .def("parse", &parse_block<MultiSlot>, "block"_a, "on_bad"_a);
+}
+
+}  // namespace clickfleet

@@ -1,0 +1,184 @@
+#include "delimited.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "row.h"
+#include "scan.h"
+
+namespace clickfleet::parse {
+namespace {
+
+template <bool Flat>
+class Pass {
+ public:
+  Pass(const Delimited& plan, std::string_view block)
+      : plan_(plan),
+        begin_(block.data()),
+        end_(begin_ + block.size()),
+        index_(block, plan.separator),
+        row_(plan.layout, begin_, index_.lines().size()),
+        careful_(std::memchr(begin_, 0, block.size()) != nullptr ||
+                 (plan.quotes && std::memchr(begin_, '"', block.size()) != nullptr)) {}
+
+  Rows run(OnBad on_bad) {
+    const char* line = begin_;
+    uint32_t field = 0;
+    for (const uint32_t next : index_.lines()) {
+      const uint32_t* const ends = index_.ends() + field;
+      const char* const newline = begin_ + index_.ends()[next - 1];
+      row_.start();
+      if (careful_)
+        carefully(line, newline);
+      else if (next - field != plan_.fields.size())
+        row_.fail_line(Why::field_count);
+      else if (Flat && plan_.layout.rule == KeyRule::hash64 && line - begin_ >= 8 && end_ - newline >= 8)
+        quickly(line, ends);
+      else
+        plainly(line, ends);
+      if (row_.good()) row_.commit();
+      bool go_on = true;
+      if (!row_.good()) {
+        if (newline == line) row_.fail_line(Why::empty_line);
+        if (row_.bad.why == Why::field_count) row_.bad.detail = count_fields(line, newline);
+        go_on = row_.refuse(line, newline, on_bad);
+      }
+      ++row_.out.lines;
+      if (!go_on) break;
+      line = newline + 1;
+      field = next;
+    }
+    return std::move(row_.out);
+  }
+
+ private:
+  // Field f of the line ends at ends[f]; a carriage return before the newline belongs to the line's end.
+  void plainly(const char* p, const uint32_t* ends) {
+    const size_t n = plan_.fields.size();
+    for (size_t f = 0; f < n; ++f) {
+      const char* const stop = begin_ + ends[f];
+      if (!field(f, p, f + 1 == n && stop > p && stop[-1] == '\r' ? stop - 1 : stop)) return;
+      p = stop + 1;
+    }
+  }
+
+  // As `plainly`, where eight bytes before and after the line are readable and keys are hashed.
+  void quickly(const char* p, const uint32_t* ends) {
+    const size_t n = plan_.fields.size();
+    for (size_t f = 0; f < n; ++f) {
+      const Field& what = plan_.fields[f];
+      const auto index = static_cast<size_t>(what.index);
+      const char* const stop = begin_ + ends[f];
+      const char* const end = f + 1 == n && stop > p && stop[-1] == '\r' ? stop - 1 : stop;
+      if (what.role == Role::slot) {
+        row_.quick_key(index, p, end);
+      } else if (what.role != Role::dense || !row_.quick_dense(index, p, end)) {
+        if (!field(f, p, end)) return;
+      }
+      p = stop + 1;
+    }
+  }
+
+  // The line is cut out first, checked for NUL bytes, and its quotes are removed.
+  void carefully(const char* p, const char* const newline) {
+    const char* const stop = newline > p && newline[-1] == '\r' ? newline - 1 : newline;
+    if (std::memchr(p, 0, static_cast<size_t>(stop - p)) != nullptr) {
+      row_.fail_line(Why::nul_byte);
+      return;
+    }
+    size_t f = 0;
+    for (bool more = true; more; ++f) {
+      const char* const start = p;
+      const char *value = p, *value_end;
+      if (plan_.quotes && p < stop && *p == '"') {
+        p = unquote(p + 1, stop);
+        if (p == nullptr) {
+          row_.fail(f, Why::quote, start, stop);
+          return;
+        }
+        value = unquoted_.data();
+        value_end = value + unquoted_.size();
+      } else {
+        p = std::find(p, stop, plan_.separator);
+        value_end = p;
+      }
+      more = p < stop;
+      if (f < plan_.fields.size() && !field(f, value, value_end)) {
+        row_.fail(f, row_.bad.why, start, p, row_.bad.detail);
+        return;
+      }
+      ++p;
+    }
+    if (f != plan_.fields.size()) row_.fail_line(Why::field_count);
+  }
+
+  // The text up to the closing quote goes to unquoted_; what follows the quote, or null where it is not closed well.
+  const char* unquote(const char* p, const char* stop) {
+    unquoted_.clear();
+    for (; p < stop; ++p) {
+      if (*p == '"') {
+        if (p + 1 == stop || p[1] == plan_.separator) return p + 1;
+        if (*++p != '"') return nullptr;
+      }
+      unquoted_.push_back(*p);
+    }
+    return nullptr;
+  }
+
+  bool field(size_t f, const char* p, const char* end) {
+    const Field& what = plan_.fields[f];
+    switch (what.role) {
+      case Role::slot:
+        if constexpr (Flat) return row_.key(f, static_cast<size_t>(what.index), p, end);
+        return list(f, static_cast<size_t>(what.index), p, end);
+      case Role::dense:
+        return row_.dense(f, static_cast<size_t>(what.index), p, end, !careful_ && end - begin_ >= 8);
+      case Role::skip:
+        return true;
+      case Role::label:
+        return row_.label(f, p, end);
+      default:
+        return row_.side(f, what.role, p, end);
+    }
+  }
+
+  bool list(size_t f, size_t slot, const char* p, const char* end) {
+    if (!plan_.layout.slots[slot].multi || plan_.list_separator == '\0')
+      return (p == end && plan_.layout.slots[slot].multi) || row_.key(f, slot, p, end);
+    for (; p < end; ++p) {
+      const char* const stop = std::find(p, end, plan_.list_separator);
+      if (stop > p && !row_.key(f, slot, p, stop)) return false;
+      p = stop;
+    }
+    return true;
+  }
+
+  int64_t count_fields(const char* line, const char* newline) const {
+    int64_t n = 1;
+    for (bool hidden = false; line < newline; ++line) {
+      hidden ^= plan_.quotes && *line == '"';
+      n += !hidden && *line == plan_.separator;
+    }
+    return n;
+  }
+
+  const Delimited& plan_;
+  const char* const begin_;
+  const char* const end_;
+  const Index index_;
+  RowWriter<Flat> row_;
+  std::string unquoted_;
+  const bool careful_;
+};
+
+}  // namespace
+
+Rows Delimited::parse(std::string_view block, OnBad on_bad) const {
+  if (block.empty()) return {};
+  if (block.back() != '\n') throw std::invalid_argument("a block must end with a newline");
+  const bool flat = !layout.values && std::none_of(layout.slots.begin(), layout.slots.end(),
+                                                   [](const SlotColumn& slot) { return slot.multi; });
+  return flat ? Pass<true>(*this, block).run(on_bad) : Pass<false>(*this, block).run(on_bad);
+}
+
+}  // namespace clickfleet::parse
