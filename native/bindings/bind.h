@@ -4,4 +4,5 @@
 
 namespace clickfleet {
 void bind_hash(nanobind::module_& m);
+void bind_print(nanobind::module_& m);
 }  // namespace clickfleet

@@ -6,4 +6,5 @@ NB_MODULE(_core, m) {
   m.attr("__version__") = CLICKFLEET_VERSION;
   m.def("cpu_level", &clickfleet::cpu_level, "The instruction set the inner loops were chosen for.");
   clickfleet::bind_hash(m);
+  clickfleet::bind_print(m);
 }

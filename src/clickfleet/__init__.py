@@ -13,7 +13,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clickfleet.table import Table as Table
 
-_HOMES = {"Table": "clickfleet.table"}  # public name -> its module, imported on first use: `import clickfleet` stays quick
+_HOMES = {
+    "Table": "clickfleet.table"
+}  # public name -> its module, imported on first use: `import clickfleet` stays quick
 
 __all__ = ["Table", "__version__"]
 
