@@ -5,4 +5,6 @@
 namespace clickfleet {
 void bind_hash(nanobind::module_& m);
 void bind_print(nanobind::module_& m);
+void bind_parse(nanobind::module_& m);
+void bind_unique(nanobind::module_& m);
 }  // namespace clickfleet

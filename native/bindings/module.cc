@@ -7,4 +7,6 @@ NB_MODULE(_core, m) {
   m.def("cpu_level", &clickfleet::cpu_level, "The instruction set the inner loops were chosen for.");
   clickfleet::bind_hash(m);
   clickfleet::bind_print(m);
+  clickfleet::bind_parse(m);
+  clickfleet::bind_unique(m);
 }

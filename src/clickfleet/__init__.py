@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clickfleet.batch import Batch as Batch
+    from clickfleet.reader import Reader as Reader
+    from clickfleet.schema import Schema as Schema
     from clickfleet.table import Table as Table
 
+# public name -> its module, imported on first use: `import clickfleet` stays quick
 _HOMES = {
-    "Table": "clickfleet.table"
-}  # public name -> its module, imported on first use: `import clickfleet` stays quick
+    "Batch": "clickfleet.batch",
+    "Reader": "clickfleet.reader",
+    "Schema": "clickfleet.schema",
+    "Table": "clickfleet.table",
+}
 
-__all__ = ["Table", "__version__"]
+__all__ = ["Batch", "Reader", "Schema", "Table", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

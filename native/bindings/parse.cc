@@ -1,0 +1,128 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind.h"
+#include "parse/delimited.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace clickfleet {
+namespace {
+
+using namespace parse;
+
+template <class T>
+nb::object array(Column<T>& column, bool wanted) {
+  if (!wanted) return nb::none();
+  const size_t n = column.size;
+  T* const data = column.release();
+  nb::capsule owner(data, [](void* p) noexcept { std::free(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
+}
+
+// (columns by name, rows, lines, number of bad lines, [(line, offset, length, field, why, detail)])
+nb::tuple hand_over(Rows& rows, const Layout& layout) {
+  nb::dict columns;
+  columns["labels"] = array(rows.labels, layout.label);
+  columns["shows"] = array(rows.shows, layout.show);
+  columns["clicks"] = array(rows.clicks, layout.click);
+  columns["weights"] = array(rows.weights, layout.weight);
+  columns["times"] = array(rows.times, layout.time);
+  columns["groups"] = array(rows.groups, layout.group);
+  columns["dense"] = array(rows.dense, true);
+  columns["keys"] = array(rows.keys, true);
+  columns["offsets"] = array(rows.offsets, !rows.one_each);
+  columns["values"] = array(rows.values, layout.values);
+  nb::list bad;
+  for (const Bad& b : rows.bad)
+    bad.append(nb::make_tuple(b.line, b.offset, b.length, b.field, static_cast<int>(b.why), b.detail));
+  return nb::make_tuple(columns, rows.rows, rows.lines, rows.bad_lines, bad);
+}
+
+template <class Plan>
+nb::tuple parse_block(const Plan& plan, const nb::bytes& block, OnBad on_bad) {
+  Rows rows;
+  {
+    nb::gil_scoped_release nogil;
+    rows = plan.parse({block.c_str(), block.size()}, on_bad);
+  }
+  return hand_over(rows, plan.layout);
+}
+
+}  // namespace
+
+void bind_parse(nb::module_& m) {
+  nb::enum_<KeyRule>(m, "KeyRule")
+      .value("hash64", KeyRule::hash64)
+      .value("py2", KeyRule::py2)
+      .value("raw", KeyRule::raw);
+  nb::enum_<Scale>(m, "Scale")
+      .value("none", Scale::none)
+      .value("minmax", Scale::minmax)
+      .value("log1p", Scale::log1p)
+      .value("standard", Scale::standard);
+  nb::enum_<OnBad>(m, "OnBad").value("stop", OnBad::stop).value("some", OnBad::some).value("all", OnBad::all);
+  nb::enum_<Role>(m, "Role")
+      .value("skip", Role::skip)
+      .value("label", Role::label)
+      .value("dense", Role::dense)
+      .value("slot", Role::slot)
+      .value("show", Role::show)
+      .value("click", Role::click)
+      .value("weight", Role::weight)
+      .value("time", Role::time)
+      .value("group", Role::group);
+
+  nb::class_<Layout>(m, "Layout", "The columns a parser fills, and how.")
+      .def(
+          "__init__",
+          [](Layout* self, KeyRule rule, int64_t modulus) {
+            if (modulus < 1) throw nb::value_error("the modulus must be at least 1");
+            new (self) Layout();
+            self->rule = rule;
+            self->modulus = modulus;
+          },
+          "rule"_a, "modulus"_a)
+      .def_rw("label", &Layout::label)
+      .def_rw("show", &Layout::show)
+      .def_rw("click", &Layout::click)
+      .def_rw("weight", &Layout::weight)
+      .def_rw("time", &Layout::time)
+      .def_rw("group", &Layout::group)
+      .def_rw("values", &Layout::values)
+      .def("group_by",
+           [](Layout& self, const std::string& name) {
+             self.group = true;
+             self.group_seed = slot_seed(name.data(), name.size());
+           })
+      .def(
+          "add_dense",
+          [](Layout& self, const std::string& name, Scale scale, double a, double b, float missing) {
+            self.dense.push_back({name, scale, a, b, missing});
+          },
+          "name"_a, "scale"_a, "a"_a, "b"_a, "missing"_a)
+      .def("add_slot", &Layout::add_slot, "name"_a, "multi"_a, "prefix"_a)
+      .def(
+          "add_bucket",
+          [](Layout& self, int slot, int column, double low, double high, int64_t buckets,
+             std::vector<double> boundaries, uint64_t offset) {
+            self.buckets.push_back({slot, column, low, high, buckets, std::move(boundaries), offset});
+          },
+          "slot"_a, "column"_a, "low"_a, "high"_a, "buckets"_a, "boundaries"_a, "offset"_a);
+
+  nb::class_<Delimited>(m, "Delimited", "Parses lines of fields between separators.")
+      .def(
+          "__init__",
+          [](Delimited* self, const Layout& layout, const std::vector<std::pair<Role, int>>& fields, char separator,
+             char list_separator, bool quotes) {
+            new (self) Delimited{layout, separator, list_separator, quotes, {}};
+            for (const auto& [role, index] : fields) self->fields.push_back({role, index});
+          },
+          "layout"_a, "fields"_a, "separator"_a, "list_separator"_a, "quotes"_a)
+      .def("parse", &parse_block<Delimited>, "block"_a, "on_bad"_a);
+}
+
+}  // namespace clickfleet

@@ -1,0 +1,28 @@
+// Lines of fields between separators (criteo, csv): every field has one role, fixed by its column.
+#pragma once
+#include <string_view>
+#include <vector>
+
+#include "layout.h"
+
+namespace clickfleet::parse {
+
+enum class Role { skip, label, dense, slot, show, click, weight, time, group };
+
+struct Field {
+  Role role;
+  int index;  // of the dense column or slot
+};
+
+struct Delimited {
+  Layout layout;
+  char separator = '\t';
+  char list_separator = '\0';  // between the values of a multi-valued slot; zero: a field is one value
+  bool quotes = false;         // "…" may hide separators; a newline may not be hidden
+  std::vector<Field> fields;
+
+  // `block` holds whole lines, the last one with its newline.
+  Rows parse(std::string_view block, OnBad on_bad) const;
+};
+
+}  // namespace clickfleet::parse

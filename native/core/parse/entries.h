@@ -1,0 +1,65 @@
+// The keys of one line in the order they were met, brought into the order of the slots.
+#pragma once
+#include <vector>
+
+#include "layout.h"
+
+namespace clickfleet::parse {
+
+class Entries {
+ public:
+  explicit Entries(size_t slots) : counts_(slots), next_(slots) {}
+
+  void clear() {
+    entries_.clear();
+    std::fill(counts_.begin(), counts_.end(), 0);
+    sorted_ = true;
+  }
+
+  int count(size_t slot) const { return counts_[slot]; }
+
+  void add(size_t slot, uint64_t key, float value) {
+    sorted_ = sorted_ && (entries_.empty() || entries_.back().slot <= slot);
+    entries_.push_back({key, static_cast<uint32_t>(slot), value});
+    ++counts_[slot];
+  }
+
+  // Appends a row; a single-valued slot without a value gets the key of the empty one.
+  void commit(const Layout& layout, Rows& out) {
+    for (size_t s = 0; s < counts_.size(); ++s)
+      if (counts_[s] == 0 && !layout.slots[s].multi) add(s, layout.slots[s].missing, 1.0f);
+    const size_t n = entries_.size(), base = out.keys.size;
+    out.keys.reserve(base + n);
+    if (layout.values) out.values.reserve(base + n);
+    out.offsets.reserve(out.offsets.size + counts_.size());
+    int64_t position = static_cast<int64_t>(base);
+    for (size_t s = 0; s < counts_.size(); ++s) {
+      next_[s] = position;
+      out.one_each = out.one_each && counts_[s] == 1;
+      position += counts_[s];
+      out.offsets.data()[out.offsets.size++] = position;
+    }
+    uint64_t* const keys = out.keys.data();
+    float* const values = layout.values ? out.values.data() : nullptr;
+    for (size_t i = 0; i < n; ++i) {
+      const size_t at = sorted_ ? base + i : static_cast<size_t>(next_[entries_[i].slot]++);
+      keys[at] = entries_[i].key;
+      if (values != nullptr) values[at] = entries_[i].value;
+    }
+    out.keys.size += n;
+    if (layout.values) out.values.size += n;
+  }
+
+ private:
+  struct Entry {
+    uint64_t key;
+    uint32_t slot;
+    float value;
+  };
+  std::vector<Entry> entries_;
+  std::vector<int> counts_;
+  std::vector<int64_t> next_;
+  bool sorted_ = true;
+};
+
+}  // namespace clickfleet::parse

@@ -1,0 +1,194 @@
+// What the parsers of all text formats share: the layout of a row, the rows of a block, and how a field becomes a
+// number or a key.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "../hash.h"
+#include "number.h"
+
+namespace clickfleet::parse {
+
+enum class KeyRule { hash64, py2, raw };
+enum class Scale { none, minmax, log1p, standard };
+
+struct DenseColumn {
+  std::string name;
+  Scale scale;
+  double a, b;  // subtracted, then divided by; unused by none and log1p
+  float missing;
+};
+
+struct SlotColumn {
+  std::string name;
+  bool multi;
+  uint64_t seed;
+  Py2Hash prefix;
+  uint64_t missing;  // the key of the empty value
+};
+
+// A slot whose value is the bucket of a (transformed) dense value: `buckets` equal ones in [low, high], or between the
+// boundaries.
+struct Bucket {
+  int slot, column;
+  double low, high;
+  int64_t buckets;
+  std::vector<double> boundaries;
+  uint64_t offset;
+};
+
+// Why a line was refused. The texts stand in Python, beside the advice.
+enum class Why : int {
+  field_count,  // detail: fields found
+  not_a_number,
+  not_a_key,
+  not_an_integer,
+  out_of_range,
+  repeated,     // a second value in a single-valued slot
+  value_count,  // detail: values found
+  no_label,
+  has_label,
+  no_colon,
+  empty_line,
+  bad_count,  // a block that does not start with a count of 1 or more
+  short_line,
+  trailing,  // text after the last field
+  nul_byte,
+  quote,
+};
+
+struct Bad {
+  int64_t line, offset, length;  // in the block, zero-based
+  int field;                     // column of a delimited line, token or block of others; -1: the whole line
+  Why why;
+  int64_t detail;
+};
+
+// A growing array without initialisation, handed over to NumPy as it is.
+template <class T>
+class Column {
+ public:
+  T* data() { return data_.get(); }
+  size_t size = 0;
+  void reserve(size_t n) {
+    if (n <= capacity_) return;
+    n = n < capacity_ * 2 ? capacity_ * 2 : n;
+    T* const grown = static_cast<T*>(std::realloc(data_.get(), n * sizeof(T)));
+    if (grown == nullptr) throw std::bad_alloc();
+    (void)data_.release();
+    data_.reset(grown);
+    capacity_ = n;
+  }
+  void push(T x) {
+    reserve(size + 1);
+    data_.get()[size++] = x;
+  }
+  T* release() { return data_.release(); }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  std::unique_ptr<T, Free> data_;
+  size_t capacity_ = 0;
+};
+
+struct Rows {
+  size_t rows = 0, lines = 0, bad_lines = 0;
+  bool one_each = true;  // every slot of every row has exactly one key: offsets stays empty
+  Column<float> labels, shows, clicks, weights, dense, values;
+  Column<uint64_t> keys, groups;
+  Column<int64_t> offsets, times;
+  std::vector<Bad> bad;
+};
+
+struct Layout {
+  KeyRule rule = KeyRule::hash64;
+  int64_t modulus = 1;
+  bool label = true, show = false, click = false, weight = false, time = false, group = false, values = false;
+  uint64_t group_seed = 0;
+  std::vector<DenseColumn> dense;
+  std::vector<SlotColumn> slots;
+  std::vector<Bucket> buckets;
+  std::vector<float> small_logs;  // log1p of 0, 1, 2 …: counts are small, logarithms dear
+
+  Layout() {
+    for (int i = 0; i < 4096; ++i) small_logs.push_back(static_cast<float>(std::log1p(static_cast<double>(i))));
+  }
+
+  void add_slot(const std::string& name, bool multi, const std::string& prefix) {
+    SlotColumn slot{name, multi, slot_seed(name.data(), name.size()), {}, 0};
+    slot.prefix.add(prefix.data(), prefix.size());
+    slots.push_back(slot);
+    if (rule != KeyRule::raw) key(slots.back(), nullptr, 0, slots.back().missing);
+  }
+
+  // The key of a value; false where the raw rule meets something that is not an unsigned integer.
+  bool key(const SlotColumn& slot, const char* p, size_t n, uint64_t& out) const {
+    if (rule == KeyRule::hash64) {
+      out = hash64(slot.seed, p, n);
+      return true;
+    }
+    if (rule == KeyRule::py2) {
+      Py2Hash h = slot.prefix;
+      h.add(p, n);
+      out = h.modulo(modulus);
+      return true;
+    }
+    out = 0;
+    return n == 0 || to_u64(p, p + n, out);
+  }
+
+  double transform(const DenseColumn& column, double x) const {
+    switch (column.scale) {
+      case Scale::log1p:
+        return x >= 0 ? std::log1p(x) : -std::log1p(-x);
+      case Scale::none:
+        return x;
+      default:
+        return (x - column.a) / column.b;
+    }
+  }
+
+  // One non-empty dense field.
+  bool dense_value(const DenseColumn& column, const char* p, const char* end, float& out, Why& why) const {
+    double x;
+    if (!to_double(p, end, x)) {
+      why = Why::not_a_number;
+      return false;
+    }
+    out = static_cast<float>(transform(column, x));
+    why = Why::out_of_range;
+    return std::isfinite(out);
+  }
+
+  uint64_t bucket_key(const Bucket& b, float dense_value) const {
+    const double x = dense_value;
+    int64_t i = 0;
+    if (!b.boundaries.empty()) {
+      while (i < static_cast<int64_t>(b.boundaries.size()) && x >= b.boundaries[static_cast<size_t>(i)]) ++i;
+    } else {
+      const double clamped = x < b.low ? b.low : x > b.high ? b.high : x;
+      i = static_cast<int64_t>((clamped - b.low) / (b.high - b.low) * static_cast<double>(b.buckets));
+    }
+    if (rule != KeyRule::hash64) return b.offset + static_cast<uint64_t>(i);
+    char text[24];
+    const auto [end, error] = std::to_chars(text, text + sizeof text, i);
+    return hash64(slots[static_cast<size_t>(b.slot)].seed, text, static_cast<size_t>(end - text));
+  }
+};
+
+// `stop`: after the first bad line; `some`: remember a few and count the rest; `all`: remember every one (quarantine).
+enum class OnBad { stop, some, all };
+
+inline bool note(Rows& out, OnBad on_bad, const Bad& bad) {
+  ++out.bad_lines;
+  if (on_bad != OnBad::some || out.bad.size() < 16) out.bad.push_back(bad);
+  return on_bad != OnBad::stop;
+}
+
+}  // namespace clickfleet::parse

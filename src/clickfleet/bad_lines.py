@@ -1,0 +1,118 @@
+"""What happens to lines that cannot be read: an error, or counted and dropped, or kept in a file with the reason."""
+
+import base64
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any, Final, Literal, get_args
+
+from clickfleet.errors import ConfigError, DataError
+from clickfleet.formats import Bad, OnBad, Parsed
+
+Policy = Literal["error", "skip", "quarantine"]
+
+_ENOUGH_LINES: Final = 1000  # before that many, a fraction says little
+_EXAMPLES: Final = 10
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a reader has done so far; `rows` counts rows handed out, the rest what was read for them."""
+
+    rows: int = 0
+    lines: int = 0
+    bad_lines: int = 0
+    bytes: int = 0
+    examples: list[str] = field(default_factory=list)
+    """The first few bad lines, in words."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class BadLines:
+    """Applies the policy to the bad lines of each block."""
+
+    def __init__(self, policy: Policy, max_fraction: float, quarantine: str | None) -> None:
+        if policy not in get_args(Policy):
+            raise ConfigError(f"unknown data.bad_lines {policy!r}", "choose error, skip or quarantine")
+        if not 0 <= max_fraction <= 1:
+            raise ConfigError(f"data.max_bad_fraction must lie between 0 and 1, not {max_fraction}")
+        if (policy == "quarantine") != (quarantine is not None):
+            raise ConfigError("data.bad_lines=quarantine and the file to put them into need each other")
+        self.policy = policy
+        self.max_fraction = max_fraction
+        self._path = quarantine
+        self._file: IO[bytes] | None = None
+
+    @property
+    def on_bad(self) -> OnBad:
+        """How far the parsers need to go."""
+        return {"error": "stop", "skip": "some", "quarantine": "all"}[self.policy]  # type: ignore[return-value]
+
+    def handle(self, path: str, lines_before: int, parsed: Parsed, counters: Counters, format_name: str) -> None:
+        """Counts a block's lines and deals with the bad ones among them."""
+        for bad in parsed.bad:
+            where = f"{path}:{lines_before + bad.line + 1}"
+            what = f"{where}: {describe(bad)}"
+            if self.policy == "error":
+                raise DataError(
+                    what,
+                    f'check data.format (now "{format_name}") and the schema, '
+                    "or set data.bad_lines=skip to count and drop such lines",
+                )
+            if len(counters.examples) < _EXAMPLES:
+                counters.examples.append(what)
+            if self.policy == "quarantine":
+                self._keep(path, lines_before + bad.line + 1, bad)
+        counters.lines += parsed.lines
+        counters.bad_lines += parsed.bad_lines
+        self.check(counters, _ENOUGH_LINES)
+
+    def check(self, counters: Counters, enough: int = 1) -> None:
+        """Stops a run that is reading garbage."""
+        if counters.lines >= enough and counters.bad_lines > self.max_fraction * counters.lines:
+            shown = "".join(f"\n  {line}" for line in counters.examples[:3])
+            raise DataError(
+                f"{counters.bad_lines} of {counters.lines} lines are bad, more than data.max_bad_fraction={self.max_fraction:g} allows:{shown}",
+                "check data.format and the schema, or raise data.max_bad_fraction",
+            )
+
+    def _keep(self, path: str, line: int, bad: Bad) -> None:
+        entry: dict[str, Any] = {"file": path, "line": line, "field": bad.field, "reason": bad.reason}
+        try:
+            entry["text"] = bad.text.decode()
+        except UnicodeDecodeError:
+            entry["base64"] = base64.b64encode(bad.text).decode()
+        self._open().write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+
+    def _open(self) -> IO[bytes]:
+        if self._file is None:
+            assert self._path is not None
+            os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
+            self._file = open(self._path, "ab")
+        return self._file
+
+    def mark(self) -> int:
+        """How long the quarantine file is."""
+        if self._path is None:
+            return 0
+        return self._file.tell() if self._file else os.path.getsize(self._path) if os.path.exists(self._path) else 0
+
+    def forget_after(self, mark: int) -> None:
+        """Cuts what a run that did not survive has written: its lines come again."""
+        self.close()
+        if self._path is not None and os.path.exists(self._path) and os.path.getsize(self._path) > mark:
+            os.truncate(self._path, mark)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def describe(bad: Bad) -> str:
+    """A bad line in words, with a little of its text."""
+    if not bad.field:
+        return bad.reason
+    return f"{bad.field}: {bad.reason}"

@@ -1,0 +1,156 @@
+"""Batch: labels, dense values and ragged keys of some rows.
+
+>>> batch = Batch(dense=np.zeros((2, 1), np.float32), keys=np.array([7, 8, 8], np.uint64), slots=2,
+...               offsets=np.array([0, 1, 1, 2, 3]), labels=np.array([0, 1], np.float32))
+>>> batch[1:].keys, batch[1:].offsets
+(array([8, 8], dtype=uint64), array([0, 1, 2]))
+>>> batch.unique()
+(array([7, 8], dtype=uint64), array([0, 1, 1]))
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet import _core
+from clickfleet.errors import DataError
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+
+ROW_COLUMNS: Final = ("labels", "shows", "clicks", "weights", "times", "groups")
+"""Columns with one number per row, None where the data has none."""
+
+_counting: Integers = np.arange(1, dtype=np.int64)
+
+
+def _count_to(n: int) -> Integers:
+    """0, 1 … n - 1 without making it anew each time."""
+    global _counting
+    if len(_counting) < n:
+        grown = np.arange(max(n, 2 * len(_counting)), dtype=np.int64)
+        grown.flags.writeable = False
+        _counting = grown
+    return _counting[:n]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Rows of one schema; the keys of row b in slot s are `keys[offsets[b * slots + s] : offsets[b * slots + s + 1]]`."""
+
+    dense: Floats  # [B, F]
+    keys: Keys  # [N]
+    slots: int
+    offsets: Integers = None  # type: ignore[assignment]  # [B * slots + 1]; None: exactly one key in every slot
+    labels: Floats | None = None  # [B], as all below
+    shows: Floats | None = None
+    clicks: Floats | None = None
+    weights: Floats | None = None
+    times: Integers | None = None
+    groups: Keys | None = None
+    values: Floats | None = None  # [N]
+    one_each: bool = False
+    """Every slot of every row has exactly one key, so offsets just count."""
+
+    def __post_init__(self) -> None:
+        if self.offsets is None:
+            self.one_each = True
+            self.offsets = _count_to(len(self.dense) * self.slots + 1)
+        rows = len(self.dense)
+        assert self.dense.ndim == 2
+        assert len(self.offsets) == rows * self.slots + 1, (len(self.offsets), rows, self.slots)
+        assert int(self.offsets[-1]) == len(self.keys)
+        assert self.values is None or len(self.values) == len(self.keys)
+        assert all(column is None or len(column) == rows for column in self._row_columns().values())
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+    def _row_columns(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ROW_COLUMNS}
+
+    def __getitem__(self, rows: slice) -> "Batch":
+        """Consecutive rows, sharing memory where they can."""
+        start, stop, step = rows.indices(len(self))
+        if step != 1:
+            raise IndexError("a batch is sliced by consecutive rows; take() picks others")
+        stop = max(start, stop)
+        first, last = self.offsets[start * self.slots], self.offsets[stop * self.slots]
+        return Batch(
+            dense=self.dense[start:stop],
+            keys=self.keys[first:last],
+            slots=self.slots,
+            offsets=None if self.one_each else self.offsets[start * self.slots : stop * self.slots + 1] - first,  # type: ignore[arg-type]
+            values=None if self.values is None else self.values[first:last],
+            **{name: None if column is None else column[start:stop] for name, column in self._row_columns().items()},
+        )
+
+    def take(self, order: NDArray[np.integer[Any]]) -> "Batch":
+        """The rows named by `order`, in that order, copied."""
+        picked: dict[str, Any] = {
+            name: None if column is None else column[order] for name, column in self._row_columns().items()
+        }
+        offsets: Integers | None = None
+        values = self.values
+        if self.one_each:
+            keys = self.keys.reshape(-1, self.slots)[order].reshape(-1) if self.slots else self.keys[:0]
+            if values is not None and self.slots:
+                values = values.reshape(-1, self.slots)[order].reshape(-1)
+        else:
+            starts = self.offsets[order * self.slots]
+            ends = self.offsets[order * self.slots + self.slots]
+            lengths = ends - starts
+            where = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum(), dtype=np.int64)
+            keys = self.keys[where]
+            values = None if values is None else values[where]
+            counts = np.diff(self.offsets).reshape(-1, self.slots)[order].reshape(-1)
+            offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+        return Batch(self.dense[order], keys, self.slots, offsets, values=values, **picked)  # type: ignore[arg-type]
+
+    def unique(self) -> tuple[Keys, Integers]:
+        """Each key once, in the order of first occurrence, and the place of each of `keys` among them."""
+        distinct, where = _core.unique(self.keys)
+        return distinct, where
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """The rows of several batches of one schema, in order."""
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    joined: dict[str, Any] = {}
+    for name in (*ROW_COLUMNS, "values"):
+        columns = [getattr(batch, name) for batch in batches]
+        absent = sum(column is None for column in columns)
+        if absent and absent < len(columns):
+            if name != "values":
+                raise DataError(
+                    f"some rows have {name} and some have none",
+                    "read files with and without that column separately, or let every line carry it",
+                )
+            columns = [
+                np.ones(len(batch.keys), np.float32) if batch.values is None else batch.values for batch in batches
+            ]
+        joined[name] = None if columns[0] is None else np.concatenate(columns)
+    offsets: Integers | None = None
+    if not all(batch.one_each for batch in batches):
+        ends = np.cumsum([0] + [len(batch.keys) for batch in batches])
+        offsets = np.concatenate(
+            [np.zeros(1, np.int64)] + [batch.offsets[1:] + end for batch, end in zip(batches, ends, strict=False)]
+        )
+    return Batch(
+        np.concatenate([batch.dense for batch in batches]),
+        np.concatenate([batch.keys for batch in batches]),
+        first.slots,
+        offsets,  # type: ignore[arg-type]
+        **joined,
+    )
+
+
+def empty(schema_dense: int, slots: int) -> Batch:
+    """No rows of that many dense columns and slots."""
+    return Batch(np.empty((0, schema_dense), np.float32), np.empty(0, np.uint64), slots)

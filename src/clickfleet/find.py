@@ -1,0 +1,108 @@
+"""A name -> the one public object of that plug-in file, or of a user's own file.
+
+>>> from clickfleet.formats import Format
+>>> find("formats", "criteo", Format).separator
+'\\t'
+"""
+
+import difflib
+import hashlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from clickfleet.errors import ConfigError
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: a suggestion, or all there is."""
+    choices = list(known)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return f"; there is {', '.join(choices)}" if choices else ""
+
+
+def names(folder: str) -> list[str]:
+    """The plug-ins of a folder: its files, but for helpers whose name starts with an underscore."""
+    package = import_module(f"clickfleet.{folder}")
+    return sorted(
+        module.name.rstrip("_") for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")
+    )
+
+
+def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
+    """The object of type `kind` (or class derived from it) in `clickfleet/<folder>/<name>.py`, or in the user's file `name`.
+
+    A user's file is named by a path that ends in .py; `base` is what a relative path is relative to.
+    """
+    module = _user_file(Path(base) / name, folder) if name.endswith(".py") else _shipped(folder, name)
+    mine = [
+        item
+        for key, item in vars(module).items()
+        if not key.startswith("_")
+        and (
+            issubclass(item, kind) and item is not kind and item.__module__ == module.__name__
+            if isinstance(item, type)
+            else isinstance(item, kind)
+        )
+    ]
+    if len(mine) != 1:
+        found = f"{len(mine)} of them" if mine else "none"
+        raise ConfigError(
+            f"{module.__file__}: expected one public {folder.rstrip('s')}, found {found}",
+            "start the names of helpers with an underscore"
+            if mine
+            else f"see `clickfleet.{folder}` for what it must have",
+        )
+    return mine[0]
+
+
+def build(item: Any, options: dict[str, Any], where: str) -> Any:
+    """`item` with options: a class is called with them, a dataclass instance copied with them; unknown ones are refused."""
+    known = [field.name for field in fields(item) if field.init] if is_dataclass(item) else []
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"unknown key {where}.{key}{closest(key, known)}")
+    if isinstance(item, type):
+        return item(**options)
+    return replace(item, **options) if options else item
+
+
+def _shipped(folder: str, name: str) -> ModuleType:
+    known = names(folder)
+    if name not in known:
+        raise ConfigError(
+            f"there is no {folder.rstrip('s')} {name!r}{closest(name, known)}",
+            f"your own file works too: name it by its path, ./{name}.py",
+        )
+    package = f"clickfleet.{folder}."
+    return import_module(package + (name if importlib.util.find_spec(package + name) else name + "_"))
+
+
+def _user_file(path: Path, folder: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path} (named as a {folder.rstrip('s')})")
+    # One module object per path: classes of a file loaded twice would not be the same classes.
+    name = f"_clickfleet_{path.stem}_{hashlib.blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))  # its own helpers, beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module

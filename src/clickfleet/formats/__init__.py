@@ -1,0 +1,99 @@
+"""Raw formats, one file each: bytes -> Batch. This is their contract.
+
+A format opens a file as a series of blocks. Each block can be parsed on its own, in any thread, and knows the position from which
+the file can be opened again, so that a reader can go on exactly where it stopped. The formats of text share their loops: a file here
+is mostly a declaration. A user's own file holds any object with `schema` and `parse(block: bytes) -> Batch`, where a block is
+whole lines; an error raised by `parse` is a bad line.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from clickfleet.batch import Batch
+from clickfleet.errors import ConfigError
+from clickfleet.find import build, find
+from clickfleet.schema import Schema
+
+OnBad = Literal["stop", "some", "all"]
+"""At a bad line: stop there; go on and remember some of them; go on and remember all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A line that could not be read; `line` counts from 0 at the start of its block."""
+
+    line: int
+    text: bytes
+    field: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Parsed:
+    """The rows of one block, and the lines that became none."""
+
+    batch: Batch
+    lines: int
+    bad_lines: int = 0
+    bad: list[Bad] = field(default_factory=list)
+
+
+class Block(ABC):
+    """Some rows of a file, not yet parsed; opening the file at `at` gives this block again, at `end` the next one."""
+
+    at: int
+    end: int
+    size: int  # bytes of the file it stands for
+
+    @abstractmethod
+    def parse(self, on_bad: OnBad) -> Parsed: ...
+
+
+class Format(ABC):
+    """A way to write rows into files."""
+
+    schema: ClassVar[Schema | None] = None
+    """What its data means when no schema is given."""
+    header_lines: ClassVar[int] = 0
+    """Lines of every file that come before its rows."""
+
+    @abstractmethod
+    def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
+        """The blocks of a file from position `at` on, which is 0 or the `at` of an earlier block."""
+
+
+class _HasParse(type):
+    def __instancecheck__(cls, item: Any) -> bool:
+        return callable(getattr(item, "parse", None)) and isinstance(getattr(item, "schema", None), Schema)
+
+    def __subclasscheck__(cls, item: type) -> bool:
+        return callable(getattr(item, "parse", None)) and hasattr(item, "schema")
+
+
+class Own(metaclass=_HasParse):
+    """A user's format: any object with `schema` and `parse(block) -> Batch`."""
+
+    schema: Schema
+
+    def parse(self, block: bytes) -> Batch:
+        raise NotImplementedError
+
+
+def load(name: str | Format | Mapping[str, Any], base: str | Path = ".") -> Format:
+    """A format by its name, its name and options, or the path of a user's file."""
+    from clickfleet.formats._own import OwnLines
+
+    if isinstance(name, Format):
+        return name
+    if isinstance(name, Own):
+        return OwnLines(name)
+    options = {"name": name} if isinstance(name, str) else dict(name)
+    if "name" not in options:
+        raise ConfigError("data.format: the name of the format is missing")
+    chosen = options.pop("name")
+    item = find("formats", chosen, (Format, Own), base)
+    made = build(item, options, "data.format")
+    return made if isinstance(made, Format) else OwnLines(made)

@@ -1,0 +1,70 @@
+"""Lines of fields between separators: criteo and csv are declarations of this."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clickfleet import _core
+from clickfleet.errors import DataError
+from clickfleet.find import closest
+from clickfleet.formats._lines import Lines, Parser
+from clickfleet.formats._native import NativeParser, layout
+from clickfleet.schema import Schema
+
+
+@dataclass(frozen=True)
+class Delimited(Lines):
+    """Columns by their place; what each one is, the schema says by its name."""
+
+    separator: str = "\t"
+    columns: tuple[str, ...] = ()
+    list_separator: str = ""
+    """Between the values of a multi-valued slot."""
+    quotes: bool = False
+
+    def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
+        found = first_line.count(self.separator.encode()) + 1
+        columns = list(self.columns)
+        if found == len(columns) - 1 and schema.label in columns:
+            columns.remove(schema.label)  # rows without a label
+        return delimited_parser(self, schema, columns, path)
+
+
+def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], path: str) -> Parser:
+    role = _core.Role
+    fields = [(role.skip, 0)] * len(columns)
+
+    def place(name: str, kind: object, index: int, what: str) -> None:
+        if name not in columns:
+            raise DataError(
+                f"{path}: there is no column {name!r} for {what}{closest(name, columns)}",
+                "name it in the schema as it is in the file (source: …)",
+            )
+        fields[columns.index(name)] = (kind, index)
+
+    has_label = schema.label in columns
+    if has_label:
+        place(schema.label, role.label, 0, "the label")
+    for name, kind in (
+        ("show", role.show),
+        ("click", role.click),
+        ("weight", role.weight),
+        ("time", role.time),
+        ("group", role.group),
+    ):
+        if (column := getattr(schema, name)) is not None:
+            place(column, kind, 0, name)
+    for i, dense in enumerate(schema.dense):
+        place(dense.source or dense.name, role.dense, i, f"the dense column {dense.name}")
+    for i, slot in enumerate(schema.slots):
+        if slot.bucket is None:
+            place(slot.source or slot.name, role.slot, i, f"the slot {slot.name}")
+    plan = _core.Delimited(
+        layout(schema, label=has_label), fields, form.separator, form.list_separator or "\0", form.quotes
+    )
+    what = {"\t": "tab", ",": "comma"}.get(form.separator, repr(form.separator))
+    expected = f"{len(columns)} {what}-separated fields"
+    if len(columns) == len(form.columns) and has_label:
+        expected += f" ({len(columns) - 1} without a label)"
+    elif len(columns) < len(form.columns):
+        expected += " (the first line has no label)"
+    return NativeParser(plan, schema, columns, expected)

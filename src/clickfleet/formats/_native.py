@@ -1,0 +1,92 @@
+"""A schema -> the layout the native loops fill; what they return -> Parsed, with every reason in words."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from clickfleet import _core
+from clickfleet.batch import Batch
+from clickfleet.formats import Bad, OnBad, Parsed
+from clickfleet.schema import Schema
+
+_ON_BAD = {"stop": _core.OnBad.stop, "some": _core.OnBad.some, "all": _core.OnBad.all}
+
+# In the order of `Why` in layout.h; {detail} is a number the loop noted.
+_REASONS = (
+    "expected {expected}, found {detail}",
+    "is not a number",
+    "is not an unsigned integer, which the key rule raw needs",
+    "is not an integer",
+    "is out of range",
+    "has a second value, but the slot is single-valued (multi: true allows more)",
+    "has {detail} values, not as many as the schema has columns for it",
+    "the label is missing",
+    "has a label, but the file's first line has none",
+    "is not name:value",
+    "the line is empty",
+    "is not the number of values (1 or more) that must start a block",
+    "the line ends too early",
+    "text follows after the last field",
+    "the line holds a NUL byte, so this is not text",
+    "a quotation mark is not closed on its line or not followed by a separator",
+)
+
+
+def layout(schema: Schema, *, label: bool) -> Any:
+    """The native layout of a schema's rows, with or without a label."""
+    plan = _core.Layout(getattr(_core.KeyRule, schema.keys.name), max(schema.keys.modulus, 1))
+    plan.label = label
+    for name in ("show", "click", "weight", "time"):
+        setattr(plan, name, getattr(schema, name) is not None)
+    if schema.group is not None:
+        plan.group_by(schema.group)
+    plan.values = schema.values
+    columns = [column.name for column in schema.dense]
+    for column in schema.dense:
+        scale = getattr(_core.Scale, column.transform.name)
+        plan.add_dense(column.name, scale, column.transform.a, column.transform.scale, column.missing)
+    for slot in schema.slots:
+        plan.add_slot(slot.name, slot.multi, slot.prefix or slot.name)
+    for i, slot in enumerate(schema.slots):
+        if (bucket := slot.bucket) is not None:
+            plan.add_bucket(
+                slot=i,
+                column=columns.index(bucket.column),
+                low=bucket.low,
+                high=bucket.high,
+                buckets=bucket.buckets,
+                boundaries=list(bucket.boundaries),
+                offset=bucket.offset,
+            )
+    return plan
+
+
+class NativeParser:
+    """A native loop as a Parser; `names` are what its field numbers mean, `expected` how many there should be."""
+
+    def __init__(
+        self, plan: Any, schema: Schema, names: Sequence[str] | Callable[[bytes, int], str], expected: str = ""
+    ) -> None:
+        self._plan = plan
+        self._dense, self._slots = len(schema.dense), len(schema.slots)
+        self._names = names
+        self._expected = expected
+
+    def __call__(self, lines: bytes, on_bad: OnBad) -> Parsed:
+        columns, rows, seen, bad_lines, bad = self._plan.parse(lines, _ON_BAD[on_bad])
+        columns["dense"] = columns["dense"].reshape(rows, self._dense)
+        return Parsed(Batch(slots=self._slots, **columns), seen, bad_lines, [self._bad(lines, *item) for item in bad])
+
+    def _bad(self, lines: bytes, line: int, offset: int, length: int, field: int, why: int, detail: int) -> Bad:
+        text = lines[offset : offset + length]
+        reason = _REASONS[why].format(detail=detail, expected=self._expected)
+        if field < 0:
+            return Bad(line, text, "", reason)
+        name = self._names(text, field) if callable(self._names) else self._names[field]
+        return Bad(line, text, name, reason)
+
+
+def nothing(schema: Schema) -> Batch:
+    """No rows of a schema."""
+    return Batch(np.empty((0, len(schema.dense)), np.float32), np.empty(0, np.uint64), len(schema.slots))

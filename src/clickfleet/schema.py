@@ -1,0 +1,350 @@
+"""The columns of a dataset by name: the label, dense values with their transforms, slots, and how a value becomes a key.
+
+>>> schema = preset("criteo")
+>>> len(schema.dense), len(schema.slots), str(schema.keys)
+(13, 26, 'hash64')
+>>> Schema.from_dict(schema.to_dict()) == schema
+True
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from clickfleet.errors import ConfigError, DataError
+
+Pooling = Literal["sum", "mean"]
+TransformName = Literal["none", "minmax", "log1p", "standard"]
+RuleName = Literal["hash64", "py2", "raw"]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What is done to a dense value: (x - a) / b for minmax and standard, sign(x) log1p(|x|) for log1p.
+
+    >>> Transform.parse("minmax(0, 20)")
+    Transform(name='minmax', a=0.0, b=20.0)
+    """
+
+    name: TransformName = "none"
+    a: float = 0.0
+    b: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(TransformName):
+            raise ConfigError(f"unknown transform {self.name!r}", f"choose one of {', '.join(get_args(TransformName))}")
+        if not (math.isfinite(self.a) and math.isfinite(self.b) and self.scale > 0):
+            raise ConfigError(f"transform {self} needs a finite range above zero")
+
+    @property
+    def scale(self) -> float:
+        """The divisor: max - min of minmax, the deviation of standard."""
+        return self.b - self.a if self.name == "minmax" else self.b
+
+    @classmethod
+    def parse(cls, text: str) -> "Transform":
+        found = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\))?\s*", text)
+        two = found is not None and found[1] in ("minmax", "standard")
+        if found is None or two != (found[2] is not None):
+            raise ConfigError(
+                f"cannot read the transform {text!r}",
+                "write none, log1p, minmax(min, max) or standard(mean, deviation)",
+            )
+        name: Any = found[1]
+        try:
+            return cls(name, float(found[2]), float(found[3])) if two else cls(name)
+        except ValueError:
+            raise ConfigError(f"the limits in the transform {text!r} are not numbers") from None
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.a!r}, {self.b!r})" if self.name in ("minmax", "standard") else self.name
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A column of numbers; `source` is its name in the files, where that differs (several columns may share one)."""
+
+    name: str
+    transform: Transform = Transform()
+    missing: float = 0.0
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Turns a transformed dense column into a slot: equal buckets in [low, high], or the intervals between `boundaries`.
+
+    Under the rules py2 and raw the key is `offset` + bucket.
+    """
+
+    column: str
+    low: float = 0.0
+    high: float = 1.0
+    buckets: int = 100
+    boundaries: tuple[float, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A categorical column; its `name` is part of every key, `prefix` takes its place under the rule py2."""
+
+    name: str
+    multi: bool = False
+    pooling: Pooling = "sum"
+    source: str = ""
+    prefix: str = ""
+    bucket: Bucket | None = None
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """How (slot, value) becomes a key.
+
+    >>> KeyRule.parse("py2 mod 1000001")
+    KeyRule(name='py2', modulus=1000001)
+    """
+
+    name: RuleName = "hash64"
+    modulus: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(RuleName):
+            raise ConfigError(f"unknown key rule {self.name!r}", "choose hash64, py2 mod M or raw")
+        if self.name == "py2" and not 0 < self.modulus < 2**63:
+            raise ConfigError(f"the key rule py2 needs a modulus from 1 to 2^63 - 1, not {self.modulus}")
+
+    @classmethod
+    def parse(cls, text: str) -> "KeyRule":
+        found = re.fullmatch(r"\s*(\w+)(?:\s+mod\s+(\d+))?\s*", text)
+        if found is None or (found[1] == "py2") != (found[2] is not None):
+            raise ConfigError(f"cannot read the key rule {text!r}", "write hash64, raw or py2 mod 1000001")
+        name: Any = found[1]
+        return cls(name, int(found[2] or 0))
+
+    def __str__(self) -> str:
+        return f"py2 mod {self.modulus}" if self.name == "py2" else self.name
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Everything that decides how a line becomes numbers and keys; data of another schema is refused."""
+
+    dense: tuple[Dense, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    label: str = "label"
+    keys: KeyRule = KeyRule()
+    show: str | None = None
+    click: str | None = None
+    weight: str | None = None
+    time: str | None = None
+    group: str | None = None
+    values: bool = False
+    """Whether keys carry a value that multiplies their row (libffm)."""
+
+    _hash: str = field(default="", init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            raise ConfigError("a schema needs the name of its label column")
+        if not self.slots and not self.dense:
+            raise ConfigError("a schema needs at least one slot or dense column")
+        names = [column.name for column in (*self.dense, *self.slots)]
+        for name in names:
+            if not name:
+                raise ConfigError("a column of the schema has no name")
+            if names.count(name) > 1:
+                raise ConfigError(f"the schema names {name!r} twice")
+        for slot in self.slots:
+            if slot.pooling not in get_args(Pooling):
+                raise ConfigError(f"slot {slot.name}: unknown pooling {slot.pooling!r}", "choose sum or mean")
+            if slot.bucket is not None:
+                self._check_bucket(slot, slot.bucket)
+
+    def _check_bucket(self, slot: Slot, bucket: Bucket) -> None:
+        if bucket.column not in [column.name for column in self.dense]:
+            raise ConfigError(f"slot {slot.name}: there is no dense column {bucket.column!r} to put into buckets")
+        if slot.multi:
+            raise ConfigError(f"slot {slot.name}: a bucketed slot has one value, so it cannot be multi-valued")
+        if bucket.boundaries:
+            if list(bucket.boundaries) != sorted(set(bucket.boundaries)):
+                raise ConfigError(f"slot {slot.name}: boundaries must rise")
+        elif bucket.buckets < 1 or not bucket.low < bucket.high:
+            raise ConfigError(f"slot {slot.name}: needs at least one bucket and low < high")
+        if not 0 <= bucket.offset < 2**63:
+            raise ConfigError(f"slot {slot.name}: offset must lie between 0 and 2^63 - 1")
+
+    @property
+    def read_slots(self) -> tuple[Slot, ...]:
+        """The slots found in the files: all but the bucketed ones."""
+        return tuple(slot for slot in self.slots if slot.bucket is None)
+
+    def with_keys(self, rule: KeyRule | str) -> "Schema":
+        return replace(self, keys=KeyRule.parse(rule) if isinstance(rule, str) else rule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for YAML and JSON; what has its default is left out."""
+        plain: dict[str, Any] = {"label": self.label, "keys": str(self.keys)}
+        for name in ("show", "click", "weight", "time", "group"):
+            if getattr(self, name) is not None:
+                plain[name] = getattr(self, name)
+        if self.values:
+            plain["values"] = True
+        plain["dense"] = [_plain(column, transform=str(column.transform)) for column in self.dense]
+        plain["slots"] = [
+            _plain(slot, **({"bucket": _plain(slot.bucket)} if slot.bucket else {})) for slot in self.slots
+        ]
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any], where: str = "schema") -> "Schema":
+        given = dict(plain)
+        rule = given.pop("keys", "hash64")
+        dense = tuple(_dense(item, f"{where}.dense[{i}]") for i, item in enumerate(given.pop("dense", ())))
+        slots = tuple(_slot(item, f"{where}.slots[{i}]") for i, item in enumerate(given.pop("slots", ())))
+        return _build(cls, {**given, "dense": dense, "slots": slots, "keys": KeyRule.parse(str(rule))}, where)
+
+    @property
+    def hash(self) -> str:
+        """A name for the schema's meaning, the same on every machine and in every version."""
+        if not self._hash:
+            text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+            object.__setattr__(self, "_hash", hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+        return self._hash
+
+    def diff(self, other: "Schema") -> list[str]:
+        """One line per difference, ours first; empty where the two mean the same."""
+        lines: list[str] = []
+        for name in ("label", "keys", "show", "click", "weight", "time", "group", "values"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                lines.append(f"{name}: {mine} here, {theirs} there")
+        for kind in ("dense", "slots"):
+            lines += _diff_columns(
+                "dense column" if kind == "dense" else "slot", getattr(self, kind), getattr(other, kind)
+            )
+        return lines
+
+    def check_same(self, other: "Schema", here: str, there: str) -> None:
+        """Refuses data or a model of another schema."""
+        lines = self.diff(other)
+        if lines:
+            shown = "\n".join(f"  {line}" for line in lines[:12]) + ("\n  …" if len(lines) > 12 else "")
+            raise DataError(f"{here} and {there} have different schemas ({len(lines)} differences):\n{shown}")
+
+
+def _plain(column: Any, **instead: Any) -> dict[str, Any]:
+    kept = {}
+    for item in fields(column):
+        value = instead.get(item.name, getattr(column, item.name))
+        if value not in (item.default, str(item.default)):
+            kept[item.name] = list(value) if isinstance(value, tuple) else value
+    return kept
+
+
+def _build(cls: Callable[..., Any], given: Mapping[str, Any], where: str) -> Any:
+    from clickfleet.find import closest
+
+    known = [item.name for item in fields(cls) if item.init]  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key}{closest(str(key), known)}")
+    try:
+        return cls(**given)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _dense(item: Any, where: str) -> Any:
+    if isinstance(item, str):
+        return Dense(item)
+    given = _mapping(item, where)
+    if isinstance(given.get("transform"), str):
+        given["transform"] = Transform.parse(given["transform"])
+    return _build(Dense, given, where)
+
+
+def _slot(item: Any, where: str) -> Any:
+    if isinstance(item, str):
+        return Slot(item)
+    given = _mapping(item, where)
+    if given.get("bucket") is not None:
+        bucket = _mapping(given["bucket"], f"{where}.bucket")
+        if "boundaries" in bucket:
+            bucket["boundaries"] = tuple(bucket["boundaries"])
+        given["bucket"] = _build(Bucket, bucket, f"{where}.bucket")
+    return _build(Slot, given, where)
+
+
+def _mapping(item: Any, where: str) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"{where}: expected a name or a mapping, found {type(item).__name__}")
+    return dict(item)
+
+
+def _diff_columns(kind: str, ours: Iterable[Any], theirs: Iterable[Any]) -> list[str]:
+    here, there = {c.name: c for c in ours}, {c.name: c for c in theirs}
+    lines = [f"{kind} {name}: only here" for name in here if name not in there]
+    lines += [f"{kind} {name}: only there" for name in there if name not in here]
+    for name in here:
+        if name in there and here[name] != there[name]:
+            for item in fields(here[name]):
+                mine, other = getattr(here[name], item.name), getattr(there[name], item.name)
+                if mine != other:
+                    lines.append(f"{kind} {name}: {item.name} {mine} here, {other} there")
+    if not lines and list(here) != list(there):
+        lines.append(f"{kind}s in another order: {', '.join(here)} here, {', '.join(there)} there")
+    return lines
+
+
+def read_schema(path: str | Path) -> Schema:
+    """The schema in a YAML or JSON file."""
+    import yaml
+
+    try:
+        plain = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the schema {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    return Schema.from_dict(_mapping(plain, str(path)), str(path))
+
+
+def write_schema(schema: Schema, path: str | Path) -> None:
+    """Writes YAML that `read_schema` reads back unchanged."""
+    import yaml
+
+    Path(path).write_text(yaml.safe_dump(schema.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+_PADDLE_MAX = (20, 600, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50)  # the 95th percentiles of Criteo's counts
+
+
+def _criteo() -> Schema:
+    dense = tuple(Dense(f"I{i}", Transform("log1p")) for i in range(1, 14))
+    return Schema(dense, tuple(Slot(f"C{i}") for i in range(1, 27)), label="click")
+
+
+def _criteo_paddle() -> Schema:
+    dense = tuple(
+        Dense(f"I{i}", Transform("minmax", -3.0 if i == 2 else 0.0, float(top))) for i, top in enumerate(_PADDLE_MAX, 1)
+    )
+    slots = tuple(Slot(f"C{i}", prefix=str(13 + i)) for i in range(1, 27))
+    return Schema(dense, slots, label="click", keys=KeyRule("py2", 1000001))
+
+
+PRESETS: dict[str, Callable[[], Schema]] = {"criteo": _criteo, "criteo-paddle": _criteo_paddle}
+
+
+def preset(name: str) -> Schema:
+    """A schema we ship: `criteo`, or `criteo-paddle` with the scaling and ids of the original system."""
+    if name not in PRESETS:
+        from clickfleet.find import closest
+
+        raise ConfigError(f"there is no schema preset {name!r}{closest(name, list(PRESETS))}")
+    return PRESETS[name]()
