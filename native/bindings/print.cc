@@ -72,27 +72,27 @@ void bind_print(nb::module_& m) {
           "__init__",
           [](Column* self, const nb::object& values, const nb::object& ends, const nb::object& starts,
              const nb::object& present, const nb::object& weights, std::string before, std::string prefix,
-             std::string suffix, std::string absent, bool skip_absent, bool counted) {
-            new (self) Column();
-            PrintColumn& c = self->column;
-            const size_t count = set_values(*self, values, ends);
-            self->rows = count;
+             std::string suffix, std::string absent, bool skip_absent, bool bare, int digits, bool counted) {
+            Column made;
+            PrintColumn& c = made.column;
+            const size_t count = set_values(made, values, ends);
+            made.rows = count;
             size_t size = 0;
             if (!starts.is_none()) {
-              c.starts = self->hold<int64_t>(starts, size);
+              c.starts = made.hold<int64_t>(starts, size);
               if (size == 0) throw std::invalid_argument("starts must have one entry more than there are rows");
-              self->rows = size - 1;
+              made.rows = size - 1;
               for (size_t i = 1; i < size; ++i)
                 if (c.starts[i] < c.starts[i - 1]) throw std::invalid_argument("starts must not fall");
               if (c.starts[0] < 0 || static_cast<size_t>(c.starts[size - 1]) > count)
                 throw std::invalid_argument("starts point outside the values");
             }
             if (!present.is_none()) {
-              c.present = self->hold<uint8_t>(present, size);
-              if (size != self->rows) throw std::invalid_argument("present must have one entry per row");
+              c.present = made.hold<uint8_t>(present, size);
+              if (size != made.rows) throw std::invalid_argument("present must have one entry per row");
             }
             if (!weights.is_none()) {
-              c.weights = self->hold<float>(weights, size);
+              c.weights = made.hold<float>(weights, size);
               if (size != count) throw std::invalid_argument("weights must have one entry per value");
             }
             c.before = std::move(before);
@@ -100,11 +100,15 @@ void bind_print(nb::module_& m) {
             c.suffix = std::move(suffix);
             c.absent = std::move(absent);
             c.skip_absent = skip_absent;
+            c.bare = bare;
+            c.digits =
+                digits < 0 || digits > 17 ? throw std::invalid_argument("digits must lie between 0 and 17") : digits;
             c.counted = counted;
+            new (self) Column(std::move(made));
           },
           "values"_a, nb::kw_only(), "ends"_a = nb::none(), "starts"_a = nb::none(), "present"_a = nb::none(),
           "weights"_a = nb::none(), "before"_a = "", "prefix"_a = "", "suffix"_a = "", "absent"_a = "",
-          "skip_absent"_a = false, "counted"_a = false)
+          "skip_absent"_a = false, "bare"_a = false, "digits"_a = 0, "counted"_a = false)
       .def_ro("rows", &Column::rows, "Rows this column has.");
   m.def(
       "print_rows",

@@ -19,17 +19,15 @@ void append_integer(T value, std::string& out) {
 }
 
 template <class T>
-void append_real(T value, std::string& out) {
+void append_real(T value, int digits, bool bare, std::string& out) {
   char text[kNumber];
-  char* end;
-  if constexpr (std::is_same_v<T, double>) {
-    end = std::to_chars(text, text + kNumber, value, std::chars_format::general, 12).ptr;
-  } else {
-    end = std::to_chars(text, text + kNumber, value).ptr;
-  }
-  const std::string_view digits(text, end - text);
-  out.append(digits);
-  if (std::isfinite(value) && digits.find_first_of(".e") == std::string_view::npos) out.append(".0");
+  if (bare && value == std::trunc(value) && std::abs(value) < T(1e15))
+    return append_integer(static_cast<int64_t>(value), out);
+  char* const end = digits ? std::to_chars(text, text + kNumber, value, std::chars_format::general, digits).ptr
+                           : std::to_chars(text, text + kNumber, value).ptr;
+  const std::string_view number(text, end - text);
+  out.append(number);
+  if (std::isfinite(value) && number.find_first_of(".e") == std::string_view::npos) out.append(".0");
 }
 
 void append_value(const PrintColumn& column, int64_t i, std::string& out) {
@@ -46,10 +44,10 @@ void append_value(const PrintColumn& column, int64_t i, std::string& out) {
       append_integer(static_cast<const uint64_t*>(column.values)[i], out);
       break;
     case Kind::float32:
-      append_real(static_cast<const float*>(column.values)[i], out);
+      append_real(static_cast<const float*>(column.values)[i], column.digits, column.bare, out);
       break;
     case Kind::float64:
-      append_real(static_cast<const double*>(column.values)[i], out);
+      append_real(static_cast<const double*>(column.values)[i], column.digits, column.bare, out);
       break;
   }
 }
@@ -85,7 +83,7 @@ void print_rows(const std::vector<PrintColumn>& columns, size_t rows, char separ
         out.append(column.suffix);
         if (column.weights) {
           out.push_back(':');
-          append_real(column.weights[i], out);
+          append_real(column.weights[i], 0, true, out);
         }
       }
     }

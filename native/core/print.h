@@ -22,11 +22,12 @@ struct PrintColumn {
   std::string prefix, suffix;        // around every value
   std::string absent;                // what a missing value or an empty list prints, without prefix and suffix
   bool skip_absent = false;          // print nothing at all instead, not even the separator
-  bool counted = false;              // the number of values first (MultiSlot)
+  bool bare = false;                 // a whole number without a point, as it stands in raw logs
+  int digits = 0;        // at most so many significant digits of a real number; 0: as few as read back the same
+  bool counted = false;  // the number of values first (MultiSlot)
 };
 
-// Appends rows [0, rows) to `out`, columns joined by `separator`, each row ended by a newline. A float64 has at most 12
-// significant digits, a float32 the fewest that read back as the same number; both always have a point or an exponent.
+// Appends rows [0, rows) to `out`, columns joined by `separator`, each row ended by a newline.
 void print_rows(const std::vector<PrintColumn>& columns, size_t rows, char separator, std::string& out);
 
 }  // namespace clickfleet

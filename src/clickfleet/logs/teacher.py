@@ -51,6 +51,10 @@ class Teacher:
         labels = (rng.random(BLOCK, dtype=np.float32) < probability).astype(np.int8)
         return features, labels, probability
 
+    def prepare(self) -> None:
+        """Draws the effects and scales them, which the first `draw` would do otherwise."""
+        _ = self._bias
+
     def _rng(self, *purpose: int) -> np.random.Generator:
         return np.random.Generator(np.random.SFC64(np.random.SeedSequence([self.seed, *purpose])))
 

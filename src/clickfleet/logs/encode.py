@@ -1,0 +1,170 @@
+"""Pieces of a log -> the bytes or the columns of a format."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet._core import PrintColumn, print_rows
+from clickfleet.batch import Batch
+from clickfleet.errors import DataError
+from clickfleet.schema import Schema
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+
+def raw_lines(columns: Any, separator: str, quote: bool) -> bytes:
+    """An Arrow record batch as delimited lines; a missing value is an empty field."""
+    printed = [_raw(columns.column(i), separator, quote, columns.schema.names[i]) for i in range(columns.num_columns)]
+    return bytes(print_rows(printed, separator))
+
+
+def _raw(column: Any, separator: str, quote: bool, name: str) -> PrintColumn:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    present = None if column.null_count == 0 else _flags(column)
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        whole = np.uint64 if kind == pa.uint64() else np.int64
+        return PrintColumn(column.fill_null(0).to_numpy(zero_copy_only=False).astype(whole), present=present)
+    if pa.types.is_floating(kind):
+        real = np.float32 if kind == pa.float32() else np.float64
+        return PrintColumn(column.fill_null(0).to_numpy(zero_copy_only=False).astype(real), present=present, bare=True)
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        if pa.types.is_nested(kind):
+            raise DataError(f"column {name} holds {kind}, which delimited text cannot", "write parquet or arrow instead")
+        column = column.cast(pa.string())
+    column = column.cast(pa.binary())
+    special = f"[{separator}\"\n\r]" if quote else f"[{separator}\n\r]"
+    if _may_hold(column, separator + '"\n\r') and pc.any(pc.match_substring_regex(column, special)).as_py():
+        if not quote or pc.any(pc.match_substring_regex(column, "[\n\r]")).as_py():
+            raise DataError(f"column {name} holds a value with a separator or a line end in it", "write parquet or arrow instead")
+        column = pc.replace_substring(column, b'"', b'""')
+        return _text(column, present, prefix='"', suffix='"')
+    return _text(column, present)
+
+
+def _may_hold(column: Any, characters: str) -> bool:
+    """A quick look at all bytes, which a search value by value need not follow if it finds nothing."""
+    data = column.buffers()[2]
+    content = b"" if data is None else data.to_pybytes()
+    return any(character.encode() in content for character in characters)
+
+
+def _text(column: Any, present: NDArray[np.uint8] | None, **around: str) -> PrintColumn:
+    _, ends, data = column.buffers()
+    ends = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+    values = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return PrintColumn(values, ends=ends, present=present, **around)
+
+
+def _flags(column: Any) -> NDArray[np.uint8]:
+    flags: NDArray[np.uint8] = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    return flags
+
+
+def slots_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
+    """`name:value` tokens, the label first."""
+    columns = [] if batch.labels is None else [PrintColumn(batch.labels, prefix=f"{schema.label}:", bare=True)]
+    columns += [
+        _dense(dense, i, prefix=f"{column.source or column.name}:") for i, column in enumerate(schema.dense)
+    ]
+    columns += [
+        _keys(batch, i, prefix=f"{slot.source or slot.name}:", skip_absent=True) for i, slot in enumerate(schema.slots)
+    ]
+    return bytes(print_rows(columns, " "))
+
+
+def feasign_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
+    """`value:slot` tokens, the label first; there is no place for dense values."""
+    assert not dense.shape[1]
+    columns = [] if batch.labels is None else [PrintColumn(batch.labels, suffix=f":{schema.label}", bare=True)]
+    columns += [
+        _keys(batch, i, suffix=f":{slot.source or slot.name}", skip_absent=True) for i, slot in enumerate(schema.slots)
+    ]
+    return bytes(print_rows(columns, " "))
+
+
+def multislot_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
+    """Counted blocks: the dense values, the slots (an empty one is padded with a 0), the label."""
+    width = dense.shape[1]
+    columns = [_dense(dense, i, before=f"{width} " if i == 0 else "") for i in range(width)]
+    columns += [_keys(batch, i, counted=True, absent="1 0") for i in range(len(schema.slots))]
+    if batch.labels is not None:
+        columns.append(PrintColumn(batch.labels, before="1 ", bare=True))
+    return bytes(print_rows(columns, " "))
+
+
+def libffm_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
+    """`field:key:value` tokens after the label: a dense column is a field with one key, its own number."""
+    if batch.labels is None:
+        raise DataError("libffm needs a label on every line, and these rows have none")
+    columns = [PrintColumn(batch.labels, bare=True)]
+    for i in range(dense.shape[1]):
+        present = (dense[:, i] != 0).astype(np.uint8)
+        columns.append(_dense(dense, i, prefix=f"{i}:{i}:", present=present, skip_absent=True))
+    values = np.ones(len(batch.keys), np.float32) if batch.values is None else batch.values
+    columns += [
+        _keys(batch, i, prefix=f"{dense.shape[1] + i}:", skip_absent=True, values=values) for i in range(batch.slots)
+    ]
+    return bytes(print_rows(columns, " "))
+
+
+def _dense(dense: Floats, i: int, **around: Any) -> PrintColumn:
+    """A double shows 12 significant digits, as the published files do; a float as few as give it back."""
+    return PrintColumn(np.ascontiguousarray(dense[:, i]), digits=12 if dense.dtype == np.float64 else 0, **around)
+
+
+def _keys(batch: Batch, slot: int, *, values: NDArray[np.float32] | None = None, **around: Any) -> PrintColumn:
+    keys, starts, picked = slot_keys(batch, slot, values)
+    return PrintColumn(keys, starts=starts, weights=picked, **around)
+
+
+def slot_keys(
+    batch: Batch, slot: int, values: NDArray[np.float32] | None = None
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.float32] | None]:
+    """The keys of one slot, where each row's begin, and their values."""
+    if batch.one_each:
+        pick: Any = slice(slot, None, batch.slots)
+        starts = np.arange(len(batch) + 1, dtype=np.int64)
+    else:
+        begin = batch.offsets[slot :: batch.slots][: len(batch)]
+        length = batch.offsets[slot + 1 :: batch.slots][: len(batch)] - begin
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
+        pick = np.repeat(begin - starts[:-1], length) + np.arange(starts[-1])
+    return (
+        np.ascontiguousarray(batch.keys[pick]),
+        starts,
+        None if values is None else np.ascontiguousarray(values[pick]),
+    )
+
+
+def key_columns(batch: Batch, dense: Floats, schema: Schema) -> Any:
+    """Rows as an Arrow record batch: the label, float dense columns, keys as uint64 or lists of them."""
+    import pyarrow as pa
+
+    if batch.values is not None and not (batch.values == 1).all():
+        raise DataError("the keys carry values other than 1, and only libffm has a place for them")
+    columns: dict[str, Any] = {}
+    if batch.labels is not None:
+        columns[schema.label] = pa.array(batch.labels)
+    for i, column in enumerate(schema.dense):
+        columns[column.source or column.name] = pa.array(np.ascontiguousarray(dense[:, i]))
+    for i, slot in enumerate(schema.slots):
+        keys, starts, _ = slot_keys(batch, i)
+        one = pa.array(keys)
+        columns[slot.source or slot.name] = pa.LargeListArray.from_arrays(starts, one) if slot.multi else one
+    return pa.RecordBatch.from_pydict(columns)
+
+
+LINES: dict[str, Callable[[Batch, Floats, Schema], bytes]] = {
+    "slots": slots_lines,
+    "feasign": feasign_lines,
+    "multislot": multislot_lines,
+    "libffm": libffm_lines,
+}
+"""Text formats of keys."""
