@@ -1,10 +1,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
 #include "parse/delimited.h"
+#include "parse/slotted.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,7 +25,7 @@ nb::object array(Column<T>& column, bool wanted) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
 }
 
-// (columns by name, rows, lines, number of bad lines, [(line, offset, length, field, why, detail)])
+// (columns by name, rows, lines, number of bad lines, [(line, offset, length, value, its length, field, why, detail)])
 nb::tuple hand_over(Rows& rows, const Layout& layout) {
   nb::dict columns;
   columns["labels"] = array(rows.labels, layout.label);
@@ -38,7 +40,8 @@ nb::tuple hand_over(Rows& rows, const Layout& layout) {
   columns["values"] = array(rows.values, layout.values);
   nb::list bad;
   for (const Bad& b : rows.bad)
-    bad.append(nb::make_tuple(b.line, b.offset, b.length, b.field, static_cast<int>(b.why), b.detail));
+    bad.append(nb::make_tuple(b.line, b.offset, b.length, b.value, b.value_length, b.field, static_cast<int>(b.why),
+                              b.detail));
   return nb::make_tuple(columns, rows.rows, rows.lines, rows.bad_lines, bad);
 }
 
@@ -123,6 +126,35 @@ void bind_parse(nb::module_& m) {
           },
           "layout"_a, "fields"_a, "separator"_a, "list_separator"_a, "quotes"_a)
       .def("parse", &parse_block<Delimited>, "block"_a, "on_bad"_a);
+
+  nb::enum_<Slotted::Token>(m, "Token")
+      .value("name_value", Slotted::Token::name_value)
+      .value("value_name", Slotted::Token::value_name)
+      .value("name_key_value", Slotted::Token::name_key_value);
+  nb::class_<Slotted>(m, "Slotted", "Parses lines of tokens that name their slot.")
+      .def(
+          "__init__",
+          [](Slotted* self, const Layout& layout, Slotted::Token token, const std::vector<DenseGroup>& groups,
+             const std::vector<std::tuple<std::string, Role, int>>& names) {
+            new (self) Slotted();
+            self->layout = layout;
+            self->token = token;
+            self->groups = groups;
+            for (const auto& [name, role, index] : names) self->name(name, {role, index});
+          },
+          "layout"_a, "token"_a, "groups"_a, "names"_a)
+      .def("parse", &parse_block<Slotted>, "block"_a, "on_bad"_a);
+
+  nb::class_<MultiSlot>(m, "MultiSlot", "Parses lines of counted blocks in a fixed order.")
+      .def(
+          "__init__",
+          [](MultiSlot* self, const Layout& layout, const std::vector<DenseGroup>& groups,
+             const std::vector<std::tuple<Role, int, int>>& steps) {
+            new (self) MultiSlot{layout, groups, {}};
+            for (const auto& [role, index, width] : steps) self->steps.push_back({{role, index}, width});
+          },
+          "layout"_a, "groups"_a, "steps"_a)
+      .def("parse", &parse_block<MultiSlot>, "block"_a, "on_bad"_a);
 }
 
 }  // namespace clickfleet

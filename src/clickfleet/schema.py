@@ -184,6 +184,11 @@ class Schema:
         """The slots found in the files: all but the bucketed ones."""
         return tuple(slot for slot in self.slots if slot.bucket is None)
 
+    def applied(self) -> "Schema":
+        """The schema of the same rows once they are written with their transforms and keys applied."""
+        dense = tuple(replace(column, transform=Transform()) for column in self.dense)
+        return replace(self, dense=dense, keys=KeyRule("raw"))
+
     def with_keys(self, rule: KeyRule | str) -> "Schema":
         return replace(self, keys=KeyRule.parse(rule) if isinstance(rule, str) else rule)
 
@@ -338,11 +343,29 @@ def _criteo_paddle() -> Schema:
     return Schema(dense, slots, label="click", keys=KeyRule("py2", 1000001))
 
 
-PRESETS: dict[str, Callable[[], Schema]] = {"criteo": _criteo, "criteo-paddle": _criteo_paddle}
+def _criteo_slots() -> Schema:
+    dense = tuple(Dense(f"I{i}", source="dense_feature") for i in range(1, 14))
+    return Schema(dense, tuple(Slot(str(i)) for i in range(1, 27)), label="click", keys=KeyRule("raw"))
+
+
+def _feasign() -> Schema:
+    return Schema(slots=tuple(Slot(str(i), multi=True) for i in range(2, 302)), label="1", keys=KeyRule("raw"))
+
+
+PRESETS: dict[str, Callable[[], Schema]] = {
+    "criteo": _criteo,
+    "criteo-paddle": _criteo_paddle,
+    "criteo-slots": _criteo_slots,
+    "feasign": _feasign,
+}
 
 
 def preset(name: str) -> Schema:
-    """A schema we ship: `criteo`, or `criteo-paddle` with the scaling and ids of the original system."""
+    """A schema we ship.
+
+    `criteo`; `criteo-paddle`, with the scaling and ids of the original system; `criteo-slots`, where those were applied before the
+    file was written; `feasign`, 300 slots of any number of raw keys.
+    """
     if name not in PRESETS:
         from clickfleet.find import closest
 

@@ -7,13 +7,6 @@
 
 namespace clickfleet::parse {
 
-enum class Role { skip, label, dense, slot, show, click, weight, time, group };
-
-struct Field {
-  Role role;
-  int index;  // of the dense column or slot
-};
-
 struct Delimited {
   Layout layout;
   char separator = '\t';

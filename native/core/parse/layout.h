@@ -43,16 +43,18 @@ struct Bucket {
 
 // Why a line was refused. The texts stand in Python, beside the advice.
 enum class Why : int {
+  none,
   field_count,  // detail: fields found
   not_a_number,
   not_a_key,
   not_an_integer,
   out_of_range,
-  repeated,     // a second value in a single-valued slot
+  repeated,     // a second value where there can be one
   value_count,  // detail: values found
   no_label,
   has_label,
-  no_colon,
+  no_time,
+  not_a_token,
   empty_line,
   bad_count,  // a block that does not start with a count of 1 or more
   short_line,
@@ -63,9 +65,17 @@ enum class Why : int {
 
 struct Bad {
   int64_t line, offset, length;  // in the block, zero-based
+  int64_t value, value_length;   // the text complained about, in the block
   int field;                     // column of a delimited line, token or block of others; -1: the whole line
   Why why;
   int64_t detail;
+};
+
+enum class Role { skip, label, dense, slot, show, click, weight, time, group };
+
+struct Field {
+  Role role;
+  int index;  // of the dense column (or group of columns) or slot
 };
 
 // A growing array without initialisation, handed over to NumPy as it is.
@@ -184,11 +194,5 @@ struct Layout {
 
 // `stop`: after the first bad line; `some`: remember a few and count the rest; `all`: remember every one (quarantine).
 enum class OnBad { stop, some, all };
-
-inline bool note(Rows& out, OnBad on_bad, const Bad& bad) {
-  ++out.bad_lines;
-  if (on_bad != OnBad::some || out.bad.size() < 16) out.bad.push_back(bad);
-  return on_bad != OnBad::stop;
-}
 
 }  // namespace clickfleet::parse

@@ -67,4 +67,4 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
         expected += f" ({len(columns) - 1} without a label)"
     elif len(columns) < len(form.columns):
         expected += " (the first line has no label)"
-    return NativeParser(plan, schema, columns, expected)
+    return NativeParser(plan, schema, columns.__getitem__, expected)

@@ -1,6 +1,6 @@
 """A schema -> the layout the native loops fill; what they return -> Parsed, with every reason in words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,24 @@ _ON_BAD = {"stop": _core.OnBad.stop, "some": _core.OnBad.some, "all": _core.OnBa
 
 # In the order of `Why` in layout.h; {detail} is a number the loop noted.
 _REASONS = (
+    "",
     "expected {expected}, found {detail}",
     "is not a number",
-    "is not an unsigned integer, which the key rule raw needs",
+    "is not an unsigned 64-bit integer, which the key rule raw needs",
     "is not an integer",
     "is out of range",
-    "has a second value, but the slot is single-valued (multi: true allows more)",
-    "has {detail} values, not as many as the schema has columns for it",
+    "is a second value where the schema allows one (multi: true on the slot allows more)",
+    "{detail} values, not as many as the schema has columns",
     "the label is missing",
-    "has a label, but the file's first line has none",
-    "is not name:value",
+    "is a label, but the first line of the file has none",
+    "the time is missing",
+    "is not {expected}",
     "the line is empty",
     "is not the number of values (1 or more) that must start a block",
     "the line ends too early",
-    "text follows after the last field",
+    "comes after the last field",
     "the line holds a NUL byte, so this is not text",
-    "a quotation mark is not closed on its line or not followed by a separator",
+    "has a quotation mark that is not closed on its line or not followed by a separator",
 )
 
 
@@ -63,11 +65,9 @@ def layout(schema: Schema, *, label: bool) -> Any:
 
 
 class NativeParser:
-    """A native loop as a Parser; `names` are what its field numbers mean, `expected` how many there should be."""
+    """A native loop as a Parser; `names` say what its field numbers mean, `expected` what a line or token should be."""
 
-    def __init__(
-        self, plan: Any, schema: Schema, names: Sequence[str] | Callable[[bytes, int], str], expected: str = ""
-    ) -> None:
+    def __init__(self, plan: Any, schema: Schema, names: Callable[[int], str], expected: str = "") -> None:
         self._plan = plan
         self._dense, self._slots = len(schema.dense), len(schema.slots)
         self._names = names
@@ -78,13 +78,23 @@ class NativeParser:
         columns["dense"] = columns["dense"].reshape(rows, self._dense)
         return Parsed(Batch(slots=self._slots, **columns), seen, bad_lines, [self._bad(lines, *item) for item in bad])
 
-    def _bad(self, lines: bytes, line: int, offset: int, length: int, field: int, why: int, detail: int) -> Bad:
-        text = lines[offset : offset + length]
+    def _bad(
+        self, lines: bytes, line: int, at: int, length: int, value: int, value_length: int, field: int, why: int, detail: int
+    ) -> Bad:
         reason = _REASONS[why].format(detail=detail, expected=self._expected)
-        if field < 0:
-            return Bad(line, text, "", reason)
-        name = self._names(text, field) if callable(self._names) else self._names[field]
-        return Bad(line, text, name, reason)
+        if reason.startswith(("is ", "has ", "comes ")):
+            reason = f"{shorten(lines[value : value + value_length])} {reason}"
+        return Bad(line, lines[at : at + length], "" if field == -1 else self._names(field), reason)
+
+
+def shorten(text: bytes, limit: int = 40) -> str:
+    """Bytes for a message: quoted, not too long, nothing unprintable.
+
+    >>> shorten(b"caf\\xc3\\xa9\\t\\xff")
+    "'caf\u00e9\\\\t\\\\xff'"
+    """
+    shown = repr(text[:limit].decode("utf-8", "backslashreplace")).replace("\\\\", "\\")
+    return f"{shown[:-1]}…{shown[-1]}" if len(text) > limit else shown
 
 
 def nothing(schema: Schema) -> Batch:

@@ -1,0 +1,183 @@
+// Writes one row at a time into the columns; a row that fails leaves no trace.
+#pragma once
+#include "entries.h"
+#include "layout.h"
+
+namespace clickfleet::parse {
+
+// `Flat`: every slot takes exactly one key per row, so keys go straight to their place.
+template <bool Flat>
+class RowWriter {
+ public:
+  Rows out;
+  Bad bad{};
+
+  RowWriter(const Layout& layout, const char* block, size_t lines)
+      : layout_(layout), block_(block), entries_(layout.slots.size()) {
+    out.dense.reserve(lines * layout.dense.size());
+    out.keys.reserve(lines * layout.slots.size());
+    if (!Flat) out.offsets.push(0);
+    each_side([lines](bool wanted, auto& column) {
+      if (wanted) column.reserve(lines);
+    });
+  }
+
+  void start() {
+    bad.why = Why::none;
+    dense_ = out.dense.data() + out.rows * layout_.dense.size();
+    keys_ = out.keys.data() + out.rows * layout_.slots.size();
+    seen_ = 0;
+    if (!Flat) entries_.clear();
+  }
+
+  bool good() const { return bad.why == Why::none; }
+  bool has(Role role) const { return (seen_ & 1U << static_cast<int>(role)) != 0; }
+  int values_of(size_t slot) const { return entries_.count(slot); }
+
+  bool fail(size_t field, Why why, const char* p, const char* end, int64_t detail = 0) {
+    bad.field = static_cast<int>(field);
+    bad.why = why;
+    bad.value = static_cast<int64_t>(reinterpret_cast<intptr_t>(p) - reinterpret_cast<intptr_t>(block_));
+    bad.value_length = end - p;
+    bad.detail = detail;
+    return false;
+  }
+
+  bool fail_line(Why why, int64_t detail = 0) {
+    fail(0, why, block_, block_, detail);
+    bad.field = -1;
+    return false;
+  }
+
+  bool label(size_t field, const char* p, const char* end) {
+    seen_ |= 1U << static_cast<int>(Role::label);
+    if (end - p == 1 && (*p == '0' || *p == '1')) {
+      out.labels.data()[out.rows] = static_cast<float>(*p - '0');
+      return true;
+    }
+    return p == end ? fail(field, Why::no_label, p, end) : number(field, p, end, out.labels);
+  }
+
+  // `room`: eight bytes before `end` are readable.
+  bool dense(size_t field, size_t index, const char* p, const char* end, bool room) {
+    const DenseColumn& column = layout_.dense[index];
+    const auto n = static_cast<size_t>(end - p);
+    if (n == 0) {
+      dense_[index] = column.missing;
+      return true;
+    }
+    if (n <= 8 && room) {
+      bool valid;
+      const uint64_t x = few_digits(end, n, valid);
+      if (valid) {
+        dense_[index] = column.scale == Scale::log1p && x < layout_.small_logs.size()
+                            ? layout_.small_logs[x]
+                            : static_cast<float>(layout_.transform(column, static_cast<double>(x)));
+        return true;
+      }
+    }
+    Why why;
+    return layout_.dense_value(column, p, end, dense_[index], why) || fail(field, why, p, end);
+  }
+
+  void dense_missing(size_t index) { dense_[index] = layout_.dense[index].missing; }
+
+  bool key(size_t field, size_t index, const char* p, const char* end, float value = 1.0f) {
+    const SlotColumn& slot = layout_.slots[index];
+    if constexpr (Flat) {
+      return layout_.key(slot, p, static_cast<size_t>(end - p), keys_[index]) || fail(field, Why::not_a_key, p, end);
+    } else {
+      uint64_t key;
+      if (!slot.multi && entries_.count(index) > 0) return fail(field, Why::repeated, p, end);
+      if (!layout_.key(slot, p, static_cast<size_t>(end - p), key)) return fail(field, Why::not_a_key, p, end);
+      entries_.add(index, key, value);
+      return true;
+    }
+  }
+
+  // show, click, weight, time and group; an empty one counts as absent.
+  bool side(size_t field, Role role, const char* p, const char* end) {
+    if (p == end) return true;
+    seen_ |= 1U << static_cast<int>(role);
+    switch (role) {
+      case Role::show:
+        return number(field, p, end, out.shows);
+      case Role::click:
+        return number(field, p, end, out.clicks);
+      case Role::weight:
+        return number(field, p, end, out.weights);
+      case Role::time:
+        return to_i64(p, end, out.times.data()[out.rows]) || fail(field, Why::not_an_integer, p, end);
+      case Role::group:
+        out.groups.data()[out.rows] = hash64(layout_.group_seed, p, static_cast<size_t>(end - p));
+        return true;
+      default:
+        return true;
+    }
+  }
+
+  // The row is complete: fills in what was absent. False (and no row) where that cannot be.
+  bool commit() {
+    if (layout_.label && !has(Role::label)) return fail_line(Why::no_label);
+    if (layout_.time && !has(Role::time)) return fail_line(Why::no_time);
+    if (layout_.show && !has(Role::show)) out.shows.data()[out.rows] = 1.0f;
+    if (layout_.weight && !has(Role::weight)) out.weights.data()[out.rows] = 1.0f;
+    if (layout_.click && !has(Role::click))
+      out.clicks.data()[out.rows] = layout_.label ? out.labels.data()[out.rows] : 0.0f;
+    if (layout_.group && !has(Role::group)) out.groups.data()[out.rows] = hash64(layout_.group_seed, nullptr, 0);
+    for (const Bucket& bucket : layout_.buckets) {
+      const uint64_t key = layout_.bucket_key(bucket, dense_[bucket.column]);
+      if constexpr (Flat)
+        keys_[bucket.slot] = key;
+      else
+        entries_.add(static_cast<size_t>(bucket.slot), key, 1.0f);
+    }
+    ++out.rows;
+    out.dense.size += layout_.dense.size();
+    if constexpr (Flat)
+      out.keys.size += layout_.slots.size();
+    else
+      entries_.commit(layout_, out);
+    each_side([this](bool wanted, auto& column) {
+      if (wanted) column.size = out.rows;
+    });
+    return true;
+  }
+
+  // Notes the failed line [line, newline); false when parsing should stop there.
+  bool refuse(const char* line, const char* newline, OnBad on_bad) {
+    bad.line = static_cast<int64_t>(out.lines);
+    bad.offset = line - block_;
+    bad.length = newline - line;
+    ++out.bad_lines;
+    if (on_bad != OnBad::some || out.bad.size() < 16) out.bad.push_back(bad);
+    return on_bad != OnBad::stop;
+  }
+
+ private:
+  template <class F>
+  void each_side(F f) {
+    f(layout_.label, out.labels);
+    f(layout_.show, out.shows);
+    f(layout_.click, out.clicks);
+    f(layout_.weight, out.weights);
+    f(layout_.time, out.times);
+    f(layout_.group, out.groups);
+  }
+
+  bool number(size_t field, const char* p, const char* end, Column<float>& column) {
+    double x;
+    if (!to_double(p, end, x)) return fail(field, Why::not_a_number, p, end);
+    column.data()[out.rows] = static_cast<float>(x);
+    return std::isfinite(static_cast<float>(x)) || fail(field, Why::out_of_range, p, end);
+  }
+
+  const Layout& layout_;
+  const char* const block_;
+  Entries entries_;
+  float* dense_ = nullptr;
+  uint64_t* keys_ = nullptr;
+  unsigned seen_ = 0;
+};
+
+}  // namespace clickfleet::parse

@@ -1,0 +1,268 @@
+#include "slotted.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "row.h"
+
+namespace clickfleet::parse {
+namespace {
+
+bool blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f'; }
+
+const char* find_char(const char* p, const char* end, char c) {
+  const void* const found = std::memchr(p, c, static_cast<size_t>(end - p));
+  return found == nullptr ? end : static_cast<const char*>(found);
+}
+
+size_t count_lines(std::string_view block) {
+  if (!block.empty() && block.back() != '\n') throw std::invalid_argument("a block must end with a newline");
+  return static_cast<size_t>(std::count(block.begin(), block.end(), '\n'));
+}
+
+// Calls `parse_line(begin, end)` for every line without its newline; the row is complete when that returns true.
+template <class Row, class ParseLine>
+Rows each_line(std::string_view block, OnBad on_bad, Row& row, ParseLine parse_line) {
+  const char* const end = block.data() + block.size();
+  const bool has_nul = std::memchr(block.data(), 0, block.size()) != nullptr;
+  for (const char* line = block.data(); line < end;) {
+    const char* const newline = find_char(line, end, '\n');
+    const char* last = newline;
+    while (last > line && blank(last[-1])) --last;
+    row.start();
+    bool good;
+    if (has_nul && std::memchr(line, 0, static_cast<size_t>(newline - line)) != nullptr)
+      good = row.fail_line(Why::nul_byte);
+    else if (line == last)
+      good = row.fail_line(Why::empty_line);
+    else
+      good = parse_line(line, last) && row.commit();
+    const bool go_on = good || row.refuse(line, newline, on_bad);
+    ++row.out.lines;
+    if (!go_on) break;
+    line = newline + 1;
+  }
+  return std::move(row.out);
+}
+
+// How many values each dense group has had in this line.
+class Groups {
+ public:
+  explicit Groups(const std::vector<DenseGroup>& groups) : groups_(groups), seen_(groups.size()) {}
+  void clear() { std::fill(seen_.begin(), seen_.end(), 0); }
+
+  template <class Row>
+  bool add(Row& row, size_t field, size_t g, const char* p, const char* end, bool room) {
+    const size_t i = seen_[g]++;
+    if (i >= groups_[g].size()) return row.fail(field, Why::value_count, p, end, static_cast<int64_t>(i + 1));
+    return row.dense(field, static_cast<size_t>(groups_[g][i]), p, end, room);
+  }
+
+  // A group is given whole or not at all.
+  template <class Row>
+  bool finish(Row& row, const char* line, const char* end) const {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      if (seen_[g] == 0) {
+        for (const int column : groups_[g]) row.dense_missing(static_cast<size_t>(column));
+      } else if (seen_[g] != groups_[g].size()) {
+        (void)row.fail(g, Why::value_count, line, line, static_cast<int64_t>(seen_[g]));
+        row.bad.field = -2 - static_cast<int>(g);  // the group itself, not a token
+        row.bad.value_length = end - line;
+        return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  const std::vector<DenseGroup>& groups_;
+  std::vector<size_t> seen_;
+};
+
+class SlottedPass {
+ public:
+  SlottedPass(const Slotted& plan, std::string_view block)
+      : plan_(plan), begin_(block.data()), row_(plan.layout, begin_, count_lines(block)), groups_(plan.groups) {}
+
+  Rows run(std::string_view block, OnBad on_bad) {
+    return each_line(block, on_bad, row_, [this](const char* p, const char* end) { return line(p, end); });
+  }
+
+ private:
+  bool line(const char* const first, const char* const end) {
+    const char* p = first;
+    groups_.clear();
+    size_t n = 0;
+    if (plan_.token == Slotted::Token::value_name) {
+      const char* const tab = find_char(p, end, '\t');
+      if (tab != end) p = tab + 1;
+    } else {
+      while (p < end && blank(*p)) ++p;
+    }
+    if (plan_.token == Slotted::Token::name_key_value && !leading_label(p, end)) return false;
+    while (p < end) {
+      const char* const stop = find_char(p, end, ' ');
+      if (!token(n++, p, stop)) return false;
+      p = stop + 1;
+    }
+    return groups_.finish(row_, first, end);
+  }
+
+  bool leading_label(const char*& p, const char* end) {
+    const char* const stop = find_char(p, end, ' ');
+    const bool found = find_char(p, stop, ':') == stop;
+    if (found != plan_.layout.label) return row_.fail(0, found ? Why::has_label : Why::no_label, p, stop);
+    if (!found) return true;
+    const char* const text = p;
+    p = stop < end ? stop + 1 : end;
+    return row_.label(0, text, stop);
+  }
+
+  bool token(size_t n, const char* p, const char* stop) {
+    const char* const colon = find_char(p, stop, ':');
+    if (colon == stop) return row_.fail(n, Why::not_a_token, p, stop);
+    const char *name = p, *name_end = colon, *value = colon + 1, *value_end = stop;
+    float weight = 1.0f;
+    switch (plan_.token) {
+      case Slotted::Token::name_value:
+        value_end = find_char(value, stop, ':');
+        break;
+      case Slotted::Token::value_name:
+        std::swap(name, value);
+        name_end = stop;
+        value_end = colon;
+        break;
+      case Slotted::Token::name_key_value: {
+        value_end = find_char(value, stop, ':');
+        double x;
+        if (value_end == stop) return row_.fail(n, Why::not_a_token, p, stop);
+        if (!to_double(value_end + 1, stop, x)) return row_.fail(n, Why::not_a_number, value_end + 1, stop);
+        weight = static_cast<float>(x);
+        if (!std::isfinite(weight)) return row_.fail(n, Why::out_of_range, value_end + 1, stop);
+        break;
+      }
+    }
+    const Field* const what = field(n, {name, static_cast<size_t>(name_end - name)});
+    return what == nullptr || set(n, *what, value, value_end, weight);
+  }
+
+  // Lines are mostly alike: the name at this place in the line before is tried first.
+  const Field* field(size_t n, std::string_view name) {
+    if (n < guesses_.size() && guesses_[n].name == name) return guesses_[n].field;
+    const Field* const found = plan_.find(name);
+    if (n < 4096) {
+      if (guesses_.size() <= n) guesses_.resize(n + 1);
+      guesses_[n] = {name, found};
+    }
+    return found;
+  }
+
+  bool set(size_t n, const Field& what, const char* p, const char* end, float weight) {
+    const auto index = static_cast<size_t>(what.index);
+    switch (what.role) {
+      case Role::slot:
+        return p == end || row_.key(n, index, p, end, weight);
+      case Role::dense:
+        return groups_.add(row_, n, index, p, end, end - begin_ >= 8);
+      case Role::label:
+        if (!plan_.layout.label) return row_.fail(n, Why::has_label, p, end);
+        return row_.has(Role::label) ? row_.fail(n, Why::repeated, p, end) : row_.label(n, p, end);
+      case Role::skip:
+        return true;
+      default:
+        return row_.has(what.role) ? row_.fail(n, Why::repeated, p, end) : row_.side(n, what.role, p, end);
+    }
+  }
+
+  struct Guess {
+    std::string_view name;
+    const Field* field = nullptr;
+  };
+
+  const Slotted& plan_;
+  const char* const begin_;
+  RowWriter<false> row_;
+  Groups groups_;
+  std::vector<Guess> guesses_;
+};
+
+class MultiSlotPass {
+ public:
+  MultiSlotPass(const MultiSlot& plan, std::string_view block)
+      : plan_(plan), begin_(block.data()), row_(plan.layout, begin_, count_lines(block)), groups_(plan.groups) {}
+
+  Rows run(std::string_view block, OnBad on_bad) {
+    return each_line(block, on_bad, row_, [this](const char* p, const char* end) { return line(p, end); });
+  }
+
+ private:
+  struct Text {
+    const char *p, *end;
+  };
+
+  // The next text between blanks; empty at the end of the line.
+  static Text next(const char*& p, const char* end) {
+    while (p < end && blank(*p)) ++p;
+    const char* const start = p;
+    while (p < end && !blank(*p)) ++p;
+    return {start, p};
+  }
+
+  bool line(const char* p, const char* const end) {
+    groups_.clear();
+    for (size_t s = 0; s < plan_.steps.size(); ++s) {
+      const MultiSlot::Step& step = plan_.steps[s];
+      const Text count = next(p, end);
+      if (count.p == count.end) return row_.fail(s, Why::short_line, end, end);
+      uint64_t n = 0;
+      if (!to_u64(count.p, count.end, n) || n == 0) return row_.fail(s, Why::bad_count, count.p, count.end);
+      if (step.width != 0 && n != static_cast<uint64_t>(step.width))
+        return row_.fail(s, Why::value_count, count.p, count.end, n > INT64_MAX ? INT64_MAX : static_cast<int64_t>(n));
+      for (uint64_t i = 0; i < n; ++i) {
+        const Text value = next(p, end);
+        if (value.p == value.end) return row_.fail(s, Why::short_line, end, end);
+        if (!set(s, step.what, value)) return false;
+      }
+    }
+    const Text more = next(p, end);
+    return more.p == more.end || row_.fail(plan_.steps.size(), Why::trailing, more.p, end);
+  }
+
+  bool set(size_t s, const Field& what, Text value) {
+    const auto index = static_cast<size_t>(what.index);
+    switch (what.role) {
+      case Role::slot:
+        return row_.key(s, index, value.p, value.end);
+      case Role::dense:
+        return groups_.add(row_, s, index, value.p, value.end, value.end - begin_ >= 8);
+      case Role::label:
+        return row_.label(s, value.p, value.end);
+      case Role::skip:
+        return true;
+      default:
+        return row_.side(s, what.role, value.p, value.end);
+    }
+  }
+
+  const MultiSlot& plan_;
+  const char* const begin_;
+  RowWriter<false> row_;
+  Groups groups_;
+};
+
+}  // namespace
+
+const Field* Slotted::find(std::string_view text) const {
+  const auto found = fields_.find(text);
+  return found == fields_.end() ? nullptr : &found->second;
+}
+
+Rows Slotted::parse(std::string_view block, OnBad on_bad) const {
+  return block.empty() ? Rows{} : SlottedPass(*this, block).run(block, on_bad);
+}
+
+Rows MultiSlot::parse(std::string_view block, OnBad on_bad) const {
+  return block.empty() ? Rows{} : MultiSlotPass(*this, block).run(block, on_bad);
+}
+
+}  // namespace clickfleet::parse

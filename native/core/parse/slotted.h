@@ -1,0 +1,51 @@
+// Lines of tokens that name their slot (slots, feasign, libffm), and of counted blocks in a fixed order (multislot).
+#pragma once
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "layout.h"
+
+namespace clickfleet::parse {
+
+// Several dense columns that share a name: its first value goes to the first, and so on.
+using DenseGroup = std::vector<int>;
+
+struct Slotted {
+  enum class Token {
+    name_value,      // slots: name:value, a further colon ends the value
+    value_name,      // feasign: value:name, after an optional id and a tab
+    name_key_value,  // libffm: a label, then name:value:weight
+  };
+
+  Layout layout;
+  Token token = Token::name_value;
+  std::vector<DenseGroup> groups;
+
+  void name(const std::string& text, Field field) { fields_[text] = field; }
+  Rows parse(std::string_view block, OnBad on_bad) const;
+  const Field* find(std::string_view text) const;
+
+ private:
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view s) const { return hash_bytes(0, s.data(), s.size()); }
+  };
+  std::unordered_map<std::string, Field, Hash, std::equal_to<>> fields_;
+};
+
+struct MultiSlot {
+  struct Step {
+    Field what;
+    int width;  // 0: any number of values
+  };
+
+  Layout layout;
+  std::vector<DenseGroup> groups;
+  std::vector<Step> steps;
+
+  Rows parse(std::string_view block, OnBad on_bad) const;
+};
+
+}  // namespace clickfleet::parse

@@ -1,0 +1,56 @@
+"""Lines of tokens that name their slot: slots, feasign and libffm are declarations of this."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clickfleet import _core
+from clickfleet.formats._lines import Lines, Parser
+from clickfleet.formats._native import NativeParser, layout
+from clickfleet.schema import Schema
+
+
+def dense_groups(schema: Schema) -> dict[str, list[int]]:
+    """The dense columns behind each name in the files, in order."""
+    groups: dict[str, list[int]] = {}
+    for i, column in enumerate(schema.dense):
+        groups.setdefault(column.source or column.name, []).append(i)
+    return groups
+
+
+def named_fields(schema: Schema) -> list[tuple[str, Any, int]]:
+    """(name in the files, role, index) of everything a schema reads, the dense values by group."""
+    role = _core.Role
+    fields: list[tuple[str, Any, int]] = [(schema.label, role.label, 0)]
+    for name in ("show", "click", "weight", "time", "group"):
+        if (column := getattr(schema, name)) is not None:
+            fields.append((column, getattr(role, name), 0))
+    fields += [(name, role.dense, i) for i, name in enumerate(dense_groups(schema))]
+    fields += [(slot.source or slot.name, role.slot, i) for i, slot in enumerate(schema.slots) if slot.bucket is None]
+    return fields
+
+
+@dataclass(frozen=True)
+class Slotted(Lines):
+    """Tokens between single blanks; a name the schema does not know is skipped, a slot that does not occur is missing."""
+
+    token: ClassVar[str]
+    shape: ClassVar[str]
+    """What a token looks like, for people."""
+
+    def labelled(self, schema: Schema, first_line: bytes) -> bool:
+        """Whether the lines of a file that starts with this one have labels."""
+        raise NotImplementedError
+
+    def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
+        plan = _core.Slotted(
+            layout(schema, label=self.labelled(schema, first_line)),
+            getattr(_core.Token, self.token),
+            list(dense_groups(schema).values()),
+            named_fields(schema),
+        )
+        return NativeParser(plan, schema, _names(list(dense_groups(schema))), self.shape)
+
+
+def _names(groups: list[str]) -> Callable[[int], str]:
+    return lambda field: f"token {field + 1}" if field >= 0 else groups[-2 - field]
