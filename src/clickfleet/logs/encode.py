@@ -69,7 +69,7 @@ def _flags(column: Any) -> NDArray[np.uint8]:
 
 def slots_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
     """`name:value` tokens, the label first."""
-    columns = [] if batch.labels is None else [PrintColumn(batch.labels, prefix=f"{schema.label}:", bare=True)]
+    columns = [_number(values, prefix=f"{name}:") for name, values in row_columns(batch, schema).items()]
     columns += [
         _dense(dense, i, prefix=f"{column.source or column.name}:") for i, column in enumerate(schema.dense)
     ]
@@ -82,7 +82,7 @@ def slots_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
 def feasign_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
     """`value:slot` tokens, the label first; there is no place for dense values."""
     assert not dense.shape[1]
-    columns = [] if batch.labels is None else [PrintColumn(batch.labels, suffix=f":{schema.label}", bare=True)]
+    columns = [_number(values, suffix=f":{name}") for name, values in row_columns(batch, schema).items()]
     columns += [
         _keys(batch, i, suffix=f":{slot.source or slot.name}", skip_absent=True) for i, slot in enumerate(schema.slots)
     ]
@@ -90,20 +90,20 @@ def feasign_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
 
 
 def multislot_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
-    """Counted blocks: the dense values, the slots (an empty one is padded with a 0), the label."""
+    """Counted blocks: the dense values, the slots (an empty one is padded with a 0), other columns, the label."""
     width = dense.shape[1]
     columns = [_dense(dense, i, before=f"{width} " if i == 0 else "") for i in range(width)]
     columns += [_keys(batch, i, counted=True, absent="1 0") for i in range(len(schema.slots))]
-    if batch.labels is not None:
-        columns.append(PrintColumn(batch.labels, before="1 ", bare=True))
+    numbers = row_columns(batch, schema)
+    if schema.label in numbers:
+        numbers[schema.label] = numbers.pop(schema.label)  # last
+    columns += [_number(values, before="1 ") for values in numbers.values()]
     return bytes(print_rows(columns, " "))
 
 
 def libffm_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
     """`field:key:value` tokens after the label: a dense column is a field with one key, its own number."""
-    if batch.labels is None:
-        raise DataError("libffm needs a label on every line, and these rows have none")
-    columns = [PrintColumn(batch.labels, bare=True)]
+    columns = [] if batch.labels is None else [_number(batch.labels)]
     for i in range(dense.shape[1]):
         present = (dense[:, i] != 0).astype(np.uint8)
         columns.append(_dense(dense, i, prefix=f"{i}:{i}:", present=present, skip_absent=True))
@@ -112,6 +112,23 @@ def libffm_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
         _keys(batch, i, prefix=f"{dense.shape[1] + i}:", skip_absent=True, values=values) for i in range(batch.slots)
     ]
     return bytes(print_rows(columns, " "))
+
+
+def row_columns(batch: Batch, schema: Schema) -> dict[str, NDArray[Any]]:
+    """The label and what else there is once per row, by its name in the files."""
+    named = {
+        schema.label: batch.labels,
+        schema.show: batch.shows,
+        schema.click: batch.clicks,
+        schema.weight: batch.weights,
+        schema.time: batch.times,
+        schema.group: batch.groups,
+    }
+    return {name: values for name, values in named.items() if name is not None and values is not None}
+
+
+def _number(values: NDArray[Any], **around: Any) -> PrintColumn:
+    return PrintColumn(values, bare=values.dtype.kind == "f", **around)
 
 
 def _dense(dense: Floats, i: int, **around: Any) -> PrintColumn:
@@ -149,9 +166,7 @@ def key_columns(batch: Batch, dense: Floats, schema: Schema) -> Any:
 
     if batch.values is not None and not (batch.values == 1).all():
         raise DataError("the keys carry values other than 1, and only libffm has a place for them")
-    columns: dict[str, Any] = {}
-    if batch.labels is not None:
-        columns[schema.label] = pa.array(batch.labels)
+    columns: dict[str, Any] = {name: pa.array(values) for name, values in row_columns(batch, schema).items()}
     for i, column in enumerate(schema.dense):
         columns[column.source or column.name] = pa.array(np.ascontiguousarray(dense[:, i]))
     for i, slot in enumerate(schema.slots):

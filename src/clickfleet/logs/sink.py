@@ -37,8 +37,11 @@ class Sink:
 
             self._file = pa.CompressedOutputStream(pa.PythonFile(self._raw, mode="w"), packed)
 
-    def write(self, content: Any, rows: int) -> None:
+    def write(self, content: Any, rows: int, header: bytes = b"") -> None:
+        """`rows` rows; a `header` goes before the first of a file."""
         try:
+            if header and not self.rows:
+                self._file.write(header)
             if self.kind in ("parquet", "arrow"):
                 self._open(content.schema).write_batch(content)
             else:

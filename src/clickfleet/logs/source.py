@@ -4,7 +4,9 @@ A piece is one block of a file. `batch` is what training would see; `columns` ar
 null. The text formats of columns are parsed twice, first by the format itself, so that bad lines are refused in its words.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +15,13 @@ from numpy.typing import NDArray
 
 from clickfleet.bad_lines import BadLines, Counters, Policy
 from clickfleet.batch import Batch
-from clickfleet.errors import DataError
-from clickfleet.files import Unpacked
+from clickfleet.errors import ConfigError, DataError
+from clickfleet.files import Unpacked, packing
 from clickfleet.formats import Block, Format, load
 from clickfleet.formats._delimited import Delimited
 from clickfleet.formats._lines import LineBlock
-from clickfleet.schema import Dense, Schema
+from clickfleet.progress import Bar, progress
+from clickfleet.schema import Dense, Schema, preset
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,11 +54,13 @@ class Source:
     def __post_init__(self) -> None:
         self.counters = Counters()
 
-    def pieces(self, path: str, *, columns: bool, on_bytes: Callable[[int], None] = lambda _: None) -> Iterator[Piece]:
-        """The rows of one file, with their raw columns if asked for; `on_bytes` hears how much of it was read."""
+    def pieces(self, path: str, *, columns: bool, bar: Bar) -> Iterator[Piece]:
+        """The rows of one file, with their raw columns if asked for."""
         form = load(self.format)
         if columns and self.format in ("parquet", "arrow"):
-            yield from _stored(path, self.format, self.schema)
+            for piece in _stored(path, self.format):
+                bar.advance(piece.columns.nbytes if bar.unit == "bytes" else len(piece))  # type: ignore[union-attr]
+                yield piece
             return
         bad = BadLines(self.bad_lines, self.max_bad_fraction, None)
         names = _names(form, path, self.schema) if columns else ()
@@ -64,11 +69,29 @@ class Source:
             parsed = block.parse("all" if columns and bad.on_bad != "stop" else bad.on_bad)
             bad.handle(path, lines + _header(form), parsed, self.counters, self.format)
             lines += parsed.lines
-            on_bytes(block.size)
+            bar.advance(block.size if bar.unit == "bytes" else len(parsed.batch))
             if len(parsed.batch):
                 gone = [item.line for item in parsed.bad]
                 yield Piece(parsed.batch, _columns(form, block, names, gone, path, self.schema) if columns else None)
         bad.check(self.counters)
+
+
+def default_schema(kind: str) -> Schema:
+    """What files of a format mean when nobody says: what the format says, or Criteo's columns where any columns may be."""
+    known = load(kind).schema
+    if known is None and kind in COLUMNAR:
+        return preset("criteo")
+    if known is None:
+        raise ConfigError(f"files of the format {kind} do not name their columns", "describe them in a file and give --schema")
+    return known
+
+
+@contextmanager
+def reading(files: Sequence[str], what: str) -> Iterator[Bar]:
+    """A progress bar for files: by bytes where their sizes say how much there is to read, else by rows."""
+    plain = all("://" not in path and packing(path) is None and not path.endswith(".parquet") for path in files)
+    with progress(what, sum(map(os.path.getsize, files)) if plain else None, "bytes" if plain else "rows") as bar:
+        yield bar
 
 
 def exact_dense(schema: Schema, columns: "pa.RecordBatch") -> NDArray[np.float64]:
@@ -149,7 +172,7 @@ def text_columns(lines: bytes, names: Sequence[str], separator: str, quote: str,
     return table.combine_chunks().to_batches()[0]
 
 
-def _stored(path: str, kind: str, schema: Schema) -> Iterator[Piece]:
+def _stored(path: str, kind: str) -> Iterator[Piece]:
     """Record batches as they are stored, with the columns the schema names."""
     import pyarrow as pa
     from pyarrow import parquet

@@ -123,11 +123,9 @@ def synth(
     with progress(f"writing {out}", options.rows + options.test_rows) as bar:
         for file in files:
             with Sink(file.path, options.format) as sink:
-                if target.header:
-                    sink.write(target.header, 0)
                 for _ in file.blocks():
-                    content, probability, labels = next(drawn)
-                    sink.write(content, len(labels))
+                    content, header, probability, labels = next(drawn)
+                    sink.write(content, len(labels), header)
                     bar.advance(len(labels))
                     if file.stream == _TEST or not options.test_rows:
                         judged.append((probability, labels))
@@ -156,7 +154,7 @@ def auc(scores: Floats, labels: NDArray[np.int8]) -> float:
     return float((rank[where[labels == 1]].sum() - ones * (ones + 1) / 2) / (ones * zeros)) if ones and zeros else np.nan
 
 
-_Drawn = tuple[Any, Floats, NDArray[np.int8]]
+_Drawn = tuple[Any, bytes, Floats, NDArray[np.int8]]
 
 
 def _draw_ahead(
@@ -166,8 +164,8 @@ def _draw_ahead(
 
     def make(file: _File, block: int, low: int, high: int) -> _Drawn:
         features, labels, probability = teacher(file.day).draw(file.stream, block)
-        content = target.encode(_piece(columns(features, labels).slice(low, high - low), target))
-        return content, probability[low:high], labels[low:high]
+        piece = _piece(columns(features, labels).slice(low, high - low), target)
+        return target.encode(piece), target.header(piece), probability[low:high], labels[low:high]
 
     waiting: deque[Future[_Drawn]] = deque()
     with ThreadPoolExecutor(threads) as pool:

@@ -14,7 +14,7 @@ import numpy as np
 from clickfleet.batch import Batch
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.formats import load
-from clickfleet.logs.encode import LINES, Floats, key_columns, raw_lines
+from clickfleet.logs.encode import LINES, Floats, key_columns, raw_lines, row_columns
 from clickfleet.logs.source import COLUMNAR, Piece, exact_dense
 from clickfleet.schema import Dense, KeyRule, Schema, Slot
 
@@ -44,6 +44,8 @@ class Target:
                     f"a criteo line has 13 counts and 26 categories, this schema has {len(self.schema.dense)} "
                     f"and {len(self.schema.read_slots)}"
                 )
+        if self.format == "libffm" and any((self.schema.show, self.schema.click, self.schema.weight, self.schema.time, self.schema.group)):
+            raise ConfigError("libffm has a label and keys only: no place for show, click, weight, time or group")
         if self.format == "feasign" and self.schema.dense and not self.drop_dense and not self._all_bucketed:
             raise ConfigError(
                 "feasign has no place for dense columns",
@@ -55,10 +57,18 @@ class Target:
         used = {slot.bucket.column for slot in self.schema.slots if slot.bucket}
         return used == {dense.name for dense in self.schema.dense}
 
-    @property
-    def header(self) -> bytes:
-        """The first line of every file."""
-        return (",".join(self._columns or ()) + "\n").encode() if self.format == "csv" and self.raw else b""
+    def header(self, piece: Piece) -> bytes:
+        """The first line of a file that starts with these rows."""
+        if self.format != "csv":
+            return b""
+        if self.raw:
+            names = [name for name in self._columns if name in piece.columns.schema.names]  # type: ignore[union-attr]
+        else:
+            assert piece.batch is not None
+            names = [*row_columns(piece.batch, self.result)]
+            names += [column.source or column.name for column in (*self.result.dense, *self.result.slots)]
+        quoted = ['"' + name.replace('"', '""') + '"' if any(c in name for c in ',"') else name for name in names]
+        return (",".join(quoted) + "\n").encode()
 
     @property
     def _columns(self) -> list[str]:
@@ -75,34 +85,23 @@ class Target:
         """The schema that reads what is written."""
         if self.raw:
             return self.schema
-        default = load(self.format).schema
-        dense, slots = self.schema.dense, self.schema.slots
-        if self.format == "feasign":
-            dense = ()
         if self.format == "libffm":
-            slots = tuple(Slot(str(i), multi=True) for i in range(len(dense) + len(slots)))
-            return Schema((), slots, label="label", keys=KeyRule("raw"), values=True)
-        if default is not None and (len(default.dense), len(default.slots)) == (len(dense), len(slots)):
-            plain = tuple(replace(column, transform=Dense("").transform) for column in default.dense)
-            named = tuple(
-                replace(slot, multi=ours.multi, pooling=ours.pooling) for slot, ours in zip(default.slots, slots, strict=True)
-            )
-            return replace(default, dense=plain, slots=named, keys=KeyRule("raw"))
-        names = [slot.name for slot in slots]
-        if self.format == "feasign" and not all(name.isdigit() and name != "1" for name in names):
-            names = [str(i + 2) for i in range(len(names))]
-        label = default.label if default is not None else self.schema.label
-        return Schema(
-            tuple(Dense(column.name) for column in dense),
-            tuple(Slot(name, slot.multi, slot.pooling) for name, slot in zip(names, slots, strict=True)),
-            label=label,
-            keys=KeyRule("raw"),
-        )
-
-    @property
-    def needs_columns(self) -> bool:
-        """Whether rows must come with their raw columns."""
-        return self.raw
+            fields = tuple(Slot(str(i), multi=True) for i in range(len(self.schema.dense) + len(self.schema.slots)))
+            return Schema((), fields, label="label", keys=KeyRule("raw"), values=True)
+        schema = replace(self.schema.applied(), values=False)
+        dense = () if self.format == "feasign" else schema.dense
+        slots = tuple(Slot(slot.name, slot.multi, slot.pooling, slot.source) for slot in schema.slots)
+        known = load(self.format).schema if self.format in LINES else None
+        if known is not None and (len(known.dense), len(known.slots)) == (len(dense), len(slots)):
+            dense, label = known.dense, known.label
+            slots = tuple(replace(slot, name=given.name, source=given.source) for slot, given in zip(slots, known.slots, strict=True))
+        elif self.format == "feasign":
+            label = "1"
+            if not all(slot.name.isdigit() and slot.name != "1" for slot in slots):
+                slots = tuple(replace(slot, name=str(i), source="") for i, slot in enumerate(slots, 2))
+        else:
+            label = schema.label
+        return replace(schema, dense=dense, slots=slots, label=label)
 
     def encode(self, piece: Piece) -> Any:
         """The bytes or the Arrow record batch of some rows."""
