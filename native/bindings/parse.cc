@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "parse/columnar.h"
 #include "parse/delimited.h"
 #include "parse/slotted.h"
 
@@ -53,6 +54,36 @@ nb::tuple parse_block(const Plan& plan, const nb::bytes& block, OnBad on_bad) {
     rows = plan.parse({block.c_str(), block.size()}, on_bad);
   }
   return hand_over(rows, plan.layout);
+}
+
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using KeysOut = nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu>;  // [rows, 1] of any row stride
+using DenseOut = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
+
+template <class Array>
+size_t checked_stride(const Array& out, size_t rows) {
+  if (out.shape(0) != rows || out.shape(1) != 1 || (rows > 1 && out.stride(0) < 1))
+    throw nb::value_error("the output does not fit the values");
+  return static_cast<size_t>(out.stride(0));
+}
+
+template <class Offset>
+size_t fill_text_keys(const Layout& self, size_t slot, const In<Offset>& ends, const In<uint8_t>& bytes, KeysOut out) {
+  if (ends.size() == 0) throw nb::value_error("n values have n + 1 offsets");
+  const size_t n = ends.size() - 1, stride = checked_stride(out, n);
+  if (slot >= self.slots.size() || (n > 0 && static_cast<size_t>(ends.data()[n]) > bytes.size()))
+    throw nb::value_error("the text does not fit its offsets");
+  nb::gil_scoped_release nogil;
+  return text_keys(self, slot, ends.data(), n, reinterpret_cast<const char*>(bytes.data()), out.data(), stride);
+}
+
+template <class Integer>
+size_t fill_integer_keys(const Layout& self, size_t slot, const In<Integer>& values, KeysOut out) {
+  const size_t stride = checked_stride(out, values.size());
+  if (slot >= self.slots.size()) throw nb::value_error("there is no such slot");
+  nb::gil_scoped_release nogil;
+  return integer_keys(self, slot, values.data(), values.size(), out.data(), stride);
 }
 
 }  // namespace
@@ -108,6 +139,41 @@ void bind_parse(nb::module_& m) {
           },
           "name"_a, "scale"_a, "a"_a, "b"_a, "missing"_a)
       .def("add_slot", &Layout::add_slot, "name"_a, "multi"_a, "prefix"_a)
+      .def("missing_key", [](const Layout& self, size_t slot) { return self.slots.at(slot).missing; })
+      .def("text_keys", &fill_text_keys<int32_t>, "slot"_a, "ends"_a.noconvert(), "bytes"_a, "out"_a.noconvert())
+      .def("text_keys", &fill_text_keys<int64_t>, "slot"_a, "ends"_a.noconvert(), "bytes"_a, "out"_a.noconvert())
+      .def("integer_keys", &fill_integer_keys<int64_t>, "slot"_a, "values"_a.noconvert(), "out"_a.noconvert())
+      .def("integer_keys", &fill_integer_keys<uint64_t>, "slot"_a, "values"_a.noconvert(), "out"_a.noconvert())
+      .def(
+          "group_keys",
+          [](const Layout& self, const In<int32_t>& ends, const In<uint8_t>& bytes, KeysOut out) {
+            if (ends.size() == 0) throw nb::value_error("n values have n + 1 offsets");
+            const size_t n = ends.size() - 1, stride = checked_stride(out, n);
+            for (size_t i = 0; i < n; ++i)
+              out.data()[i * stride] =
+                  hash64(self.group_seed, reinterpret_cast<const char*>(bytes.data()) + ends.data()[i],
+                         static_cast<size_t>(ends.data()[i + 1] - ends.data()[i]));
+          },
+          "ends"_a, "bytes"_a, "out"_a.noconvert())
+      .def(
+          "dense_values",
+          [](const Layout& self, size_t column, const In<double>& values, DenseOut out) {
+            const size_t stride = checked_stride(out, values.size());
+            if (column >= self.dense.size()) throw nb::value_error("there is no such dense column");
+            nb::gil_scoped_release nogil;
+            return dense_values(self, column, values.data(), values.size(), out.data(), stride);
+          },
+          "column"_a, "values"_a, "out"_a.noconvert())
+      .def(
+          "bucket_keys",
+          [](const Layout& self, const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& dense,
+             nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu> out, size_t bucket) {
+            const size_t n = dense.shape(0), width = dense.shape(1), stride = checked_stride(out, n);
+            const Bucket& b = self.buckets.at(bucket);
+            for (size_t i = 0; i < n; ++i)
+              out.data()[i * stride] = self.bucket_key(b, dense.data()[i * width + static_cast<size_t>(b.column)]);
+          },
+          "dense"_a.noconvert(), "out"_a.noconvert(), "bucket"_a)
       .def(
           "add_bucket",
           [](Layout& self, int slot, int column, double low, double high, int64_t buckets,

@@ -74,7 +74,8 @@ class BadLines:
         if counters.lines >= enough and counters.bad_lines > self.max_fraction * counters.lines:
             shown = "".join(f"\n  {line}" for line in counters.examples[:3])
             raise DataError(
-                f"{counters.bad_lines} of {counters.lines} lines are bad, more than data.max_bad_fraction={self.max_fraction:g} allows:{shown}",
+                f"{counters.bad_lines} of {counters.lines} lines are bad, "
+                f"more than data.max_bad_fraction={self.max_fraction:g} allows:{shown}",
                 "check data.format and the schema, or raise data.max_bad_fraction",
             )
 
@@ -90,7 +91,7 @@ class BadLines:
         if self._file is None:
             assert self._path is not None
             os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
-            self._file = open(self._path, "ab")
+            self._file = open(self._path, "ab")  # noqa: SIM115
         return self._file
 
     def mark(self) -> int:

@@ -9,8 +9,8 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ def _count_to(n: int) -> Integers:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Rows of one schema; the keys of row b in slot s are `keys[offsets[b * slots + s] : offsets[b * slots + s + 1]]`."""
+    """Rows of one schema; slot s of row b has the keys from `offsets[b * slots + s]` to the offset after it."""
 
     dense: Floats  # [B, F]
     keys: Keys  # [N]
@@ -53,11 +53,11 @@ class Batch:
     times: Integers | None = None
     groups: Keys | None = None
     values: Floats | None = None  # [N]
-    one_each: bool = False
+    one_each: bool = field(default=False, init=False)
     """Every slot of every row has exactly one key, so offsets just count."""
 
     def __post_init__(self) -> None:
-        if self.offsets is None:
+        if cast(Any, self.offsets) is None:
             self.one_each = True
             self.offsets = _count_to(len(self.dense) * self.slots + 1)
         rows = len(self.dense)

@@ -1,6 +1,7 @@
 """Files -> parsed blocks in an order that depends on nothing but the files: the threads only decide how soon they come.
 
-Files are dealt to lanes like cards; a lane reads its files one after the other, and blocks are taken from the lanes in turn.
+Files are dealt to lanes like cards; a lane reads its files one after the other, and blocks are taken from the lanes by
+turns.
 """
 
 import threading
@@ -54,7 +55,7 @@ class _Lane:
 
 
 class Blocks:
-    """Iterates over the blocks of all lanes in turn, reading and parsing ahead in `threads` threads (0: none, on demand)."""
+    """The blocks of all lanes by turns, read and parsed ahead by `threads` threads (0: none, on demand)."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, cast
 
-from clickfleet.errors import ConfigError, DataError, MissingError
+from clickfleet.errors import ClickfleetError, ConfigError, DataError, MissingError
 
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 """Name endings of compressed files and what pyarrow calls them."""
@@ -20,7 +20,7 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}
 def expand(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], base: str = "") -> list[str]:
     """Every data file that `paths` name, sorted within each; a folder stands for the files in it.
 
-    Files whose name starts with a dot or an underscore (.DS_Store, _SUCCESS) are not data unless they are named themselves.
+    Files whose name starts with a dot or an underscore (.DS_Store, _SUCCESS) are not data unless named themselves.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []
@@ -52,7 +52,7 @@ def _expand_local(path: str) -> list[str]:
 
 
 def _expand_url(url: str) -> list[str]:
-    with _errors(url):
+    with reading(url):
         fs, path = _filesystem(url)
         if glob.has_magic(path):
             matches = sorted(cast(list[str], fs.glob(path)))
@@ -95,7 +95,7 @@ def packing(path: str) -> str | None:
 
 def open_bytes(path: str) -> IO[bytes]:
     """The file as it is stored."""
-    with _errors(path):
+    with reading(path):
         if "://" in path:
             fs, inner = _filesystem(path)
             return cast(IO[bytes], fs.open(inner, "rb"))
@@ -158,7 +158,7 @@ class Unpacked:
 
     def read(self, n: int) -> bytes:
         """Up to n bytes, fewer only at the end."""
-        with _errors(self.path):
+        with reading(self.path):
             data: bytes = self._stream.read(n)
             if len(data) == n or not data:
                 return data
@@ -171,7 +171,7 @@ class Unpacked:
 
     def skip(self, n: int) -> None:
         """Jumps, or reads and forgets."""
-        with _errors(self.path):
+        with reading(self.path):
             if self.packed is None:
                 self._stream.seek(n, os.SEEK_CUR)
                 return
@@ -188,18 +188,20 @@ class Unpacked:
 
 
 @contextmanager
-def _errors(path: str) -> Iterator[None]:
+def reading(path: str) -> Iterator[None]:
+    """Turns what goes wrong while a file is read into a DataError that names it."""
     try:
         yield
-    except (EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path}: the compressed data is cut short or damaged ({error})",
-            "fetch or write the file again; what was read before this point is complete lines",
-        ) from None
-    except OSError as error:
-        text = error.strerror or str(error)
-        if "Truncated" in text or "compressed" in text or "gzip" in text or "CRC" in text:
+    except ClickfleetError:
+        raise
+    except Exception as error:
+        text = str(getattr(error, "strerror", None) or error)
+        foreign = type(error).__module__.split(".")[0] in ("pyarrow", "botocore", "aiohttp")
+        if isinstance(error, EOFError | zlib.error) or "truncated" in text.lower() or "zstd" in text.lower():
             raise DataError(
-                f"{path}: the compressed data is cut short or damaged ({text})", "fetch or write the file again"
-            ) from None
-        raise DataError(f"{path}: cannot be read: {text}") from None
+                f"{path}: the compressed data is cut short or damaged ({text})",
+                "fetch or write the file again",
+            ) from error
+        if isinstance(error, OSError) or foreign:
+            raise DataError(f"{path}: cannot be read: {text}") from error
+        raise

@@ -38,7 +38,7 @@ def names(folder: str) -> list[str]:
 
 
 def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
-    """The object of type `kind` (or class derived from it) in `clickfleet/<folder>/<name>.py`, or in the user's file `name`.
+    """The object of type `kind` (or class derived from it) in `clickfleet/<folder>/<name>.py` or in a user's file.
 
     A user's file is named by a path that ends in .py; `base` is what a relative path is relative to.
     """
@@ -65,7 +65,7 @@ def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
 
 
 def build(item: Any, options: dict[str, Any], where: str) -> Any:
-    """`item` with options: a class is called with them, a dataclass instance copied with them; unknown ones are refused."""
+    """`item` with options: a class is called with them, an instance is copied with them; unknown ones are refused."""
     known = [field.name for field in fields(item) if field.init] if is_dataclass(item) else []
     for key in options:
         if key not in known:
@@ -94,7 +94,8 @@ def _user_file(path: Path, folder: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))  # its own helpers, beside it

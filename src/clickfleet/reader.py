@@ -42,8 +42,8 @@ class _Position:
 class Reader:
     """An iterable of batches; each iteration is one pass over the files, and goes on where an earlier one was left.
 
-    `shuffle` is the number of rows shuffled at a time, or "global" for all of them in memory; it also shuffles the files of each pass.
-    `interleave` files are read by turns (default: 1 in order, 4 when shuffling).
+    `shuffle` is the number of rows shuffled at a time, or "global" for all of them in memory; it also shuffles the
+    files of each pass. `interleave` files are read by turns (default: 1 in order, 4 when shuffling).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The columns of a dataset by name: the label, dense values with their transforms, slots, and how a value becomes a key.
+"""The columns of a dataset by name: label, dense values with their transforms, slots, and how a value becomes a key.
 
 >>> schema = preset("criteo")
 >>> len(schema.dense), len(schema.slots), str(schema.keys)
@@ -20,6 +20,7 @@ from clickfleet.errors import ConfigError, DataError
 
 Pooling = Literal["sum", "mean"]
 TransformName = Literal["none", "minmax", "log1p", "standard"]
+SIDES = ("show", "click", "weight", "time", "group")
 RuleName = Literal["hash64", "py2", "raw"]
 
 
@@ -77,7 +78,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Turns a transformed dense column into a slot: equal buckets in [low, high], or the intervals between `boundaries`.
+    """Turns a transformed dense column into a slot: equal buckets in [low, high], or intervals between `boundaries`.
 
     Under the rules py2 and raw the key is `offset` + bucket.
     """
@@ -154,7 +155,7 @@ class Schema:
             raise ConfigError("a schema needs the name of its label column")
         if not self.slots and not self.dense:
             raise ConfigError("a schema needs at least one slot or dense column")
-        names = [column.name for column in (*self.dense, *self.slots)]
+        names = [column.name for column in self.columns]
         for name in names:
             if not name:
                 raise ConfigError("a column of the schema has no name")
@@ -180,6 +181,16 @@ class Schema:
             raise ConfigError(f"slot {slot.name}: offset must lie between 0 and 2^63 - 1")
 
     @property
+    def columns(self) -> tuple[Dense | Slot, ...]:
+        """The dense columns, then the slots."""
+        return (*self.dense, *self.slots)
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """The columns there are of show, click, weight, time and group: what it is -> its name in the files."""
+        return {kind: name for kind in SIDES if (name := getattr(self, kind)) is not None}
+
+    @property
     def read_slots(self) -> tuple[Slot, ...]:
         """The slots found in the files: all but the bucketed ones."""
         return tuple(slot for slot in self.slots if slot.bucket is None)
@@ -195,9 +206,7 @@ class Schema:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for YAML and JSON; what has its default is left out."""
         plain: dict[str, Any] = {"label": self.label, "keys": str(self.keys)}
-        for name in ("show", "click", "weight", "time", "group"):
-            if getattr(self, name) is not None:
-                plain[name] = getattr(self, name)
+        plain |= self.sides
         if self.values:
             plain["values"] = True
         plain["dense"] = [_plain(column, transform=str(column.transform)) for column in self.dense]
@@ -212,7 +221,8 @@ class Schema:
         rule = given.pop("keys", "hash64")
         dense = tuple(_dense(item, f"{where}.dense[{i}]") for i, item in enumerate(given.pop("dense", ())))
         slots = tuple(_slot(item, f"{where}.slots[{i}]") for i, item in enumerate(given.pop("slots", ())))
-        return _build(cls, {**given, "dense": dense, "slots": slots, "keys": KeyRule.parse(str(rule))}, where)
+        found: Schema = _build(cls, {**given, "dense": dense, "slots": slots, "keys": KeyRule.parse(str(rule))}, where)
+        return found
 
     @property
     def hash(self) -> str:
@@ -225,7 +235,7 @@ class Schema:
     def diff(self, other: "Schema") -> list[str]:
         """One line per difference, ours first; empty where the two mean the same."""
         lines: list[str] = []
-        for name in ("label", "keys", "show", "click", "weight", "time", "group", "values"):
+        for name in ("label", "keys", *SIDES, "values"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 lines.append(f"{name}: {mine} here, {theirs} there")
@@ -363,8 +373,8 @@ PRESETS: dict[str, Callable[[], Schema]] = {
 def preset(name: str) -> Schema:
     """A schema we ship.
 
-    `criteo`; `criteo-paddle`, with the scaling and ids of the original system; `criteo-slots`, where those were applied before the
-    file was written; `feasign`, 300 slots of any number of raw keys.
+    `criteo`; `criteo-paddle`, with the scaling and ids of the original system; `criteo-slots`, where those were
+    applied before the file was written; `feasign`, 300 slots of any number of raw keys.
     """
     if name not in PRESETS:
         from clickfleet.find import closest

@@ -1,9 +1,9 @@
 """Raw formats, one file each: bytes -> Batch. This is their contract.
 
-A format opens a file as a series of blocks. Each block can be parsed on its own, in any thread, and knows the position from which
-the file can be opened again, so that a reader can go on exactly where it stopped. The formats of text share their loops: a file here
-is mostly a declaration. A user's own file holds any object with `schema` and `parse(block: bytes) -> Batch`, where a block is
-whole lines; an error raised by `parse` is a bad line.
+A format opens a file as a series of blocks. Each block can be parsed on its own, in any thread, and knows the position
+from which the file can be opened again, so that a reader can go on exactly where it stopped. The formats of text share
+their loops: a file here is mostly a declaration. A user's own file holds any object with `schema` and
+`parse(block: bytes) -> Batch`, where a block is whole lines; an error raised by `parse` is a bad line.
 """
 
 from abc import ABC, abstractmethod

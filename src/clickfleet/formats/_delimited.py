@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clickfleet import _core
-from clickfleet.errors import DataError
+from clickfleet.errors import ConfigError, DataError
 from clickfleet.find import closest
 from clickfleet.formats._lines import Lines, Parser
 from clickfleet.formats._native import NativeParser, layout
@@ -20,8 +20,20 @@ class Delimited(Lines):
     list_separator: str = ""
     """Between the values of a multi-valued slot."""
     quotes: bool = False
+    """Whether "…" may hide separators."""
+
+    def __post_init__(self) -> None:
+        for name, text in (("separator", self.separator), ("list_separator", self.list_separator)):
+            if len(text.encode()) > 1 or text in ("\n", "\r", '"') or (name == "separator" and not text):
+                raise ConfigError(f"data.format.{name} must be one ASCII character, not {text!r}")
+        if self.separator == self.list_separator:
+            raise ConfigError("data.format: separator and list_separator are the same")
 
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
+        if schema.label not in self.columns:
+            raise ConfigError(
+                f"the format has no column {schema.label!r} for the label{closest(schema.label, self.columns)}"
+            )
         found = first_line.count(self.separator.encode()) + 1
         columns = list(self.columns)
         if found == len(columns) - 1 and schema.label in columns:
@@ -44,15 +56,8 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
     has_label = schema.label in columns
     if has_label:
         place(schema.label, role.label, 0, "the label")
-    for name, kind in (
-        ("show", role.show),
-        ("click", role.click),
-        ("weight", role.weight),
-        ("time", role.time),
-        ("group", role.group),
-    ):
-        if (column := getattr(schema, name)) is not None:
-            place(column, kind, 0, name)
+    for kind, column in schema.sides.items():
+        place(column, getattr(role, kind), 0, kind)
     for i, dense in enumerate(schema.dense):
         place(dense.source or dense.name, role.dense, i, f"the dense column {dense.name}")
     for i, slot in enumerate(schema.slots):

@@ -39,8 +39,8 @@ def layout(schema: Schema, *, label: bool) -> Any:
     """The native layout of a schema's rows, with or without a label."""
     plan = _core.Layout(getattr(_core.KeyRule, schema.keys.name), max(schema.keys.modulus, 1))
     plan.label = label
-    for name in ("show", "click", "weight", "time"):
-        setattr(plan, name, getattr(schema, name) is not None)
+    for kind in schema.sides:
+        setattr(plan, kind, True)
     if schema.group is not None:
         plan.group_by(schema.group)
     plan.values = schema.values
@@ -64,6 +64,14 @@ def layout(schema: Schema, *, label: bool) -> Any:
     return plan
 
 
+def dense_groups(schema: Schema) -> dict[str, list[int]]:
+    """The dense columns behind each name in the files, in order."""
+    groups: dict[str, list[int]] = {}
+    for i, column in enumerate(schema.dense):
+        groups.setdefault(column.source or column.name, []).append(i)
+    return groups
+
+
 class NativeParser:
     """A native loop as a Parser; `names` say what its field numbers mean, `expected` what a line or token should be."""
 
@@ -79,7 +87,16 @@ class NativeParser:
         return Parsed(Batch(slots=self._slots, **columns), seen, bad_lines, [self._bad(lines, *item) for item in bad])
 
     def _bad(
-        self, lines: bytes, line: int, at: int, length: int, value: int, value_length: int, field: int, why: int, detail: int
+        self,
+        lines: bytes,
+        line: int,
+        at: int,
+        length: int,
+        value: int,
+        value_length: int,
+        field: int,
+        why: int,
+        detail: int,
     ) -> Bad:
         reason = _REASONS[why].format(detail=detail, expected=self._expected)
         if reason.startswith(("is ", "has ", "comes ")):

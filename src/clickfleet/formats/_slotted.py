@@ -6,25 +6,15 @@ from typing import Any, ClassVar
 
 from clickfleet import _core
 from clickfleet.formats._lines import Lines, Parser
-from clickfleet.formats._native import NativeParser, layout
+from clickfleet.formats._native import NativeParser, dense_groups, layout
 from clickfleet.schema import Schema
-
-
-def dense_groups(schema: Schema) -> dict[str, list[int]]:
-    """The dense columns behind each name in the files, in order."""
-    groups: dict[str, list[int]] = {}
-    for i, column in enumerate(schema.dense):
-        groups.setdefault(column.source or column.name, []).append(i)
-    return groups
 
 
 def named_fields(schema: Schema) -> list[tuple[str, Any, int]]:
     """(name in the files, role, index) of everything a schema reads, the dense values by group."""
     role = _core.Role
     fields: list[tuple[str, Any, int]] = [(schema.label, role.label, 0)]
-    for name in ("show", "click", "weight", "time", "group"):
-        if (column := getattr(schema, name)) is not None:
-            fields.append((column, getattr(role, name), 0))
+    fields += [(column, getattr(role, kind), 0) for kind, column in schema.sides.items()]
     fields += [(name, role.dense, i) for i, name in enumerate(dense_groups(schema))]
     fields += [(slot.source or slot.name, role.slot, i) for i, slot in enumerate(schema.slots) if slot.bucket is None]
     return fields
@@ -32,7 +22,7 @@ def named_fields(schema: Schema) -> list[tuple[str, Any, int]]:
 
 @dataclass(frozen=True)
 class Slotted(Lines):
-    """Tokens between single blanks; a name the schema does not know is skipped, a slot that does not occur is missing."""
+    """Tokens between single blanks; a name unknown to the schema is skipped, a slot that does not occur is missing."""
 
     token: ClassVar[str]
     shape: ClassVar[str]

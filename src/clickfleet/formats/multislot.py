@@ -47,11 +47,10 @@ class Multislot(Lines):
         role = _core.Role
         found = {name: (kind, index) for name, kind, index in named_fields(schema)}
         slots = [slot.source or slot.name for slot in schema.read_slots]
-        sides = [getattr(schema, name) for name in ("show", "click", "weight", "time", "group")]
         order: Sequence[str] = self.order or [
             *(["dense"] if schema.dense else []),
             *slots,
-            *(name for name in sides if name is not None),
+            *schema.sides.values(),
             schema.label,
         ]
         steps: list[tuple[str, Any, int, int, list[int]]] = []
@@ -80,11 +79,7 @@ class Multislot(Lines):
         dense = [column for _, _, _, _, columns in steps for column in columns]
         absent = [slot.name for slot in schema.read_slots if (slot.source or slot.name) not in names]
         absent += [column.name for i, column in enumerate(schema.dense) if i not in dense]
-        absent += [
-            name
-            for kind in ("show", "click", "weight", "time", "group")
-            if (name := getattr(schema, kind)) is not None and name not in names
-        ]
+        absent += [name for name in schema.sides.values() if name not in names]
         if absent or len(set(names)) < len(names) or len(set(dense)) < len(dense):
             raise ConfigError(
                 f"data.format.order must name every column of the schema once; absent: {', '.join(absent) or 'none'}"

@@ -1,4 +1,4 @@
-"""slots: `name:value` tokens, one blank between them, in any order: `click:0 dense_feature:0.05 … 1:715353 2:817085`."""
+"""slots: `name:value` tokens, one blank between them, in any order: `click:0 dense_feature:0.05 … 1:715353`."""
 
 from dataclasses import dataclass
 

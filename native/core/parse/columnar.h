@@ -1,0 +1,49 @@
+// Whole columns of values (Arrow, NumPy) to keys and dense values, by the same functions that read text.
+#pragma once
+#include <charconv>
+#include <cmath>
+
+#include "layout.h"
+
+namespace clickfleet::parse {
+
+// Values [ends[i], ends[i + 1]) of `bytes` to out[i * stride]; returns the first value that is no key, or n.
+template <class Offset>
+size_t text_keys(const Layout& layout, size_t slot, const Offset* ends, size_t n, const char* bytes, uint64_t* out,
+                 size_t stride) {
+  const SlotColumn& column = layout.slots[slot];
+  for (size_t i = 0; i < n; ++i)
+    if (!layout.key(column, bytes + ends[i], static_cast<size_t>(ends[i + 1] - ends[i]), out[i * stride])) return i;
+  return n;
+}
+
+// Integers to keys: as decimal text, or as they are under the raw rule, where a negative one is none.
+template <class Integer>
+size_t integer_keys(const Layout& layout, size_t slot, const Integer* values, size_t n, uint64_t* out, size_t stride) {
+  const SlotColumn& column = layout.slots[slot];
+  for (size_t i = 0; i < n; ++i) {
+    if (layout.rule == KeyRule::raw) {
+      if (values[i] < Integer{0}) return i;
+      out[i * stride] = static_cast<uint64_t>(values[i]);
+      continue;
+    }
+    char text[24];
+    const auto [end, error] = std::to_chars(text, text + sizeof text, values[i]);
+    layout.key(column, text, static_cast<size_t>(end - text), out[i * stride]);
+  }
+  return n;
+}
+
+// Not a number is missing. Returns the first value that is out of range, or n.
+inline size_t dense_values(const Layout& layout, size_t index, const double* values, size_t n, float* out,
+                           size_t stride) {
+  const DenseColumn& column = layout.dense[index];
+  for (size_t i = 0; i < n; ++i) {
+    const float x = std::isnan(values[i]) ? column.missing : static_cast<float>(layout.transform(column, values[i]));
+    if (!std::isfinite(x)) return i;
+    out[i * stride] = x;
+  }
+  return n;
+}
+
+}  // namespace clickfleet::parse

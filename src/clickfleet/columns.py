@@ -1,0 +1,306 @@
+"""Columns of values (Arrow, and through it NumPy, pandas and Polars) -> Batch, by the functions that also read text."""
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from clickfleet.batch import Batch, Floats, Keys
+from clickfleet.errors import DataError
+from clickfleet.find import closest
+from clickfleet.formats import Bad, OnBad, Parsed
+from clickfleet.formats._native import dense_groups, layout
+from clickfleet.schema import Schema, Slot
+
+
+class Columns:
+    """Turns record batches with certain columns into rows of a schema; others are ignored."""
+
+    def __init__(self, schema: Schema, present: Collection[str], where: str) -> None:
+        self.schema = schema
+        self.labelled = schema.label in present
+        self._where = where
+        self._layout = layout(schema, label=self.labelled)
+        slots = [slot.source or slot.name for slot in schema.read_slots]
+        needed = [*schema.sides.values(), *dense_groups(schema), *slots]
+        for name in needed:
+            if name not in present:
+                raise DataError(
+                    f"{where}: there is no column {name!r}{closest(name, present)}",
+                    "name it in the schema as it is in the data (source: …)",
+                )
+        self.needed = [*([schema.label] if self.labelled else []), *dict.fromkeys(needed)]
+        """The columns it reads."""
+
+    def parse(self, table: pa.RecordBatch, on_bad: OnBad = "all") -> Parsed:
+        """The rows of a record batch; `line` of a bad one is its place in the batch."""
+        work = _Work(self.schema, self._layout, table, self._where)
+        batch = work.batch(self.labelled)
+        if not work.bad:
+            return Parsed(batch, len(table))
+        bad = sorted(work.bad.items())[: 1 if on_bad == "stop" else None]
+        good = np.ones(len(table), bool)
+        good[list(work.bad)] = False
+        lines = bad[0][0] + 1 if on_bad == "stop" else len(table)
+        good[lines:] = False
+        shown = [
+            Bad(row, json.dumps(table.slice(row, 1).to_pylist()[0], default=str).encode(), *why) for row, why in bad
+        ]
+        return Parsed(batch.take(np.flatnonzero(good)), lines, len(bad), shown)
+
+
+class _Work:
+    """One record batch on its way."""
+
+    def __init__(self, schema: Schema, plan: Any, table: pa.RecordBatch, where: str) -> None:
+        self.schema, self.plan, self.table, self.where = schema, plan, table, where
+        self.rows = len(table)
+        self.bad: dict[int, tuple[str, str]] = {}  # row -> field, reason
+
+    def batch(self, labelled: bool) -> Batch:
+        schema = self.schema
+        labels = self._numbers(schema.label, "the label is missing") if labelled else None
+        shows, weights = (self._numbers(name, 1.0) if name else None for name in (schema.show, schema.weight))
+        clicks = None
+        if schema.click:
+            clicks = self._numbers(schema.click, np.nan)
+            clicks = np.where(np.isnan(clicks), 0 if labels is None else labels, clicks).astype(np.float32)
+        times = self._times(schema.time) if schema.time else None
+        groups = self._groups(schema.group) if schema.group else None
+        dense = self._dense()
+        keys, offsets, values = self._keys(dense)
+        return Batch(dense, keys, len(schema.slots), offsets, labels, shows, clicks, weights, times, groups, values)
+
+    def _column(self, name: str) -> pa.Array:
+        return _without_views(self.table.column(name))
+
+    def _floats(self, name: str, column: pa.Array) -> NDArray[np.float64]:
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            column, kind = column.dictionary_decode(), kind.value_type
+        if pa.types.is_boolean(kind):
+            column = column.cast(pa.int8())
+        elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+            raise self._wrong(name, kind, "a number")
+        # safe=False: an integer beyond 2^53 is rounded, as the same digits in a text file would be
+        wide: pa.Array = column.cast(pa.float64(), safe=False)
+        return np.ascontiguousarray(wide.to_numpy(zero_copy_only=False), np.float64)
+
+    def _wrong(self, name: str, kind: Any, wanted: str) -> DataError:
+        return DataError(f"{self.where}: column {name!r} has type {kind}, which cannot be {wanted}", "convert it first")
+
+    def _numbers(self, name: str, missing: float | str) -> Floats:
+        """A column of one number per row; a missing one is replaced, or refused with the reason given."""
+        wide = self._floats(name, self._column(name))
+        absent = np.isnan(wide)
+        if isinstance(missing, str):
+            for row in np.flatnonzero(absent):
+                self.bad.setdefault(int(row), (name, missing))
+        else:
+            wide = np.where(absent, missing, wide)
+        with np.errstate(over="ignore"):
+            narrow = wide.astype(np.float32)
+        for row in np.flatnonzero(np.isinf(narrow)):
+            self.bad.setdefault(int(row), (name, f"{wide[row]} is out of range"))
+        return narrow
+
+    def _times(self, name: str) -> NDArray[np.int64]:
+        column = self._column(name)
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            column = column.cast(pa.timestamp("s"), safe=False)
+        elif not pa.types.is_integer(column.type):
+            raise self._wrong(name, column.type, "a time: an integer or a timestamp")
+        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
+            self.bad.setdefault(int(row), (name, "the time is missing"))
+        times: NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        return times
+
+    def _groups(self, name: str) -> Keys:
+        text = self._column(name).cast(pa.string()).fill_null("")
+        out = np.empty((self.rows, 1), np.uint64)
+        self.plan.group_keys(*_text(text), out)
+        return out[:, 0]
+
+    def _dense(self) -> Floats:
+        dense = np.empty((self.rows, len(self.schema.dense)), np.float32)
+        for name, places in dense_groups(self.schema).items():
+            column = self._column(name)
+            if _is_list(column.type):
+                self._dense_list(name, column, places, dense)
+            elif len(places) > 1:
+                raise self._wrong(name, column.type, f"a list of {len(places)} numbers")
+            else:
+                self._dense_column(name, places[0], self._floats(name, column), dense)
+        return dense
+
+    def _dense_list(self, name: str, column: pa.Array, places: list[int], dense: Floats) -> None:
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        flat = self._floats(name, _flat(column))
+        wide = np.full((self.rows, len(places)), np.nan)
+        for row in np.flatnonzero((lengths != len(places)) & (lengths > 0)):
+            self.bad.setdefault(int(row), (name, f"{lengths[row]} values, not {len(places)} as in the schema"))
+        whole = lengths == len(places)
+        wide[whole] = flat[np.repeat(whole, lengths)].reshape(-1, len(places))
+        for i, place in enumerate(places):
+            self._dense_column(name, place, np.ascontiguousarray(wide[:, i]), dense)
+
+    def _dense_column(self, name: str, place: int, wide: NDArray[np.float64], dense: Floats) -> None:
+        out = dense[:, place : place + 1]
+        self._each(
+            name, self.rows, lambda at: self.plan.dense_values(place, wide[at:], out[at:]), out, "is out of range", wide
+        )
+
+    def _each(
+        self, name: str, n: int, fill: Callable[[int], int], out: Any, reason: str, values: Any, rows: Any = None
+    ) -> None:
+        """Calls `fill` from each place on where the last call stopped; the row it stopped at is bad."""
+        at = fill(0) if n else 0
+        while at < n:
+            out[at] = 0
+            self.bad.setdefault(int(at if rows is None else rows[at]), (name, f"{values[at]} {reason}"))
+            at += 1 + (fill(at + 1) if at + 1 < n else 0)
+
+    def _keys(self, dense: Floats) -> tuple[Keys, Any, Any]:
+        slots = self.schema.slots
+        columns = [None if slot.bucket else self._column(slot.source or slot.name) for slot in slots]
+        ragged = self.schema.values or any(
+            slot.multi or (column is not None and _is_list(column.type))
+            for slot, column in zip(slots, columns, strict=True)
+        )
+        if ragged:
+            return self._ragged(columns, dense)
+        keys = np.empty((self.rows, len(slots)), np.uint64)
+        buckets = 0
+        for i, (slot, column) in enumerate(zip(slots, columns, strict=True)):
+            out = keys[:, i : i + 1]
+            if column is None:
+                self.plan.bucket_keys(dense, out, buckets)
+                buckets += 1
+            else:
+                self._slot_keys(i, slot, column, out, None)
+        return keys.reshape(-1), None, None
+
+    def _ragged(self, columns: list[Any], dense: Floats) -> tuple[Keys, Any, Any]:
+        found: list[tuple[Keys, NDArray[np.int64], Any]] = []  # keys, how many per row, values
+        buckets = 0
+        for i, (slot, column) in enumerate(zip(self.schema.slots, columns, strict=True)):
+            if column is None:
+                out = np.empty((self.rows, 1), np.uint64)
+                self.plan.bucket_keys(dense, out, buckets)
+                buckets += 1
+                found.append((out[:, 0], np.ones(self.rows, np.int64), None))
+            else:
+                found.append(self._slot_lists(i, slot, column))
+        counts = np.stack([count for _, count, _ in found], axis=1) if found else np.zeros((self.rows, 0), np.int64)
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts.reshape(-1))))
+        keys = np.empty(offsets[-1], np.uint64)
+        values = np.ones(offsets[-1], np.float32) if self.schema.values else None
+        starts = offsets[:-1].reshape(counts.shape)
+        for i, (slot_keys, count, slot_values) in enumerate(found):
+            where = np.repeat(starts[:, i] - np.cumsum(count) + count, count) + np.arange(len(slot_keys))
+            keys[where] = slot_keys
+            if values is not None and slot_values is not None:
+                values[where] = slot_values
+        return keys, offsets, values
+
+    def _slot_lists(self, i: int, slot: Slot, column: pa.Array) -> tuple[Keys, NDArray[np.int64], Any]:
+        values = None
+        if _is_list(column.type):
+            counts = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            flat = _flat(column)
+            if pa.types.is_map(column.type):
+                values = self._floats(slot.name, flat.field(1)).astype(np.float32)
+                flat = flat.field(0)
+        else:
+            present = column.is_valid().to_numpy(zero_copy_only=False)
+            counts, flat = present.astype(np.int64), column.drop_null()
+        rows = np.repeat(np.arange(self.rows), counts)
+        out = np.empty((len(flat), 1), np.uint64)
+        self._slot_keys(i, slot, flat, out, rows)
+        keys = out[:, 0]
+        if not slot.multi:
+            for row in np.flatnonzero(counts > 1):
+                self.bad.setdefault(int(row), (slot.name, "has several values, but the slot is single-valued"))
+            absent = np.flatnonzero(counts == 0)
+            places = np.cumsum(counts)[absent]
+            keys = np.insert(keys, places, np.uint64(self.plan.missing_key(i)))
+            values = None if values is None else np.insert(values, places, np.float32(1))
+            counts = np.maximum(counts, 1)
+        return keys, counts, values
+
+    def _slot_keys(self, i: int, slot: Slot, column: pa.Array, out: Keys, rows: Any) -> None:
+        """The keys of one value per entry of `column`; `rows` says which row each belongs to."""
+        kind, n = column.type, len(column)
+        name = slot.source or slot.name
+        if pa.types.is_dictionary(kind):
+            if self.schema.keys.name == "raw":  # a bad entry must be traced to its rows
+                return self._slot_keys(i, slot, column.dictionary_decode(), out, rows)
+            distinct = np.empty((len(column.dictionary) + 1, 1), np.uint64)
+            distinct[-1] = self.plan.missing_key(i)
+            self._slot_keys(i, slot, column.dictionary, distinct[:-1], None)
+            out[:, 0] = distinct[:, 0][column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False)]
+            return None
+        if pa.types.is_boolean(kind):
+            column, kind = column.cast(pa.int8()), pa.int8()
+        if pa.types.is_integer(kind):
+            wide = column.cast(pa.uint64() if pa.types.is_unsigned_integer(kind) else pa.int64())
+            numbers = np.ascontiguousarray(wide.fill_null(0).to_numpy(zero_copy_only=False))
+            reason = "is negative, and the key rule raw needs unsigned integers"
+            self._each(
+                name, n, lambda at: self.plan.integer_keys(i, numbers[at:], out[at:]), out, reason, numbers, rows
+            )
+        elif _is_text(kind) or pa.types.is_null(kind):
+            text = (column if _is_text(kind) else column.cast(pa.string())).fill_null("")
+            ends, data = _text(text)
+            reason = "is not an unsigned 64-bit integer, which the key rule raw needs"
+            self._each(name, n, lambda at: self.plan.text_keys(i, ends[at:], data, out[at:]), out, reason, text, rows)
+        else:
+            raise self._wrong(name, kind, "a key (text and integers can; numbers with a fraction cannot)")
+        if column.null_count:
+            out[column.is_null().to_numpy(zero_copy_only=False), 0] = self.plan.missing_key(i)
+        return None
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_map(kind)
+    )
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    """The values of all lists; a map's as pairs."""
+    if pa.types.is_map(column.type):
+        column = column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
+    return _without_views(pc.list_flatten(column))
+
+
+def _is_text(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _without_views(column: pa.Array) -> pa.Array:
+    """Text as offsets and bytes, as most have it; Polars gives views."""
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
+
+
+def _text(column: pa.Array) -> tuple[Any, NDArray[np.uint8]]:
+    """The offsets and bytes of a text column."""
+    large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    _, ends, data = column.buffers()
+    kind: Any = np.int64 if large else np.int32
+    if ends is None or not len(column):
+        return np.zeros(len(column) + 1, kind), np.empty(0, np.uint8)
+    offsets = np.frombuffer(ends, kind)[column.offset : column.offset + len(column) + 1]
+    return offsets, np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)

@@ -1,0 +1,51 @@
+"""csv: columns named by the first line of each file, or by `columns`; quotation marks may hide separators."""
+
+from dataclasses import dataclass
+
+from clickfleet.errors import DataError
+from clickfleet.formats._delimited import Delimited, delimited_parser
+from clickfleet.formats._lines import Parser
+from clickfleet.schema import Schema
+
+
+@dataclass(frozen=True)
+class Csv(Delimited):
+    """Any columns by name; the schema picks those it knows, an empty field is a missing value."""
+
+    separator: str = ","
+    columns: tuple[str, ...] = ()
+    """Names of the columns where the files have no first line with names."""
+    list_separator: str = "|"
+    quotes: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "header_lines", 0 if self.columns else 1)
+
+    def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
+        if self.columns:
+            return super().parser(schema, first_line, path)
+        if not first_line:  # an empty file
+            return delimited_parser(self, schema, self.expected(schema), path)
+        try:
+            names = self.split(first_line.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise DataError(f"{path}:1: the line with the names of the columns is not UTF-8") from None
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{path}:1: two columns are named {twice!r}")
+        return delimited_parser(self, schema, names, path)
+
+    def split(self, line: str) -> list[str]:
+        import csv
+
+        if not self.quotes:
+            return line.split(self.separator)
+        return next(csv.reader([line], delimiter=self.separator))
+
+    def expected(self, schema: Schema) -> list[str]:
+        """The columns a schema needs."""
+        dense = [column.source or column.name for column in schema.dense]
+        slots = [slot.source or slot.name for slot in schema.read_slots]
+        return [schema.label, *schema.sides.values(), *dense, *slots]

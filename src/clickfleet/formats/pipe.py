@@ -1,0 +1,127 @@
+"""pipe: a command reads each file from standard input and prints multislot lines; debug it: `cat FILE | COMMAND`."""
+
+import subprocess
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+from clickfleet.errors import ConfigError, DataError
+from clickfleet.files import Unpacked
+from clickfleet.formats._lines import Stream
+from clickfleet.formats.multislot import Multislot as _Multislot
+
+_BITE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Pipe(_Multislot):
+    """The command runs once per file, in bash with pipefail; for the same file it must always print the same lines."""
+
+    command: str = "cat"
+    folder: str = ""
+    """Where the command runs; default: here."""
+
+    def __post_init__(self) -> None:
+        if not self.command.strip():
+            raise ConfigError("data.format.command is empty")
+
+    def stream(self, path: str) -> Stream:
+        return _Printed(path, self.command, self.folder or None)
+
+
+class _Printed:
+    """What a command prints for a file; its failure is an error once all of it was read."""
+
+    def __init__(self, path: str, command: str, folder: str | None) -> None:
+        self._path, self._command = path, command
+        self._source = Unpacked(path)  # opened first: a missing file is not the command's fault
+        self._failure: Exception | None = None
+        self._last_words: deque[bytes] = deque(maxlen=10)
+        self._process = subprocess.Popen(
+            ["bash", "-c", f"set -o pipefail; {command}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            bufsize=0,
+        )
+        self._helpers = [
+            threading.Thread(target=self._feed, name="clickfleet-pipe-in", daemon=True),
+            threading.Thread(target=self._listen, name="clickfleet-pipe-err", daemon=True),
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    def _feed(self) -> None:
+        stdin = self._pipe(self._process.stdin)
+        try:
+            while data := self._source.read(_BITE):
+                view = memoryview(data)
+                while view:
+                    view = view[stdin.write(view) :]
+        except BrokenPipeError:
+            pass  # the command does not want more; its exit status says whether that is right
+        except Exception as error:
+            self._failure = error
+            self._process.kill()
+        finally:
+            with suppress(BrokenPipeError):
+                stdin.close()
+
+    def _listen(self) -> None:
+        for line in self._pipe(self._process.stderr):
+            self._last_words.append(line[:500])
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None
+        return pipe
+
+    def read(self, n: int) -> bytes:
+        stdout = self._pipe(self._process.stdout)
+        parts = []
+        while n > 0:
+            data = stdout.read(n)
+            if not data:
+                self._check()
+                break
+            parts.append(data)
+            n -= len(data)
+        return b"".join(parts)
+
+    def _check(self) -> None:
+        status = self._process.wait()
+        for helper in self._helpers:
+            helper.join()
+        if self._failure is not None:
+            raise self._failure
+        if status != 0:
+            how = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
+            said = b"".join(self._last_words).decode("utf-8", "backslashreplace").rstrip()
+            indented = "".join(f"\n    {line}" for line in said.splitlines()) or " nothing"
+            raise DataError(
+                f"{self._path}: the command `{self._command}` {how}; its last words on stderr:{indented}",
+                f"try it alone: cat {self._path} | {self._command}",
+            )
+
+    def skip(self, n: int) -> None:
+        while n > 0:
+            got = len(self.read(min(n, _BITE)))
+            if not got:
+                raise DataError(
+                    f"{self._path}: the command `{self._command}` printed {n} bytes less than before",
+                    "it must print the same lines each time for the same file",
+                )
+            n -= got
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for helper in self._helpers:
+            helper.join()
+        for pipe in (self._process.stdout, self._process.stderr):
+            self._pipe(pipe).close()
+        self._source.close()
