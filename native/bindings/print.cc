@@ -72,7 +72,8 @@ void bind_print(nb::module_& m) {
           "__init__",
           [](Column* self, const nb::object& values, const nb::object& ends, const nb::object& starts,
              const nb::object& present, const nb::object& weights, std::string before, std::string prefix,
-             std::string suffix, std::string absent, bool skip_absent, bool bare, int digits, bool counted) {
+             std::string suffix, std::string absent, std::string between, bool skip_absent, bool bare, int digits,
+             bool counted) {
             Column made;
             PrintColumn& c = made.column;
             const size_t count = set_values(made, values, ends);
@@ -99,6 +100,7 @@ void bind_print(nb::module_& m) {
             c.prefix = std::move(prefix);
             c.suffix = std::move(suffix);
             c.absent = std::move(absent);
+            c.between = std::move(between);
             c.skip_absent = skip_absent;
             c.bare = bare;
             c.digits =
@@ -108,7 +110,7 @@ void bind_print(nb::module_& m) {
           },
           "values"_a, nb::kw_only(), "ends"_a = nb::none(), "starts"_a = nb::none(), "present"_a = nb::none(),
           "weights"_a = nb::none(), "before"_a = "", "prefix"_a = "", "suffix"_a = "", "absent"_a = "",
-          "skip_absent"_a = false, "bare"_a = false, "digits"_a = 0, "counted"_a = false)
+          "between"_a = "", "skip_absent"_a = false, "bare"_a = false, "digits"_a = 0, "counted"_a = false)
       .def_ro("rows", &Column::rows, "Rows this column has.");
   m.def(
       "print_rows",

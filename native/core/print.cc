@@ -77,7 +77,7 @@ void print_rows(const std::vector<PrintColumn>& columns, size_t rows, char separ
         out.push_back(separator);
       }
       for (int64_t i = begin; i < end; ++i) {
-        if (i > begin) out.push_back(separator);
+        if (i > begin) column.between.empty() ? out.push_back(separator) : void(out.append(column.between));
         out.append(column.prefix);
         append_value(column, i, out);
         out.append(column.suffix);

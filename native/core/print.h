@@ -21,6 +21,7 @@ struct PrintColumn {
   std::string before;                // once per row, before the column
   std::string prefix, suffix;        // around every value
   std::string absent;                // what a missing value or an empty list prints, without prefix and suffix
+  std::string between;               // between the values of a list; empty: the separator
   bool skip_absent = false;          // print nothing at all instead, not even the separator
   bool bare = false;                 // a whole number without a point, as it stands in raw logs
   int digits = 0;        // at most so many significant digits of a real number; 0: as few as read back the same

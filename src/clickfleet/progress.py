@@ -48,8 +48,16 @@ class _RichBar(Bar):
 
     def __init__(self, what: str, total: int | None, unit: str, stream: IO[str]) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-        from rich.progress import TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
 
         super().__init__(what, total, unit, stream, float("inf"))
         counts = (

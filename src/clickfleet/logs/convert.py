@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from clickfleet.bad_lines import Policy
 from clickfleet.files import PACKED, expand
 from clickfleet.formats import load
 from clickfleet.logs.sink import ENDINGS, Sink
-from clickfleet.logs.source import COLUMNAR, Source, default_schema, reading
+from clickfleet.logs.source import COLUMNAR, Source, schema_for, watched
 from clickfleet.logs.target import Target
-from clickfleet.schema import KeyRule, Schema, preset, write_schema
+from clickfleet.schema import Schema, write_schema
 
 
 def convert(
@@ -27,19 +26,20 @@ def convert(
     drop_dense: bool = False,
     bad_lines: Policy = "error",
 ) -> dict[str, Any]:
-    """Writes the rows of `inputs` to `out`: one file (`-`: stdout), or one per input where `out` is a folder (ends in /).
+    """Writes the rows of `inputs` to `out`: one file (`-`: stdout), or one per input where `out` is a folder (a/).
 
-    `keys` is the rule that makes keys: `hash64`, `py2` (Criteo's published ids and scaling, or `py2 mod M`), or `raw`, which keeps
-    values as they are. Default: raw between formats of raw columns, else the rule of the schema.
+    `keys` is the rule that makes keys: `hash64`, `py2` (Criteo's published ids and scaling, or `py2 mod M`), or `raw`,
+    which keeps values as they are. Default: raw between formats of raw columns, else the rule of the schema.
     """
     files = expand(inputs)
-    read_as, raw = plan(source, target, keys, schema)
+    raw = source in COLUMNAR and target in COLUMNAR and keys in (None, "raw")
+    read_as = schema_for(source, schema, None if raw else keys)
     goal = Target(target, read_as, raw, drop_dense)
     log = Source(files, source, read_as, bad_lines)
     columns = raw or (source in ("criteo", "csv") and bool(read_as.dense))
     written: list[str] = []
     rows = 0
-    with ExitStack() as open_sinks, reading(files, "converting") as bar:
+    with ExitStack() as open_sinks, watched(files, "converting") as bar:
         sink: Sink | None = None
         for path in files:
             if sink is None or _is_folder(out):
@@ -55,19 +55,6 @@ def convert(
         write_schema(goal.result, where)
         result["schema"] = str(where)
     return result
-
-
-def plan(source: str, target: str, keys: str | None, schema: Schema | None) -> tuple[Schema, bool]:
-    """The schema to read with, and whether raw columns are kept."""
-    given = schema or default_schema(source)
-    raw = source in COLUMNAR and target in COLUMNAR and keys in (None, "raw")
-    if raw or keys is None:
-        return given, raw
-    if keys == "py2":
-        if schema is None and source in COLUMNAR:
-            return preset("criteo-paddle"), False
-        keys = "py2 mod 1000001"
-    return replace(given, keys=KeyRule.parse(keys)), False
 
 
 def _is_folder(out: str | Path) -> bool:

@@ -13,6 +13,8 @@ from clickfleet.schema import Schema
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
+_LIST_SEPARATOR = "|"
+
 
 def raw_lines(columns: Any, separator: str, quote: bool) -> bytes:
     """An Arrow record batch as delimited lines; a missing value is an empty field."""
@@ -22,57 +24,72 @@ def raw_lines(columns: Any, separator: str, quote: bool) -> bytes:
 
 def _raw(column: Any, separator: str, quote: bool, name: str) -> PrintColumn:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    around: dict[str, Any] = {}
+    present = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        if not quote:
+            raise DataError(
+                f"column {name} holds lists, which this format cannot", "write csv, parquet or arrow instead"
+            )
+        column = column.cast(pa.large_list(column.type.value_type))
+        starts = column.offsets.to_numpy()
+        around = {"starts": starts - starts[0], "between": _LIST_SEPARATOR}
+        column = column.flatten()  # an absent list is an empty one
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    present = None if column.null_count == 0 else _flags(column)
+    return _printed(column, present, separator, quote, name, around)
+
+
+def _printed(
+    column: Any, present: NDArray[np.uint8] | None, separator: str, quote: bool, name: str, around: dict[str, Any]
+) -> PrintColumn:
+    import pyarrow as pa
+
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         whole = np.uint64 if kind == pa.uint64() else np.int64
-        return PrintColumn(column.fill_null(0).to_numpy(zero_copy_only=False).astype(whole), present=present)
+        return PrintColumn(column.fill_null(0).to_numpy(zero_copy_only=False).astype(whole), present=present, **around)
     if pa.types.is_floating(kind):
         real = np.float32 if kind == pa.float32() else np.float64
-        return PrintColumn(column.fill_null(0).to_numpy(zero_copy_only=False).astype(real), present=present, bare=True)
-    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        if pa.types.is_nested(kind):
-            raise DataError(f"column {name} holds {kind}, which delimited text cannot", "write parquet or arrow instead")
-        column = column.cast(pa.string())
-    column = column.cast(pa.binary())
-    special = f"[{separator}\"\n\r]" if quote else f"[{separator}\n\r]"
-    if _may_hold(column, separator + '"\n\r') and pc.any(pc.match_substring_regex(column, special)).as_py():
-        if not quote or pc.any(pc.match_substring_regex(column, "[\n\r]")).as_py():
-            raise DataError(f"column {name} holds a value with a separator or a line end in it", "write parquet or arrow instead")
-        column = pc.replace_substring(column, b'"', b'""')
-        return _text(column, present, prefix='"', suffix='"')
-    return _text(column, present)
-
-
-def _may_hold(column: Any, characters: str) -> bool:
-    """A quick look at all bytes, which a search value by value need not follow if it finds nothing."""
-    data = column.buffers()[2]
-    content = b"" if data is None else data.to_pybytes()
-    return any(character.encode() in content for character in characters)
-
-
-def _text(column: Any, present: NDArray[np.uint8] | None, **around: str) -> PrintColumn:
+        values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(real)
+        return PrintColumn(values, present=present, bare=True, **around)
+    if pa.types.is_nested(kind):
+        raise DataError(f"column {name} holds {kind}, which delimited text cannot", "write parquet or arrow instead")
+    column = (column if pa.types.is_binary(kind) else column.cast(pa.string())).cast(pa.binary())
+    if _holds(column, separator + "\n\r" + ('"' if quote else "") + around.get("between", "")):
+        if not quote or _holds(column, "\n\r") or around:
+            raise DataError(
+                f"column {name} holds a value with a separator or a line end in it", "write parquet or arrow instead"
+            )
+        column = _doubled(column)
+        around = {"prefix": '"', "suffix": '"'}
     _, ends, data = column.buffers()
     ends = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
     values = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
     return PrintColumn(values, ends=ends, present=present, **around)
 
 
-def _flags(column: Any) -> NDArray[np.uint8]:
-    flags: NDArray[np.uint8] = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
-    return flags
+def _holds(column: Any, characters: str) -> bool:
+    """Whether a value contains one of `characters`: a quick look at all bytes, then value by value."""
+    import pyarrow.compute as pc
+
+    data = column.buffers()[2]
+    content = b"" if data is None else data.to_pybytes()
+    found = [character for character in characters if character.encode() in content]
+    return any(pc.any(pc.match_substring(column, character.encode())).as_py() for character in found)
+
+
+def _doubled(column: Any) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.replace_substring(column, b'"', b'""')
 
 
 def slots_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
     """`name:value` tokens, the label first."""
     columns = [_number(values, prefix=f"{name}:") for name, values in row_columns(batch, schema).items()]
-    columns += [
-        _dense(dense, i, prefix=f"{column.source or column.name}:") for i, column in enumerate(schema.dense)
-    ]
+    columns += [_dense(dense, i, prefix=f"{column.source or column.name}:") for i, column in enumerate(schema.dense)]
     columns += [
         _keys(batch, i, prefix=f"{slot.source or slot.name}:", skip_absent=True) for i, slot in enumerate(schema.slots)
     ]

@@ -1,4 +1,4 @@
-"""Public click logs, ready to use: the archives fetched, checked, unpacked into parts, with small folders for a quick run."""
+"""Public click logs, ready to use: archives fetched, checked and unpacked, with small folders for a quick run."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.logs.download import download
@@ -70,7 +70,7 @@ DATASETS = {
 
 
 def dataset(name: str, urls: Sequence[str] = (), mirror: str = "") -> Dataset:
-    """A dataset by name, from its own source, from `urls` (one per archive) or from a `mirror` with the same file names."""
+    """A dataset by name, from its own source, from `urls` (one per archive) or from a `mirror` of the same names."""
     if name not in DATASETS:
         raise ConfigError(f"there is no dataset {name!r}", f"choose one of {', '.join(DATASETS)}")
     known = DATASETS[name]
@@ -89,7 +89,7 @@ def dataset(name: str, urls: Sequence[str] = (), mirror: str = "") -> Dataset:
 
 
 def fetch(data: Dataset, out: Path, say: Callable[[str], None] = lambda _: None, **options: Any) -> dict[str, Any]:
-    """Brings a dataset to the folder `out`; what is already there is not fetched again. `options` are those of `download`."""
+    """Brings a dataset to the folder `out`; what is there is not fetched again. `options` are those of `download`."""
     rows: dict[str, int] = {}
     for archive in data.archives:
         where = out / archive.name
@@ -151,17 +151,20 @@ def _unpack(path: Path, archive: Archive, out: Path) -> dict[str, int]:
     for folder in archive.folders.values():
         shutil.rmtree(_beside(out, folder), ignore_errors=True)
     try:
-        with path.open("rb") as raw, progress(f"unpacking {path.name}", path.stat().st_size, "bytes") as bar:
-            with tarfile.open(fileobj=_Watched(raw, bar), mode="r|*") as tar:
-                for member in tar:
-                    folder, inner = _place(member, archive, path)
-                    if not member.isfile() or not folder:
-                        continue
-                    target = _beside(out, folder) / inner
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    source = tar.extractfile(member)
-                    assert source is not None
-                    rows[folder] = rows.get(folder, 0) + _copy(source, target)
+        with (
+            path.open("rb") as raw,
+            progress(f"unpacking {path.name}", path.stat().st_size, "bytes") as bar,
+            tarfile.open(fileobj=cast(IO[bytes], _Watched(raw, bar)), mode="r|*") as tar,
+        ):
+            for member in tar:
+                folder, inner = _place(member, archive, path)
+                if not member.isfile() or not folder:
+                    continue
+                target = _beside(out, folder) / inner
+                target.parent.mkdir(parents=True, exist_ok=True)
+                source = tar.extractfile(member)
+                assert source is not None
+                rows[folder] = rows.get(folder, 0) + _copy(source, target)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise DataError(f"cannot unpack {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""A summary of a log as one self-contained HTML page, with a plot per column."""
+"""A summary of a log for people: a table for the terminal, a self-contained HTML page with a plot per column."""
 
 from html import escape
 from typing import Any
@@ -6,17 +6,48 @@ from typing import Any
 from clickfleet.logs.stats import Summary
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1c2733; --soft: #5b6b7b; --bar: #2f7ebc; --mark: #d9541e; --paper: #fff; --card: #f4f6f8 }
+:root { color-scheme: light dark; --ink: #1c2733; --soft: #5b6b7b; --bar: #2f7ebc; --mark: #d9541e;
+        --paper: #fff; --card: #f4f6f8 }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6edf3; --soft: #9fb0c0; --bar: #58a6e0; --mark: #ff8a5c; --paper: #10161c; --card: #1a232c }
 }
-body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto; max-width: 76rem; padding: 0 1rem }
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+       margin: 2rem auto; max-width: 76rem; padding: 0 1rem }
 main { display: grid; grid-template-columns: repeat(auto-fill, minmax(22rem, 1fr)); gap: 1rem }
 section { background: var(--card); border-radius: .5rem; padding: .8rem 1rem }
-h2 { font-size: 1rem; margin: 0 } p { margin: .2rem 0; color: var(--soft) } svg { width: 100%; height: auto; display: block }
-svg text { fill: var(--soft); font: 11px system-ui, sans-serif } .bar { fill: var(--bar) } .mark { stroke: var(--mark); stroke-dasharray: 3 2 }
+h2 { font-size: 1rem; margin: 0 }
+p { margin: .2rem 0; color: var(--soft) }
+svg { width: 100%; height: auto; display: block }
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif }
+.bar { fill: var(--bar) }
+.mark { stroke: var(--mark); stroke-dasharray: 3 2 }
 """
 _WIDTH, _HEIGHT, _LINE = 360, 120, 17
+
+
+def table(summary: Summary, top: int = 3) -> str:
+    """The summary as text, one line per column."""
+    lines = [f"{summary.rows:,} rows, {_ctr(summary)}"]
+    names = [column.name for column in summary.dense] + [slot.name for slot in summary.slots]
+    width = max(map(len, ["dense", *names]))
+    if summary.dense:
+        heads = ("missing", "least", "median", "mean", "95%", "greatest")
+        lines += ["", f"{'dense':{width}}" + "".join(f"{head:>12}" for head in heads)]
+    for dense in summary.dense:
+        column = dense.to_dict()
+        missing = "?" if dense.missing is None else f"{dense.missing / max(summary.rows, 1):.1%}"
+        shown = [column[name] for name in ("min", "p50", "mean", "p95", "max")]
+        lines.append(
+            f"{dense.name:{width}}{missing:>12}" + "".join(f"{'' if x is None else f'{x:.5g}':>12}" for x in shown)
+        )
+    if summary.slots:
+        lines += ["", f"{'slot':{width}}{'missing':>12}{'distinct':>12}  most frequent values"]
+    for slot in summary.slots:
+        column = slot.to_dict(top)
+        frequent = "  ".join(f"{value} {count / slot.values:.1%}" for value, count in column["top"])
+        missing = f"{slot.missing / max(summary.rows, 1):.1%}"
+        lines.append(f"{slot.name:{width}}{missing:>12}{column['distinct']:>12,}  {frequent}")
+    return "\n".join(lines)
 
 
 def page(summary: Summary, title: str) -> str:
@@ -53,7 +84,8 @@ def _histogram(column: dict[str, Any]) -> str:
     for i, count in enumerate(counts):
         tall = count / most * (_HEIGHT - 24)
         bars.append(
-            f'<rect class="bar" x="{i * wide:.1f}" y="{_HEIGHT - 18 - tall:.1f}" width="{max(wide - 1, 1):.1f}" height="{tall:.1f}">'
+            f'<rect class="bar" x="{i * wide:.1f}" y="{_HEIGHT - 18 - tall:.1f}" '
+            f'width="{max(wide - 1, 1):.1f}" height="{tall:.1f}">'
             f"<title>{edges[i]:.4g} to {edges[i + 1]:.4g}: {count:,}</title></rect>"
         )
     place = sum(edge <= column["p95"] for edge in edges[1:-1]) + 0.5
@@ -83,7 +115,11 @@ def _slot_card(slot: dict[str, Any], rows: int) -> str:
         )
     label = f"most frequent values of {escape(slot['name'])}"
     tall = len(slot["top"]) * _LINE
-    return _card(slot["name"], about, f'<svg viewBox="0 0 {_WIDTH} {tall}" role="img" aria-label="{label}">{"".join(lines)}</svg>')
+    return _card(
+        slot["name"],
+        about,
+        f'<svg viewBox="0 0 {_WIDTH} {tall}" role="img" aria-label="{label}">{"".join(lines)}</svg>',
+    )
 
 
 def _card(name: str, about: str, plot: str) -> str:

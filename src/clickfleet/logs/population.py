@@ -1,4 +1,4 @@
-"""The columns of a synthetic log: how large its counts are, how many ids its slots have, what is missing, as in Criteo's log."""
+"""The columns of a synthetic log, after Criteo's: how large the counts are, how many ids a slot has, what is missing."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ BLOCK = 16384
 
 @dataclass(frozen=True)
 class Count:
-    """A dense column: floor(exp(centre + spread·z)) − shift but never under `least`: heavy-tailed, sometimes missing."""
+    """A dense column: floor(exp(centre + spread·z)) − shift, never under `least`: heavy-tailed, sometimes missing."""
 
     centre: float
     spread: float
@@ -33,7 +33,7 @@ class Category:
 
     @property
     def mingle(self) -> float:
-        """How much its ids interact: the fewer there are, the more, because pairs of rare ids can teach nobody anything."""
+        """How much its ids interact: the fewer there are, the more, because pairs of rare ids teach nobody anything."""
         return 1.0 if self.size < 700 else 0.75 if self.size < 20_000 else 0.65
 
 
@@ -96,7 +96,7 @@ class Features:
 
 
 def draw(rng: np.random.Generator, seed: int, age: float) -> Features:
-    """Features at `age`: the share of ids that died and were replaced since day 0 (more than 1: several generations)."""
+    """Features at `age`: the share of ids that died and were replaced since day 0 (over 1: several generations)."""
     missing = rng.random((len(MISSING), BLOCK), dtype=np.float32) < np.array(MISSING, np.float32)[:, None]
     activity = rng.standard_normal(
         BLOCK, dtype=np.float32

@@ -46,15 +46,15 @@ class Distinct:
         m = len(self.registers)
         empty = int((self.registers == 0).sum())
         raw = 0.7213 / (1 + 1.079 / m) * m * m / np.exp2(-self.registers.astype(np.float64)).sum()
-        return round(m * np.log(m / empty)) if raw <= 2.5 * m and empty else round(raw)
+        return int(m * np.log(m / empty) + 0.5) if raw <= 2.5 * m and empty else int(raw + 0.5)
 
 
 @dataclass
 class Frequent:
     """The most frequent values (Misra-Gries, mergeable: Agarwal et al. 2012).
 
-    A value's true count lies between its count here and that plus `slack`, which is at most total / size; a value that is absent here
-    occurred at most `slack` times.
+    A value's true count lies between its count here and that plus `slack`, which is at most total / size; a value that
+    is absent here occurred at most `slack` times.
     """
 
     size: int = 1024

@@ -1,4 +1,4 @@
-"""What is in a log: rows, click rate, and for every column how much is missing, how many values there are and which are frequent."""
+"""What is in a log: rows, click rate, and per column what is missing, how many values it has, the frequent ones."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from clickfleet.batch import concatenate
 from clickfleet.files import expand
 from clickfleet.logs.encode import slot_keys
 from clickfleet.logs.sketch import Distinct, Frequent, Spread
-from clickfleet.logs.source import COLUMNAR, Piece, Source, default_schema, reading
+from clickfleet.logs.source import COLUMNAR, Piece, Source, schema_for, watched
 from clickfleet.schema import Schema, Slot
 
 _GATHER = 16384  # rows per update of the sketches: blocks may be much smaller
@@ -29,7 +29,9 @@ class DenseColumn:
 
     def to_dict(self) -> dict[str, Any]:
         edges, counts = self.spread.histogram()
-        quantiles = {f"p{round(100 * share)}": self.spread.quantile(share) for share in (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)}
+        quantiles = {
+            f"p{round(100 * share)}": self.spread.quantile(share) for share in (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+        }
         return {
             "name": self.name,
             "kind": "dense",
@@ -141,13 +143,16 @@ class Summary:
 
 
 def stats(
-    inputs: str | Path | Iterable[str | Path], format: str = "criteo", schema: Schema | None = None, bad_lines: Policy = "error"  # noqa: A002
+    inputs: str | Path | Iterable[str | Path],
+    format: str = "criteo",  # noqa: A002
+    schema: Schema | None = None,
+    bad_lines: Policy = "error",
 ) -> Summary:
     """A summary of all rows of `inputs`, in memory that does not grow with them."""
     files = expand(inputs)
-    log = Source(files, format, schema or default_schema(format), bad_lines)
+    log = Source(files, format, schema_for(format, schema), bad_lines)
     summary = Summary(log.schema)
-    with reading(files, "reading") as bar:
+    with watched(files, "reading") as bar:
         for path in files:
             for piece in _gathered(log.pieces(path, columns=format in COLUMNAR, bar=bar)):
                 summary.add(piece)

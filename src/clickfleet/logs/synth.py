@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _NOTE = "synth.json"
 
 @dataclass(frozen=True)
 class Options:
-    """What to make: `rows` in all, cut evenly into `parts` per folder; with `days`, folders `<day>/<HHMM>` of the online layout."""
+    """What to make: `rows` in all, cut evenly into `parts` per folder; with `days`, timed folders `<day>/<HHMM>`."""
 
     rows: int = 500_000
     test_rows: int = 50_000
@@ -113,11 +113,11 @@ def synth(
     overwrite: bool = False,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Writes a log into the folder `out`; returns rows, ctr and best_auc, the AUC of the true probabilities on the test rows."""
+    """Writes a log into the folder `out`; `best_auc` is that of the true probabilities on the test rows."""
     out, options = Path(out), options or Options()
     _make_room(out, overwrite)
     target, files = _target(options.format), list(options.files(out))
-    drawn = _draw_ahead(files, cache(options.teacher), target, threads or min(os.cpu_count() or 1, 4))
+    drawn = _draw_ahead(files, lru_cache(16)(options.teacher), target, threads or min(os.cpu_count() or 1, 4))
     rows = clicks = 0
     judged: list[tuple[Floats, NDArray[np.int8]]] = []
     with progress(f"writing {out}", options.rows + options.test_rows) as bar:
@@ -151,7 +151,9 @@ def auc(scores: Floats, labels: NDArray[np.int8]) -> float:
     rank = np.cumsum(counts) - (counts - 1) / 2
     ones = int(labels.sum())
     zeros = len(labels) - ones
-    return float((rank[where[labels == 1]].sum() - ones * (ones + 1) / 2) / (ones * zeros)) if ones and zeros else np.nan
+    return (
+        float((rank[where[labels == 1]].sum() - ones * (ones + 1) / 2) / (ones * zeros)) if ones and zeros else np.nan
+    )
 
 
 _Drawn = tuple[Any, bytes, Floats, NDArray[np.int8]]
@@ -180,13 +182,15 @@ def _draw_ahead(
 
 
 def _target(kind: str) -> Target:
-    """The published form of the log where the format holds keys; feasign has no dense values, so they go into buckets."""
+    """The published ids and scaling where the format holds keys; feasign has no dense values, so they go into buckets."""
     if kind in COLUMNAR:
         return Target(kind, preset("criteo"), raw=True)
     if kind != "feasign":
         return Target(kind, preset("criteo-paddle"), raw=False)
     schema = preset("criteo")
-    buckets = tuple(Slot(f"B{i}", bucket=Bucket(column.name, 0.0, 12.0, 48)) for i, column in enumerate(schema.dense, 1))
+    buckets = tuple(
+        Slot(f"B{i}", bucket=Bucket(column.name, 0.0, 12.0, 48)) for i, column in enumerate(schema.dense, 1)
+    )
     return Target(kind, replace(schema, slots=(*schema.slots, *buckets)), raw=False)
 
 

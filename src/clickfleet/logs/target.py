@@ -1,7 +1,7 @@
 """What a log becomes in another format: which schema reads it, and how its rows are written.
 
-Raw columns stay as they are between the formats that have them (criteo, csv, parquet, arrow). Everything else holds keys and
-transformed dense values, so the schema of the result has no transform and takes its keys as they stand.
+Raw columns stay as they are between the formats that have them (criteo, csv, parquet, arrow). Everything else holds
+keys and transformed dense values, so the schema of the result has no transform and takes its keys as they stand.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from clickfleet.errors import ConfigError, DataError
 from clickfleet.formats import load
 from clickfleet.logs.encode import LINES, Floats, key_columns, raw_lines, row_columns
 from clickfleet.logs.source import COLUMNAR, Piece, exact_dense
-from clickfleet.schema import Dense, KeyRule, Schema, Slot
+from clickfleet.schema import KeyRule, Schema, Slot
 
 FORMATS = (*COLUMNAR, *LINES)
 """Formats that can be written."""
@@ -35,7 +35,9 @@ class Target:
         if self.format not in FORMATS:
             raise ConfigError(f"cannot write {self.format!r}", f"choose one of {', '.join(FORMATS)}")
         if self.raw and self.format not in COLUMNAR:
-            raise ConfigError(f"{self.format} holds keys, so raw values cannot be kept in it", "choose --keys py2 or hash64")
+            raise ConfigError(
+                f"{self.format} holds keys, so raw values cannot be kept in it", "choose --keys py2 or hash64"
+            )
         if self.format == "criteo":
             if not self.raw:
                 raise ConfigError("criteo holds raw values, and keys cannot be turned back into them")
@@ -44,7 +46,9 @@ class Target:
                     f"a criteo line has 13 counts and 26 categories, this schema has {len(self.schema.dense)} "
                     f"and {len(self.schema.read_slots)}"
                 )
-        if self.format == "libffm" and any((self.schema.show, self.schema.click, self.schema.weight, self.schema.time, self.schema.group)):
+        if self.format == "libffm" and any(
+            (self.schema.show, self.schema.click, self.schema.weight, self.schema.time, self.schema.group)
+        ):
             raise ConfigError("libffm has a label and keys only: no place for show, click, weight, time or group")
         if self.format == "feasign" and self.schema.dense and not self.drop_dense and not self._all_bucketed:
             raise ConfigError(
@@ -66,7 +70,8 @@ class Target:
         else:
             assert piece.batch is not None
             names = [*row_columns(piece.batch, self.result)]
-            names += [column.source or column.name for column in (*self.result.dense, *self.result.slots)]
+            names += [column.source or column.name for column in self.result.dense]
+            names += [slot.source or slot.name for slot in self.result.slots]
         quoted = ['"' + name.replace('"', '""') + '"' if any(c in name for c in ',"') else name for name in names]
         return (",".join(quoted) + "\n").encode()
 
@@ -94,7 +99,10 @@ class Target:
         known = load(self.format).schema if self.format in LINES else None
         if known is not None and (len(known.dense), len(known.slots)) == (len(dense), len(slots)):
             dense, label = known.dense, known.label
-            slots = tuple(replace(slot, name=given.name, source=given.source) for slot, given in zip(slots, known.slots, strict=True))
+            slots = tuple(
+                replace(slot, name=given.name, source=given.source)
+                for slot, given in zip(slots, known.slots, strict=True)
+            )
         elif self.format == "feasign":
             label = "1"
             if not all(slot.name.isdigit() and slot.name != "1" for slot in slots):

@@ -2,11 +2,11 @@
 
     logit = bias + Σ w(id) + Σ_{a<b} <v(id_a), v(id_b)> + Σ f_i(log1p(count_i))
 
-w and v depend on the category's value alone. Each of the three parts is scaled to a fixed share of the logit's variance, and v has mean
-zero in every slot, so that no linear model can learn the pairs; the best possible AUC is about 0.84 and the click rate 0.25 whatever
-the seed.
+w and v depend on the category's value alone. Each of the three parts is scaled to a fixed share of the logit's
+variance, and v has mean zero in every slot, so that no linear model can learn the pairs; the best possible AUC is about
+0.84 and the click rate 0.25 whatever the seed.
 
-Rows are drawn in blocks, each from its own generator, so row i is the same however the rows are cut into files or calls.
+Rows are drawn in blocks, each from its own generator, so row i is the same however rows are cut into files or calls.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _ROWS, _SCALE, _EFFECTS, _SHAPES = 1, 2, 3, 4  # what a random generator is for
 
 @dataclass(frozen=True)
 class Teacher:
-    """The world of one seed on one day; `drift` is the share of ids that die each day, and of the way to wholly new effects.
+    """The world of one seed on one day; `drift`: the share of ids that die each day, and of the way to new effects.
 
     >>> features, labels, probability = Teacher(seed=7).draw(stream=0, block=0)
     >>> features.counts.shape, features.values.shape, labels.shape
@@ -123,11 +123,11 @@ def _patterns(slot: int, features: Features) -> NDArray[np.intp]:
     pattern = (features.values[slot] & np.uint32(PATTERNS - 1)).astype(np.intp)
     if group := CATEGORIES[slot].group:
         pattern[features.missing[group]] = PATTERNS
-    return pattern
+    return np.asarray(pattern)
 
 
 def _table(w: Floats, v: Floats) -> Floats:
-    """[slots, patterns + 1, (w − |v|²/2, v)]: summed over a row's slots, it gives first-order and pair effects at once."""
+    """[slots, patterns + 1, (w − |v|²/2, v)]: summed over a row's slots, it gives single and pair effects at once."""
     return np.concatenate([(w - 0.5 * np.square(v).sum(2))[:, :, None], v], axis=2)
 
 
