@@ -24,7 +24,9 @@ struct Column {
 
   template <class T>
   const T* hold(const nb::object& object, size_t& size) {
-    auto array = nb::cast<Array<T>>(object);
+    Array<T> array;  // no conversion: a copy would not live as long as the column
+    if (!nb::try_cast(object, array, false))
+      throw std::invalid_argument("arrays must be contiguous and of their own type");
     held.push_back(object);
     size = array.size();
     return array.data();

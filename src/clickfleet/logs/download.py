@@ -38,6 +38,7 @@ def download(
                 whole = _go_on(url, part, size, room, bar)
                 break
             except urllib.error.HTTPError as error:
+                error.close()
                 if error.code < 500:
                     raise DataError(
                         f"{url}: the server answers {error.code} {error.reason}", "check the address"
@@ -69,9 +70,9 @@ def _go_on(url: str, part: Path, size: int | None, room: float, bar: Bar) -> int
         if error.code != 416:
             raise
         error.close()
-        part.unlink()  # nothing left to send or another file: the size below would not fit, so start over
-        if have == size:
-            raise DataError(f"{url}: the server does not have the {have} bytes that were fetched from it") from None
+        if error.headers.get("Content-Range") == f"bytes */{have}" and size in (None, have):
+            return have  # all of it was there
+        part.unlink()
         raise ConnectionError("the file changed on the server") from None
     with reply:
         going_on = reply.status == 206

@@ -46,8 +46,10 @@ def _printed(
 ) -> PrintColumn:
     import pyarrow as pa
 
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
     kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    if pa.types.is_integer(kind):
         whole = np.uint64 if kind == pa.uint64() else np.int64
         return PrintColumn(column.fill_null(0).to_numpy(zero_copy_only=False).astype(whole), present=present, **around)
     if pa.types.is_floating(kind):

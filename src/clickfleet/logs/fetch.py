@@ -14,7 +14,7 @@ from clickfleet.errors import ConfigError, DataError
 from clickfleet.logs.download import download
 from clickfleet.progress import Bar, amount, progress
 
-_UNPACKED = 4.5  # disk needed for an archive and what is in it, as a multiple of the archive
+_UNPACKED = 4.0  # disk needed for an archive and what is in it, as a multiple of the archive
 _BITE = 1 << 20
 
 
@@ -184,11 +184,12 @@ def _place(member: tarfile.TarInfo, archive: Archive, path: Path) -> tuple[str, 
     if inner.is_absolute() or ".." in inner.parts or member.issym() or member.islnk() or member.isdev():
         raise DataError(f"{path}: refuses to unpack {member.name!r}: a link, a device or a path that leads outside")
     parts = inner.parts
+    if not parts or parts[-1].startswith("."):  # what file managers leave behind
+        return "", inner
     for i, part in enumerate(parts[:-1]):
         if part in archive.folders:
             return archive.folders[part], PurePosixPath(*parts[i + 1 :])
-    hidden = bool(parts) and parts[-1].startswith(".")
-    return ("" if hidden else archive.folders.get("*", "")), PurePosixPath(parts[-1] if parts else "")
+    return archive.folders.get("*", ""), PurePosixPath(parts[-1])
 
 
 def _copy(source: IO[bytes], target: Path) -> int:

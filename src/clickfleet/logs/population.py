@@ -1,4 +1,4 @@
-"""The columns of a synthetic log, after Criteo's: how large the counts are, how many ids a slot has, what is missing."""
+"""The columns of a synthetic log, after Criteo's: how large its counts are, how many ids it has, what is missing."""
 
 from dataclasses import dataclass
 

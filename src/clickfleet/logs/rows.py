@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clickfleet.progress import progress
+
 _BUCKET_BYTES = 64 << 20
+_MOST_BUCKETS = 512  # files open at once
 
 
 class Rows(ABC):
@@ -86,7 +89,7 @@ def shuffled(
 ) -> Iterator[Rows]:
     """All rows in random order: dealt to files of about `bucket_bytes`, then each file shuffled in memory."""
     rng = np.random.default_rng(seed)
-    buckets = size // bucket_bytes + 1
+    buckets = min(size // bucket_bytes + 1, _MOST_BUCKETS)
     folder.mkdir()
     header = b""
     lines = True
@@ -102,11 +105,13 @@ def shuffled(
     finally:
         for file in open_files:
             file.close()
-    for file in open_files:
-        whole = file.read(lines, header)
-        if whole is not None:
-            yield whole.take(rng.permutation(len(whole)))
-        file.path.unlink(missing_ok=True)
+    with progress("shuffling", buckets, "files") as bar:
+        for file in open_files:
+            whole = file.read(lines, header)
+            if whole is not None:
+                yield whole.take(rng.permutation(len(whole)))
+            file.path.unlink()
+            bar.advance(1)
     shutil.rmtree(folder)
 
 

@@ -63,21 +63,20 @@ class Frequent:
 
     def add(self, values: list[bytes], counts: NDArray[np.int64]) -> None:
         """Adds distinct `values`, each with how often it occurred."""
-        if self.slack or len(values) > self.size:  # nothing below the cut can stay, so do not touch it one by one
-            counts, values = self._cut(values, counts)
+        values, counts = self._cut(values, counts)  # what cannot stay is not touched one by one
         for value, count in zip(values, counts.tolist(), strict=True):
             self.counts[value] = self.counts.get(value, 0) + count
         self._shrink()
 
-    def _cut(self, values: list[bytes], counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[bytes]]:
+    def _cut(self, values: list[bytes], counts: NDArray[np.int64]) -> tuple[list[bytes], NDArray[np.int64]]:
         """Drops the block's own tail, as if the block were a summary of its own."""
         if len(values) <= self.size:
-            return counts, values
+            return values, counts
         order = np.argpartition(-counts, self.size)
         cut = int(counts[order[self.size]])
         kept = order[: self.size][counts[order[: self.size]] > cut]
         self.slack += cut
-        return counts[kept] - cut, [values[i] for i in kept.tolist()]
+        return [values[i] for i in kept.tolist()], counts[kept] - cut
 
     def merge(self, other: "Frequent") -> None:
         for value, count in other.counts.items():

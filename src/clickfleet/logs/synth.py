@@ -118,6 +118,7 @@ def synth(
     _make_room(out, overwrite)
     target, files = _target(options.format), list(options.files(out))
     drawn = _draw_ahead(files, lru_cache(16)(options.teacher), target, threads or min(os.cpu_count() or 1, 4))
+    _note(out, options, {"rows": None})  # an interrupted run can be overwritten too
     rows = clicks = 0
     judged: list[tuple[Floats, NDArray[np.int8]]] = []
     with progress(f"writing {out}", options.rows + options.test_rows) as bar:
@@ -137,7 +138,7 @@ def synth(
     result = {"rows": rows, "test_rows": options.test_rows, "ctr": clicks / rows, "best_auc": best, "out": str(out)}
     if not target.raw:
         write_schema(target.result, out / "schema.yaml")
-    (out / _NOTE).write_text(json.dumps({**asdict(options), **result}, indent=1) + "\n")
+    _note(out, options, result)
     return result
 
 
@@ -182,7 +183,7 @@ def _draw_ahead(
 
 
 def _target(kind: str) -> Target:
-    """The published ids and scaling where the format holds keys; feasign has no dense values, so they go into buckets."""
+    """The published ids and scaling where a format holds keys; feasign has no dense values, so they go into buckets."""
     if kind in COLUMNAR:
         return Target(kind, preset("criteo"), raw=True)
     if kind != "feasign":
@@ -232,6 +233,11 @@ def _hex() -> NDArray[np.uint32]:
 
 def _shares(whole: int, parts: int) -> list[int]:
     return [whole * (i + 1) // parts - whole * i // parts for i in range(parts)]
+
+
+def _note(out: Path, options: Options, result: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _NOTE).write_text(json.dumps({"options": asdict(options), "result": result}, indent=1) + "\n")
 
 
 def _make_room(out: Path, overwrite: bool) -> None:
