@@ -18,6 +18,9 @@ namespace {
 using namespace parse;
 
 template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
 nb::object array(Column<T>& column, bool wanted) {
   if (!wanted) return nb::none();
   const size_t n = column.size;
@@ -47,17 +50,15 @@ nb::tuple hand_over(Rows& rows, const Layout& layout) {
 }
 
 template <class Plan>
-nb::tuple parse_block(const Plan& plan, const nb::bytes& block, OnBad on_bad) {
+nb::tuple parse_block(const Plan& plan, const In<uint8_t>& block, OnBad on_bad) {
   Rows rows;
   {
     nb::gil_scoped_release nogil;
-    rows = plan.parse({block.c_str(), block.size()}, on_bad);
+    rows = plan.parse({reinterpret_cast<const char*>(block.data()), block.size()}, on_bad);
   }
   return hand_over(rows, plan.layout);
 }
 
-template <class T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using KeysOut = nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu>;  // [rows, 1] of any row stride
 using DenseOut = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 
@@ -181,6 +182,18 @@ void bind_parse(nb::module_& m) {
             self.buckets.push_back({slot, column, low, high, buckets, std::move(boundaries), offset});
           },
           "slot"_a, "column"_a, "low"_a, "high"_a, "buckets"_a, "boundaries"_a, "offset"_a);
+
+  m.def(
+      "spread_keys",
+      [](const In<uint64_t>& distinct, const In<int32_t>& uses, KeysOut out) {
+        const size_t n = uses.size(), stride = checked_stride(out, n);
+        for (size_t i = 0; i < n; ++i)
+          if (uses.data()[i] < 0 || static_cast<size_t>(uses.data()[i]) >= distinct.size())
+            throw nb::value_error("a use points outside the dictionary");
+        nb::gil_scoped_release nogil;
+        spread_keys(distinct.data(), uses.data(), n, out.data(), stride);
+      },
+      "distinct"_a.noconvert(), "uses"_a.noconvert(), "out"_a.noconvert(), "out[i] = distinct[uses[i]]");
 
   nb::class_<Delimited>(m, "Delimited", "Parses lines of fields between separators.")
       .def(

@@ -37,11 +37,6 @@ inline uint64_t load64(const char* p) {
   return x;
 }
 
-inline uint64_t load32(const char* p) {
-  const auto byte = [p](int i) { return static_cast<uint64_t>(static_cast<unsigned char>(p[i])); };
-  return byte(0) | byte(1) << 8 | byte(2) << 16 | byte(3) << 24;
-}
-
 // The 128-bit product folded to 64; the factors stay in the result, so a factor of zero forgets nothing.
 inline uint64_t fold(uint64_t a, uint64_t b) {
 #if defined(_MSC_VER)
@@ -61,35 +56,49 @@ inline constexpr uint64_t kThird = 0x3243f6a8885a308dULL;   // pi
 
 }  // namespace hashing
 
-// Any bytes to 64 bits. Up to 16 bytes are two (overlapping) words and two multiplications; longer ones take one more
-// per 16 bytes.
+namespace hashing {
+
+// Up to 8 bytes as a little-endian number; `room` promises that 8 bytes can be read, and spares the branch.
+template <bool Room>
+inline uint64_t load_short(const char* p, size_t n) {
+  if constexpr (Room) {
+    return n == 0 ? 0 : load64(p) & ~0ULL >> (64 - 8 * n);
+  } else {
+    uint64_t x = 0;
+    for (size_t i = 0; i < n; ++i) x |= static_cast<uint64_t>(static_cast<unsigned char>(p[i])) << (8 * i);
+    return x;
+  }
+}
+
+inline uint64_t finish(uint64_t a, uint64_t b, uint64_t seed, size_t length) {
+  return fold(fold(a ^ kFirst, b ^ seed) ^ kSecond, (length ^ kThird) + seed);
+}
+
+}  // namespace hashing
+
+// Any bytes to 64 bits: up to 8 are one word, up to 16 two overlapping ones; longer ones take a multiplication per 16
+// bytes more.
+template <bool Room = false>
 inline uint64_t hash_bytes(uint64_t seed, const char* p, size_t n) {
   using namespace hashing;
-  uint64_t a = 0, b = 0;
-  const size_t length = n;
-  if (n > 16) {
-    const char* const last = p + n - 16;  // reaches back into bytes already seen
-    for (; n > 16; p += 16, n -= 16) seed = fold(load64(p) ^ kFirst, load64(p + 8) ^ seed);
-    a = load64(last);
-    b = load64(last + 8);
-  } else if (n >= 8) {
-    a = load64(p);
-    b = load64(p + n - 8);
-  } else if (n >= 4) {
-    a = load32(p) << 32 | load32(p + n - 4);
-    b = a;
-  } else if (n > 0) {
-    const auto byte = [p](size_t i) { return static_cast<uint64_t>(static_cast<unsigned char>(p[i])); };
-    a = byte(0) << 16 | byte(n >> 1) << 8 | byte(n - 1);
-    b = a;
+  if (n <= 8) {
+    const uint64_t a = load_short<Room>(p, n);
+    return finish(a, a, seed, n);
   }
-  return fold(fold(a ^ kFirst, b ^ seed) ^ kSecond, (length ^ kThird) + seed);
+  if (n <= 16) return finish(load64(p), load64(p + n - 8), seed, n);
+  const char* const last = p + n - 16;  // reaches back into bytes already seen
+  uint64_t mixed = seed;
+  for (; p < last; p += 16) mixed = fold(load64(p) ^ kFirst, load64(p + 8) ^ mixed);
+  return finish(load64(last), load64(last + 8), mixed, n);
 }
 
 // The key of a value in a slot is hash64(slot_seed(name), value): the slot's name alone, so that adding a slot changes
 // no other key.
 inline uint64_t slot_seed(const char* name, size_t n) { return hash_bytes(hashing::kThird, name, n); }
-inline uint64_t hash64(uint64_t seed, const char* value, size_t n) { return hash_bytes(seed, value, n); }
+template <bool Room = false>
+inline uint64_t hash64(uint64_t seed, const char* value, size_t n) {
+  return hash_bytes<Room>(seed, value, n);
+}
 
 // The string hash of 64-bit CPython 2: the ids of the original system. Fed in pieces, since a slot's prefix is always
 // the same.

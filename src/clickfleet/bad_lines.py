@@ -3,7 +3,7 @@
 import base64
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any, Final, Literal, get_args
 
 from clickfleet.errors import ConfigError, DataError
@@ -25,6 +25,9 @@ class Counters:
     bytes: int = 0
     examples: list[str] = field(default_factory=list)
     """The first few bad lines, in words."""
+
+    def copy(self) -> "Counters":
+        return replace(self, examples=list(self.examples))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -65,13 +65,16 @@ class Batch:
         assert len(self.offsets) == rows * self.slots + 1, (len(self.offsets), rows, self.slots)
         assert int(self.offsets[-1]) == len(self.keys)
         assert self.values is None or len(self.values) == len(self.keys)
-        assert all(column is None or len(column) == rows for column in self._row_columns().values())
+        for name in ROW_COLUMNS:
+            column = getattr(self, name)
+            assert column is None or len(column) == rows, name
 
     def __len__(self) -> int:
         return len(self.dense)
 
-    def _row_columns(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ROW_COLUMNS}
+    def _row_columns(self, pick: Any) -> dict[str, Any]:
+        """The columns there are, each with only the rows `pick` names."""
+        return {name: column[pick] for name in ROW_COLUMNS if (column := getattr(self, name)) is not None}
 
     def __getitem__(self, rows: slice) -> "Batch":
         """Consecutive rows, sharing memory where they can."""
@@ -86,14 +89,11 @@ class Batch:
             slots=self.slots,
             offsets=None if self.one_each else self.offsets[start * self.slots : stop * self.slots + 1] - first,  # type: ignore[arg-type]
             values=None if self.values is None else self.values[first:last],
-            **{name: None if column is None else column[start:stop] for name, column in self._row_columns().items()},
+            **self._row_columns(slice(start, stop)),
         )
 
     def take(self, order: NDArray[np.integer[Any]]) -> "Batch":
         """The rows named by `order`, in that order, copied."""
-        picked: dict[str, Any] = {
-            name: None if column is None else column[order] for name, column in self._row_columns().items()
-        }
         offsets: Integers | None = None
         values = self.values
         if self.one_each:
@@ -109,7 +109,7 @@ class Batch:
             values = None if values is None else values[where]
             counts = np.diff(self.offsets).reshape(-1, self.slots)[order].reshape(-1)
             offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        return Batch(self.dense[order], keys, self.slots, offsets, values=values, **picked)  # type: ignore[arg-type]
+        return Batch(self.dense[order], keys, self.slots, offsets, values=values, **self._row_columns(order))  # type: ignore[arg-type]
 
     def unique(self) -> tuple[Keys, Integers]:
         """Each key once, in the order of first occurrence, and the place of each of `keys` among them."""

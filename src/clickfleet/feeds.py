@@ -23,7 +23,7 @@ from clickfleet.schema import Schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from clickfleet.columns import Columns
+    from clickfleet.formats._columns import Columns
 
 _CHUNK_ROWS = 8192
 
@@ -121,7 +121,7 @@ class Feed:
                 before += len(piece)
 
     def _columns(self, names: Sequence[str]) -> "Columns":
-        from clickfleet.columns import Columns
+        from clickfleet.formats._columns import Columns
 
         return Columns(self.schema, names, "the data")
 

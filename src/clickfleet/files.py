@@ -156,18 +156,21 @@ class Unpacked:
 
             self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, mode="r"), "zstd")
 
-    def read(self, n: int) -> bytes:
-        """Up to n bytes, fewer only at the end."""
+    def readinto(self, space: memoryview) -> int:
+        """Fills `space` and says how much; less than all only at the end."""
+        filled = 0
         with reading(self.path):
-            data: bytes = self._stream.read(n)
-            if len(data) == n or not data:
-                return data
-            parts = [data]
-            missing = n - len(data)
-            while missing and (more := self._stream.read(missing)):
-                parts.append(more)
-                missing -= len(more)
-            return b"".join(parts)
+            while filled < len(space):
+                if self.packed is None:
+                    got = self._file.readinto(space[filled:])  # type: ignore[attr-defined]
+                else:
+                    data = self._stream.read(len(space) - filled)
+                    got = len(data)
+                    space[filled : filled + got] = data
+                if not got:
+                    break
+                filled += got
+        return filled
 
     def skip(self, n: int) -> None:
         """Jumps, or reads and forgets."""
@@ -175,8 +178,9 @@ class Unpacked:
             if self.packed is None:
                 self._stream.seek(n, os.SEEK_CUR)
                 return
+        space = memoryview(bytearray(1 << 20))
         while n > 0:
-            got = len(self.read(min(n, 1 << 20)))
+            got = self.readinto(space[: min(n, 1 << 20)])
             if not got:
                 raise DataError(f"{self.path}: ends {n} bytes before the place to go on from; was it replaced?")
             n -= got

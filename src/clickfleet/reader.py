@@ -8,7 +8,6 @@
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -85,7 +84,7 @@ class Reader:
         self._emitted = 0  # rows of the present window
 
     def _start(self) -> _Position:
-        return _Position((Place(),) * self._lanes, counters=deepcopy(self.counters), quarantine=self._bad.mark())
+        return _Position((Place(),) * self._lanes, counters=self.counters.copy(), quarantine=self._bad.mark())
 
     def _files(self) -> list[list[str]]:
         """The files of each lane in this pass."""
@@ -117,18 +116,18 @@ class Reader:
         rest: list[Batch] = []
         rows = 0
         position = self._position
-        for rest_of_block, position in self._rows(blocks):
-            batch = rest_of_block
-            while rows + len(batch) >= self.batch_size:
-                cut = self.batch_size - rows
-                ready = concatenate([*rest, batch[:cut]])
-                rest, rows, batch = [], 0, batch[cut:]
-                position = replace(position, skip=position.skip + cut)
+        for batch, before in self._rows(blocks):
+            start = 0
+            while rows + len(batch) - start >= self.batch_size:
+                end = start + self.batch_size - rows
+                ready = concatenate([*rest, batch[start:end]])
+                rest, rows, start = [], 0, end
+                position = replace(before, skip=before.skip + end)
                 yield self._hand_out(ready, position)
-            if len(batch):
-                rest.append(batch)
-                rows += len(batch)
-                position = replace(position, skip=position.skip + len(batch))
+            if start < len(batch):
+                rest.append(batch[start:])
+                rows += len(batch) - start
+                position = replace(before, skip=before.skip + len(batch))
         if rest:
             yield self._hand_out(concatenate(rest), position)
 
@@ -181,7 +180,7 @@ class Reader:
             line = place.line if taken.file == place.file and taken.at else self.format.header_lines
             places[taken.lane] = Place(taken.file, taken.at, line)
             position = _Position(
-                tuple(places), taken.lane, skip, counters=deepcopy(self.counters), quarantine=self._bad.mark()
+                tuple(places), taken.lane, skip, counters=self.counters.copy(), quarantine=self._bad.mark()
             )
             batch = self._check(taken, line)
             places[taken.lane] = Place(taken.file, taken.end, line + taken.parsed.lines)
@@ -242,7 +241,7 @@ class Reader:
         counters = Counters(**state["counters"])
         places = tuple(Place(*place) for place in state["places"])
         self._position = _Position(
-            places, state["turn"], state["skip"], state["window"], deepcopy(counters), state["quarantine"]
+            places, state["turn"], state["skip"], state["window"], counters.copy(), state["quarantine"]
         )
         self._emitted, self.epoch = state["emitted"], state["epoch"]
         self.counters = counters

@@ -34,6 +34,11 @@ size_t integer_keys(const Layout& layout, size_t slot, const Integer* values, si
   return n;
 }
 
+// The keys of a dictionary's entries to those that use them.
+inline void spread_keys(const uint64_t* distinct, const int32_t* uses, size_t n, uint64_t* out, size_t stride) {
+  for (size_t i = 0; i < n; ++i) out[i * stride] = distinct[uses[i]];
+}
+
 // Not a number is missing. Returns the first value that is out of range, or n.
 inline size_t dense_values(const Layout& layout, size_t index, const double* values, size_t n, float* out,
                            size_t stride) {

@@ -16,61 +16,75 @@ class Pass {
       : plan_(plan),
         begin_(block.data()),
         end_(begin_ + block.size()),
-        scanner_(begin_, end_, plan.separator),
-        row_(plan.layout, begin_, static_cast<size_t>(std::count(begin_, end_, '\n'))),
+        index_(block, plan.separator),
+        row_(plan.layout, begin_, index_.lines().size()),
         careful_(std::memchr(begin_, 0, block.size()) != nullptr ||
                  (plan.quotes && std::memchr(begin_, '"', block.size()) != nullptr)) {}
 
   Rows run(OnBad on_bad) {
-    for (const char* line = begin_; line < end_;) {
+    const char* line = begin_;
+    uint32_t field = 0;
+    for (const uint32_t next : index_.lines()) {
+      const uint32_t* const ends = index_.ends() + field;
+      const char* const newline = begin_ + index_.ends()[next - 1];
       row_.start();
-      const char* newline = careful_ ? carefully(line) : plainly(line);
-      if (newline == nullptr) {  // it failed on the way: find its end
-        do newline = scanner_.next();
-        while (*newline != '\n');
-      }
+      if (careful_)
+        carefully(line, newline);
+      else if (next - field != plan_.fields.size())
+        row_.fail_line(Why::field_count);
+      else if (Flat && plan_.layout.rule == KeyRule::hash64 && line - begin_ >= 8 && end_ - newline >= 8)
+        quickly(line, ends);
+      else
+        plainly(line, ends);
       if (row_.good()) row_.commit();
+      bool go_on = true;
       if (!row_.good()) {
         if (newline == line) row_.fail_line(Why::empty_line);
         if (row_.bad.why == Why::field_count) row_.bad.detail = count_fields(line, newline);
-        if (!row_.refuse(line, newline, on_bad)) {
-          ++row_.out.lines;
-          break;
-        }
+        go_on = row_.refuse(line, newline, on_bad);
       }
       ++row_.out.lines;
+      if (!go_on) break;
       line = newline + 1;
+      field = next;
     }
     return std::move(row_.out);
   }
 
  private:
-  // Reads the fields of a line without quotes; its newline, or null after a failure before it.
-  const char* plainly(const char* p) {
+  // Field f of the line ends at ends[f]; a carriage return before the newline belongs to the line's end.
+  void plainly(const char* p, const uint32_t* ends) {
     const size_t n = plan_.fields.size();
     for (size_t f = 0; f < n; ++f) {
-      const char* const stop = scanner_.next();
-      const bool last = f + 1 == n;
-      if ((*stop == '\n') != last) {
-        row_.fail_line(Why::field_count);
-        return *stop == '\n' ? stop : nullptr;
-      }
-      const char* const value_end = last && stop > p && stop[-1] == '\r' ? stop - 1 : stop;
-      if (!field(f, p, value_end)) return last ? stop : nullptr;
+      const char* const stop = begin_ + ends[f];
+      if (!field(f, p, f + 1 == n && stop > p && stop[-1] == '\r' ? stop - 1 : stop)) return;
       p = stop + 1;
     }
-    return p - 1;
+  }
+
+  // As `plainly`, where eight bytes before and after the line are readable and keys are hashed.
+  void quickly(const char* p, const uint32_t* ends) {
+    const size_t n = plan_.fields.size();
+    for (size_t f = 0; f < n; ++f) {
+      const Field& what = plan_.fields[f];
+      const auto index = static_cast<size_t>(what.index);
+      const char* const stop = begin_ + ends[f];
+      const char* const end = f + 1 == n && stop > p && stop[-1] == '\r' ? stop - 1 : stop;
+      if (what.role == Role::slot) {
+        row_.quick_key(index, p, end);
+      } else if (what.role != Role::dense || !row_.quick_dense(index, p, end)) {
+        if (!field(f, p, end)) return;
+      }
+      p = stop + 1;
+    }
   }
 
   // The line is cut out first, checked for NUL bytes, and its quotes are removed.
-  const char* carefully(const char* p) {
-    const char* const newline = static_cast<const char*>(std::memchr(p, '\n', static_cast<size_t>(end_ - p)));
-    while (scanner_.next() != newline) {
-    }
+  void carefully(const char* p, const char* const newline) {
     const char* const stop = newline > p && newline[-1] == '\r' ? newline - 1 : newline;
     if (std::memchr(p, 0, static_cast<size_t>(stop - p)) != nullptr) {
       row_.fail_line(Why::nul_byte);
-      return newline;
+      return;
     }
     size_t f = 0;
     for (bool more = true; more; ++f) {
@@ -80,7 +94,7 @@ class Pass {
         p = unquote(p + 1, stop);
         if (p == nullptr) {
           row_.fail(f, Why::quote, start, stop);
-          return newline;
+          return;
         }
         value = unquoted_.data();
         value_end = value + unquoted_.size();
@@ -91,12 +105,11 @@ class Pass {
       more = p < stop;
       if (f < plan_.fields.size() && !field(f, value, value_end)) {
         row_.fail(f, row_.bad.why, start, p, row_.bad.detail);
-        return newline;
+        return;
       }
       ++p;
     }
     if (f != plan_.fields.size()) row_.fail_line(Why::field_count);
-    return newline;
   }
 
   // The text up to the closing quote goes to unquoted_; what follows the quote, or null where it is not closed well.
@@ -152,7 +165,7 @@ class Pass {
   const Delimited& plan_;
   const char* const begin_;
   const char* const end_;
-  Scanner scanner_;
+  const Index index_;
   RowWriter<Flat> row_;
   std::string unquoted_;
   const bool careful_;

@@ -127,7 +127,7 @@ struct Layout {
   std::vector<float> small_logs;  // log1p of 0, 1, 2 …: counts are small, logarithms dear
 
   Layout() {
-    for (int i = 0; i < 4096; ++i) small_logs.push_back(static_cast<float>(std::log1p(static_cast<double>(i))));
+    for (int i = 0; i < 16384; ++i) small_logs.push_back(static_cast<float>(std::log1p(static_cast<double>(i))));
   }
 
   void add_slot(const std::string& name, bool multi, const std::string& prefix) {
@@ -156,6 +156,10 @@ struct Layout {
   double transform(const DenseColumn& column, double x) const {
     switch (column.scale) {
       case Scale::log1p:
+        if (x >= 0 && x < static_cast<double>(small_logs.size())) {
+          const auto whole = static_cast<size_t>(x);
+          if (static_cast<double>(whole) == x) return small_logs[whole];
+        }
         return x >= 0 ? std::log1p(x) : -std::log1p(-x);
       case Scale::none:
         return x;

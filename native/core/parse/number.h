@@ -19,9 +19,9 @@ inline uint64_t eight_digits(uint64_t w, bool& valid) {
   return w & 0xffffffffULL;
 }
 
-// 1 to 8 digits that end at `end`; eight readable bytes must stand before it.
+// 0 to 8 digits that end at `end`; eight readable bytes must stand before it. Of a longer text, its last eight.
 inline uint64_t few_digits(const char* end, size_t n, bool& valid) {
-  const uint64_t keep = ~0ULL << (8 * (8 - n));
+  const uint64_t keep = n == 0 ? 0 : n >= 8 ? ~0ULL : ~0ULL << (64 - 8 * n);
   return eight_digits((hashing::load64(end - 8) & keep) | (0x3030303030303030ULL & ~keep), valid);
 }
 

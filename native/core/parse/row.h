@@ -60,24 +60,32 @@ class RowWriter {
 
   // `room`: eight bytes before `end` are readable.
   bool dense(size_t field, size_t index, const char* p, const char* end, bool room) {
-    const DenseColumn& column = layout_.dense[index];
-    const auto n = static_cast<size_t>(end - p);
-    if (n == 0) {
-      dense_[index] = column.missing;
+    if (p == end) {
+      dense_missing(index);
       return true;
     }
-    if (n <= 8 && room) {
-      bool valid;
-      const uint64_t x = few_digits(end, n, valid);
-      if (valid) {
-        dense_[index] = column.scale == Scale::log1p && x < layout_.small_logs.size()
+    if (room && quick_dense(index, p, end)) return true;
+    Why why;
+    return layout_.dense_value(layout_.dense[index], p, end, dense_[index], why) || fail(field, why, p, end);
+  }
+
+  // Up to eight digits, or nothing: most of what there is, without a branch that depends on how many.
+  bool quick_dense(size_t index, const char* p, const char* end) {
+    const DenseColumn& column = layout_.dense[index];
+    const auto n = static_cast<size_t>(end - p);
+    bool valid;
+    const uint64_t x = few_digits(end, n, valid);
+    if (n > 8 || !valid) return false;
+    const float value = column.scale == Scale::log1p && x < layout_.small_logs.size()
                             ? layout_.small_logs[x]
                             : static_cast<float>(layout_.transform(column, static_cast<double>(x)));
-        return true;
-      }
-    }
-    Why why;
-    return layout_.dense_value(column, p, end, dense_[index], why) || fail(field, why, p, end);
+    dense_[index] = n == 0 ? column.missing : value;
+    return true;
+  }
+
+  // The key of a text under the rule hash64, with eight readable bytes from `p` on.
+  void quick_key(size_t index, const char* p, const char* end) {
+    keys_[index] = hash64<true>(layout_.slots[index].seed, p, static_cast<size_t>(end - p));
   }
 
   void dense_missing(size_t index) { dense_[index] = layout_.dense[index].missing; }

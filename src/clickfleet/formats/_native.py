@@ -8,6 +8,7 @@ import numpy as np
 from clickfleet import _core
 from clickfleet.batch import Batch
 from clickfleet.formats import Bad, OnBad, Parsed
+from clickfleet.formats._lines import Text
 from clickfleet.schema import Schema
 
 _ON_BAD = {"stop": _core.OnBad.stop, "some": _core.OnBad.some, "all": _core.OnBad.all}
@@ -81,14 +82,14 @@ class NativeParser:
         self._names = names
         self._expected = expected
 
-    def __call__(self, lines: bytes, on_bad: OnBad) -> Parsed:
+    def __call__(self, lines: Text, on_bad: OnBad) -> Parsed:
         columns, rows, seen, bad_lines, bad = self._plan.parse(lines, _ON_BAD[on_bad])
         columns["dense"] = columns["dense"].reshape(rows, self._dense)
         return Parsed(Batch(slots=self._slots, **columns), seen, bad_lines, [self._bad(lines, *item) for item in bad])
 
     def _bad(
         self,
-        lines: bytes,
+        lines: Text,
         line: int,
         at: int,
         length: int,
@@ -100,8 +101,8 @@ class NativeParser:
     ) -> Bad:
         reason = _REASONS[why].format(detail=detail, expected=self._expected)
         if reason.startswith(("is ", "has ", "comes ")):
-            reason = f"{shorten(lines[value : value + value_length])} {reason}"
-        return Bad(line, lines[at : at + length], "" if field == -1 else self._names(field), reason)
+            reason = f"{shorten(bytes(lines[value : value + value_length]))} {reason}"
+        return Bad(line, bytes(lines[at : at + length]), "" if field == -1 else self._names(field), reason)
 
 
 def shorten(text: bytes, limit: int = 40) -> str:

@@ -1,12 +1,15 @@
-"""A user's format: `parse(block)` of their object, and each line alone where it refuses a block."""
+"""A user's format: `parse(block)` of their object or their generator, and each line alone where it refuses a block."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 from clickfleet.batch import Batch, concatenate
-from clickfleet.errors import ConfigError
+from clickfleet.errors import ConfigError, DataError
 from clickfleet.formats import Bad, OnBad, Own, Parsed
-from clickfleet.formats._lines import Lines, Parser
+from clickfleet.formats._lines import Lines, Parser, Text
 from clickfleet.formats._native import nothing
+from clickfleet.formats.slots import Slots
+from clickfleet.generator import Sample, TextGenerator
 from clickfleet.schema import Schema
 
 
@@ -17,13 +20,20 @@ class OwnLines(Lines):
         self.own = own
         self.schema = own.schema  # type: ignore[misc]
 
+    def function(self, schema: Schema) -> Callable[[bytes], Batch]:
+        """What turns whole lines into rows, or raises."""
+        return self.own.parse
+
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
-        def parse(lines: bytes, on_bad: OnBad) -> Parsed:
+        function = self.function(schema)
+
+        def parse(text: Text, on_bad: OnBad) -> Parsed:
+            lines = bytes(text)
             if not lines:
                 return Parsed(nothing(schema), 0)
             count = lines.count(b"\n")
             try:
-                return Parsed(self._check(self.own.parse(lines), schema), count)
+                return Parsed(self._check(function(lines), schema), count)
             except ConfigError:
                 raise
             except Exception as error:
@@ -56,6 +66,37 @@ class OwnLines(Lines):
                 f"its schema has {len(schema.dense)} and {len(schema.slots)}"
             )
         return batch
+
+
+class GeneratorLines(OwnLines):
+    """Lines read by a user's generator class, its values matched to the schema by name."""
+
+    def __init__(self, kind: type[TextGenerator]) -> None:
+        self.kind = kind
+        self._mine = threading.local()  # a generator may keep state between lines, so each thread has its own
+
+    def function(self, schema: Schema) -> Callable[[bytes], Batch]:
+        labelled = Slots().parser(schema, f"{schema.label}:".encode(), "")
+        unlabelled = Slots().parser(schema, b":", "")
+
+        def parse(lines: bytes) -> Batch:
+            if not hasattr(self._mine, "generator"):
+                self._mine.generator = self.kind()
+            samples = list(self._mine.generator.samples(lines.decode().splitlines()))
+            text = "".join(" ".join(_tokens(sample)) + "\n" for sample in samples).encode()
+            has_label = any(name == schema.label for sample in samples[:1] for name, _ in sample)
+            parsed = (labelled if has_label else unlabelled)(text, "stop")
+            for bad in parsed.bad:
+                raise DataError(f"{bad.field}: {bad.reason}" if bad.field else bad.reason)
+            return parsed.batch
+
+        return parse
+
+
+def _tokens(sample: Sample) -> Iterator[str]:
+    for name, values in sample:
+        for value in values:
+            yield f"{name}:{value}"
 
 
 def _split(lines: bytes) -> Iterator[bytes]:

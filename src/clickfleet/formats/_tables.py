@@ -8,7 +8,7 @@ from clickfleet.formats import Block, OnBad, Parsed
 from clickfleet.schema import Schema
 
 if TYPE_CHECKING:
-    from clickfleet.columns import Columns
+    from clickfleet.formats._columns import Columns
 
 BLOCK_ROWS = 8192  # its keys stay in the cache while column after column is written into them
 
@@ -26,6 +26,6 @@ class TableBlock(Block):
 
 
 def table_columns(schema: Schema, present: Sequence[str], path: str) -> "Columns":
-    from clickfleet.columns import Columns
+    from clickfleet.formats._columns import Columns
 
     return Columns(schema, present, path)

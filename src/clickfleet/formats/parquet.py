@@ -17,8 +17,12 @@ class Parquet(Format):
         import pyarrow.parquet as pq
 
         with open_bytes(path) as raw, reading(path):
-            file = pq.ParquetFile(raw, memory_map=False, pre_buffer=False)
-            columns = table_columns(schema, file.schema_arrow.names, path)
+            metadata = pq.read_metadata(raw)
+            columns = table_columns(schema, metadata.schema.to_arrow_schema().names, path)
+            # Repeated text stays a dictionary, and each of its entries is hashed once.
+            file = pq.ParquetFile(
+                raw, metadata=metadata, read_dictionary=[s.source or s.name for s in schema.read_slots]
+            )
             per_row = _bytes(file) / max(file.metadata.num_rows, 1)
             first = 0
             for group in range(file.num_row_groups):

@@ -57,10 +57,11 @@ class _Printed:
     def _feed(self) -> None:
         stdin = self._pipe(self._process.stdin)
         try:
-            while data := self._source.read(_BITE):
-                view = memoryview(data)
-                while view:
-                    view = view[stdin.write(view) :]
+            space = memoryview(bytearray(_BITE))
+            while filled := self._source.readinto(space):
+                written = 0
+                while written < filled:
+                    written += stdin.write(space[written:filled])
         except BrokenPipeError:
             pass  # the command does not want more; its exit status says whether that is right
         except Exception as error:
@@ -79,17 +80,16 @@ class _Printed:
         assert pipe is not None
         return pipe
 
-    def read(self, n: int) -> bytes:
+    def readinto(self, space: memoryview) -> int:
         stdout = self._pipe(self._process.stdout)
-        parts = []
-        while n > 0:
-            data = stdout.read(n)
-            if not data:
+        filled = 0
+        while filled < len(space):
+            got = stdout.readinto(space[filled:])  # type: ignore[attr-defined]
+            if not got:
                 self._check()
                 break
-            parts.append(data)
-            n -= len(data)
-        return b"".join(parts)
+            filled += got
+        return filled
 
     def _check(self) -> None:
         status = self._process.wait()
@@ -107,8 +107,9 @@ class _Printed:
             )
 
     def skip(self, n: int) -> None:
+        space = memoryview(bytearray(_BITE))
         while n > 0:
-            got = len(self.read(min(n, _BITE)))
+            got = self.readinto(space[: min(n, _BITE)])
             if not got:
                 raise DataError(
                     f"{self._path}: the command `{self._command}` printed {n} bytes less than before",

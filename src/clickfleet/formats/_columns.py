@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from clickfleet import _core
 from clickfleet.batch import Batch, Floats, Keys
 from clickfleet.errors import DataError
 from clickfleet.find import closest
@@ -239,10 +240,12 @@ class _Work:
         if pa.types.is_dictionary(kind):
             if self.schema.keys.name == "raw":  # a bad entry must be traced to its rows
                 return self._slot_keys(i, slot, column.dictionary_decode(), out, rows)
+            uses = column.indices.cast(pa.int32())
+            uses = uses.fill_null(len(column.dictionary)) if uses.null_count else uses
             distinct = np.empty((len(column.dictionary) + 1, 1), np.uint64)
             distinct[-1] = self.plan.missing_key(i)
             self._slot_keys(i, slot, column.dictionary, distinct[:-1], None)
-            out[:, 0] = distinct[:, 0][column.indices.fill_null(len(column.dictionary)).to_numpy(zero_copy_only=False)]
+            _core.spread_keys(distinct[:, 0], uses.to_numpy(), out)
             return None
         if pa.types.is_boolean(kind):
             column, kind = column.cast(pa.int8()), pa.int8()
@@ -254,7 +257,8 @@ class _Work:
                 name, n, lambda at: self.plan.integer_keys(i, numbers[at:], out[at:]), out, reason, numbers, rows
             )
         elif _is_text(kind) or pa.types.is_null(kind):
-            text = (column if _is_text(kind) else column.cast(pa.string())).fill_null("")
+            text = column if _is_text(kind) else column.cast(pa.string())
+            text = text.fill_null("") if text.null_count else text
             ends, data = _text(text)
             reason = "is not an unsigned 64-bit integer, which the key rule raw needs"
             self._each(name, n, lambda at: self.plan.text_keys(i, ends[at:], data, out[at:]), out, reason, text, rows)
