@@ -72,7 +72,7 @@ def test_integers_and_missing_ones(rows: list[tuple[int, int, bool]]) -> None:
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(wrong: object) -> None:
-    with pytest.raises(ValueError, match="must|outside|differ"):
+    with pytest.raises(ValueError, match=r"must|outside|differ"):
         wrong()  # type: ignore[operator]
 
 

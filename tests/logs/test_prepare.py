@@ -11,8 +11,8 @@ from clickfleet.errors import ConfigError, DataError
 from clickfleet.logs.convert import convert
 from clickfleet.logs.prepare import Options, prepare
 from clickfleet.logs.rows import LineRows, shuffled
-from clickfleet.logs.synth import synth
 from clickfleet.logs.synth import Options as Synth
+from clickfleet.logs.synth import synth
 from clickfleet.reader import Reader
 from clickfleet.schema import read_schema
 

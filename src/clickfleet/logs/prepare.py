@@ -12,19 +12,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import numpy as np
-
 from clickfleet.bad_lines import BadLines, Counters, Policy
 from clickfleet.errors import ConfigError, DataError
-from clickfleet.files import Unpacked, expand, open_bytes, packing, reading
-from clickfleet.formats import Block, load
+from clickfleet.files import expand, open_bytes, packing, reading
+from clickfleet.formats import load
 from clickfleet.formats._delimited import Delimited
-from clickfleet.formats._lines import LineBlock, Lines
-from clickfleet.formats._tables import TableBlock
-from clickfleet.logs.rows import LineRows, Rows, TableRows, shuffled
+from clickfleet.formats._lines import Lines
+from clickfleet.logs.rows import LineRows, Rows, shuffled
 from clickfleet.logs.sink import ENDINGS, Sink
 from clickfleet.logs.sketch import Spread
-from clickfleet.logs.source import COLUMNAR, column_names, first_line, numbers, schema_for, text_columns, watched
+from clickfleet.logs.source import (
+    COLUMNAR,
+    bites,
+    column_names,
+    first_line,
+    numbers,
+    schema_for,
+    stored,
+    text_columns,
+    watched,
+)
 from clickfleet.progress import progress
 from clickfleet.schema import Dense, Schema, Transform, write_schema
 
@@ -120,14 +127,13 @@ class _Log:
                 header = self._header(path)
                 lines = self._form.header_lines
                 for block in self._form.blocks(path, self.schema, 0):
+                    some = stored(block, header)
                     parsed = block.parse("stop" if self.options.bad_lines == "error" else "all")
                     bad.handle(path, lines, parsed, self.counters, self.options.format)
                     lines += parsed.lines
                     bar.advance(block.size if bar.unit == "bytes" else len(parsed.batch))
                     if len(parsed.batch):
-                        some = _rows(block, header)
-                        gone = [item.line for item in parsed.bad]
-                        yield some.take(np.delete(np.arange(len(some)), gone)) if gone else some
+                        yield some.without([item.line for item in parsed.bad])
         bad.check(self.counters)
 
     def _header(self, path: str) -> bytes:
@@ -180,14 +186,6 @@ def _size(files: list[str]) -> int:
     )
 
 
-def _rows(block: Block, header: bytes) -> Rows:
-    if isinstance(block, TableBlock):
-        return TableRows(block.table)
-    if not isinstance(block, LineBlock):
-        raise DataError("rows of this format cannot be copied", "prepare text, parquet or arrow files")
-    return LineRows(block.lines, header)
-
-
 def _count(files: list[str], kind: str) -> int:
     """All rows, bad ones included."""
     form = load(kind)
@@ -200,14 +198,10 @@ def _count(files: list[str], kind: str) -> int:
 
 
 def _count_lines(path: str) -> int:
-    stream = Unpacked(path)
     rows, last = 0, b"\n"
-    try:
-        while data := stream.read(1 << 20):
-            rows += data.count(b"\n")
-            last = data[-1:]
-    finally:
-        stream.close()
+    for data in bites(path):
+        rows += data.count(b"\n")
+        last = data[-1:]
     return rows + (last != b"\n")
 
 

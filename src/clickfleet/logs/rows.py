@@ -28,8 +28,10 @@ class Rows(ABC):
     def __getitem__(self, rows: slice) -> "Rows": ...
     @abstractmethod
     def take(self, order: NDArray[np.intp]) -> "Rows": ...
-    @abstractmethod
-    def join(self, others: Sequence["Rows"]) -> "Rows": ...
+
+    def without(self, gone: Sequence[int]) -> "Rows":
+        """All but some rows."""
+        return self.take(np.delete(np.arange(len(self)), gone)) if gone else self
 
 
 class LineRows(Rows):
@@ -57,9 +59,6 @@ class LineRows(Rows):
         picked = b"".join([self.content[start:end] for start, end in zip(starts, ends, strict=True)])
         return LineRows(picked, self.header)
 
-    def join(self, others: Sequence[Rows]) -> "LineRows":
-        return LineRows(b"".join([self.content, *(other.content for other in others)]), self.header)
-
 
 class TableRows(Rows):
     """Rows of an Arrow record batch."""
@@ -76,12 +75,6 @@ class TableRows(Rows):
 
     def take(self, order: NDArray[np.intp]) -> "TableRows":
         return TableRows(self.content.take(order))
-
-    def join(self, others: Sequence[Rows]) -> "TableRows":
-        import pyarrow as pa
-
-        batches = [self.content, *(other.content for other in others)]
-        return TableRows(pa.Table.from_batches(batches).combine_chunks().to_batches()[0])
 
 
 def shuffled(

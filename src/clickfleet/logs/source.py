@@ -22,6 +22,7 @@ from clickfleet.formats._delimited import Delimited
 from clickfleet.formats._lines import LineBlock
 from clickfleet.formats._tables import TableBlock
 from clickfleet.formats.csv import Csv
+from clickfleet.logs.rows import LineRows, Rows, TableRows
 from clickfleet.progress import Bar, progress
 from clickfleet.schema import Dense, Schema, preset
 
@@ -63,27 +64,30 @@ class Source:
         names = column_names(form, path, self.schema) if columns and isinstance(form, Delimited) else ()
         lines = form.header_lines
         for block in form.blocks(path, self.schema, 0):
+            content = stored(block) if columns else None
             parsed = block.parse("all" if columns and bad.on_bad != "stop" else bad.on_bad)
             bad.handle(path, lines, parsed, self.counters, self.format)
             lines += parsed.lines
             bar.advance(block.size if bar.unit == "bytes" else len(parsed.batch))
             if len(parsed.batch):
                 gone = [item.line for item in parsed.bad]
-                yield Piece(parsed.batch, self._columns(form, block, names, gone, path) if columns else None)
+                yield Piece(parsed.batch, None if content is None else self._columns(form, content, names, gone, path))
         bad.check(self.counters)
 
-    def _columns(self, form: Format, block: Block, names: Sequence[str], gone: Sequence[int], path: str) -> Any:
+    def _columns(self, form: Format, content: Rows, names: Sequence[str], gone: Sequence[int], path: str) -> Any:
         """A block's raw columns, without its bad rows."""
-        if isinstance(block, TableBlock):
-            keep = np.delete(np.arange(len(block.table)), gone)
-            return block.table.take(keep) if gone else block.table
-        assert isinstance(block, LineBlock)
+        kept = content.without(gone)
+        if not isinstance(kept, LineRows):
+            return kept.content
         assert isinstance(form, Delimited)
-        lines = block.lines
-        if gone:
-            left = set(gone)
-            lines = b"".join(line + b"\n" for i, line in enumerate(lines[:-1].split(b"\n")) if i not in left)
-        return text_columns(lines, names, form, self.schema, path)
+        return text_columns(kept.content, names, form, self.schema, path)
+
+
+def stored(block: Block, header: bytes = b"") -> Rows:
+    """A block's rows as they stand in the file; to be called before it is parsed, because its memory is used again."""
+    if isinstance(block, TableBlock):
+        return TableRows(block.table)
+    return LineRows(bytes(block.space[: block.used]) if isinstance(block, LineBlock) else b"\n", header)
 
 
 def schema_for(kind: str, schema: Schema | None = None, keys: str | None = None) -> Schema:
@@ -133,15 +137,25 @@ def numbers(column: Any) -> NDArray[np.float64]:
     return doubles
 
 
-def first_line(path: str) -> bytes:
-    """The first line of a text file, without its end."""
+def bites(path: str, size: int = 1 << 20) -> Iterator[bytes]:
+    """A file's content, unpacked, `size` bytes at a time."""
     stream = Unpacked(path)
+    space = bytearray(size)
     try:
-        first = b""
-        while b"\n" not in first and (more := stream.read(1 << 16)):
-            first += more
+        with memoryview(space) as view:
+            while got := stream.readinto(view):
+                yield bytes(view[:got])
     finally:
         stream.close()
+
+
+def first_line(path: str) -> bytes:
+    """The first line of a text file, without its end."""
+    first = b""
+    for part in bites(path, 1 << 14):
+        first += part
+        if b"\n" in part:
+            break
     return first.partition(b"\n")[0].removesuffix(b"\r")
 
 
