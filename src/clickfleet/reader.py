@@ -177,7 +177,7 @@ class Reader:
             if taken.parsed is None:
                 places[taken.lane] = Place(taken.file)
                 continue
-            line = place.line if taken.file == place.file and taken.at else self.format.header_lines
+            line = place.line if taken.file == place.file and place.at else self.format.header_lines
             places[taken.lane] = Place(taken.file, taken.at, line)
             position = _Position(
                 tuple(places), taken.lane, skip, counters=self.counters.copy(), quarantine=self._bad.mark()

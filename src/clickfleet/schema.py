@@ -228,9 +228,14 @@ class Schema:
     def hash(self) -> str:
         """A name for the schema's meaning, the same on every machine and in every version."""
         if not self._hash:
-            text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+            text = json.dumps(self._meaning().to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
             object.__setattr__(self, "_hash", hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
         return self._hash
+
+    def _meaning(self) -> "Schema":
+        """Without `source`: where a column is found in a file is not what it means."""
+        dense = tuple(replace(column, source="") for column in self.dense)
+        return replace(self, dense=dense, slots=tuple(replace(slot, source="") for slot in self.slots))
 
     def diff(self, other: "Schema") -> list[str]:
         """One line per difference, ours first; empty where the two mean the same."""
@@ -240,9 +245,8 @@ class Schema:
             if mine != theirs:
                 lines.append(f"{name}: {mine} here, {theirs} there")
         for kind in ("dense", "slots"):
-            lines += _diff_columns(
-                "dense column" if kind == "dense" else "slot", getattr(self, kind), getattr(other, kind)
-            )
+            ours, theirs = getattr(self._meaning(), kind), getattr(other._meaning(), kind)
+            lines += _diff_columns("dense column" if kind == "dense" else "slot", ours, theirs)
         return lines
 
     def check_same(self, other: "Schema", here: str, there: str) -> None:

@@ -211,9 +211,13 @@ class _Work:
     def _slot_lists(self, i: int, slot: Slot, column: pa.Array) -> tuple[Keys, NDArray[np.int64], Any]:
         values = None
         if _is_list(column.type):
+            pairs = pa.types.is_map(column.type)
+            if pairs:
+                kind = column.type
+                column = column.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
             counts = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             flat = _flat(column)
-            if pa.types.is_map(column.type):
+            if pairs:
                 values = self._floats(slot.name, flat.field(1)).astype(np.float32)
                 flat = flat.field(0)
         else:
@@ -279,9 +283,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _flat(column: pa.Array) -> pa.Array:
-    """The values of all lists; a map's as pairs."""
-    if pa.types.is_map(column.type):
-        column = column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
+    """The values of all lists."""
     return _without_views(pc.list_flatten(column))
 
 

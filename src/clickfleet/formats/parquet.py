@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from clickfleet.files import open_bytes, reading
 from clickfleet.formats import Block, Format
@@ -19,25 +20,24 @@ class Parquet(Format):
         with open_bytes(path) as raw, reading(path):
             metadata = pq.read_metadata(raw)
             columns = table_columns(schema, metadata.schema.to_arrow_schema().names, path)
-            # Repeated text stays a dictionary, and each of its entries is hashed once.
-            file = pq.ParquetFile(
-                raw, metadata=metadata, read_dictionary=[s.source or s.name for s in schema.read_slots]
-            )
-            per_row = _bytes(file) / max(file.metadata.num_rows, 1)
-            first = 0
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if first + rows > at:
-                    row = first
-                    for batch in file.iter_batches(
-                        BLOCK_ROWS, row_groups=[group], columns=columns.needed, use_threads=False
-                    ):
-                        if row >= at:
-                            yield TableBlock(row, row + len(batch), int(per_row * len(batch)), batch, columns)
-                        row += len(batch)
-                first += rows
+            file = pq.ParquetFile(raw, metadata=metadata, read_dictionary=_texts(metadata, columns.needed))
+            row = 0
+            for group in range(metadata.num_row_groups):
+                about = metadata.row_group(group)
+                if row + about.num_rows <= at:
+                    row += about.num_rows
+                    continue
+                for batch in file.iter_batches(
+                    BLOCK_ROWS, row_groups=[group], columns=columns.needed, use_threads=False
+                ):
+                    end = row + len(batch)
+                    if row >= at:
+                        size = about.total_byte_size * len(batch) // about.num_rows
+                        yield TableBlock(row, end, size, batch, columns)
+                    row = end
 
 
-def _bytes(file: "object") -> int:
-    metadata = file.metadata  # type: ignore[attr-defined]
-    return sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+def _texts(metadata: Any, needed: list[str]) -> list[str]:
+    """Columns of text, which stay dictionaries: so each of their entries is hashed once."""
+    leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+    return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.path.split(".")[0] in needed]
