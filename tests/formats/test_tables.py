@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lines import read
 
 from clickfleet import _core
 from clickfleet.batch import Batch
 from clickfleet.errors import DataError
 from clickfleet.schema import Bucket, Dense, KeyRule, Schema, Slot, Transform
+from lines import read
 
 SCHEMA = Schema(
     (Dense("age", Transform("log1p"), missing=-1.0), Dense("v1", source="vector"), Dense("v2", source="vector")),

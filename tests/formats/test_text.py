@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from lines import GOLDEN_DENSE, GOLDEN_IDS, GOLDEN_LINE, MULTISLOT_LINE, SLOTS_LINE, criteo_line, read
 
 from clickfleet import _core
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.schema import Bucket, Dense, KeyRule, Schema, Slot, Transform, preset
+from lines import GOLDEN_DENSE, GOLDEN_IDS, GOLDEN_LINE, MULTISLOT_LINE, SLOTS_LINE, criteo_line, read
 
 RAW = KeyRule("raw")
 

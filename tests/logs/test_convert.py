@@ -1,6 +1,7 @@
 """Conversion: the published line, round trips, and what cannot be converted."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,9 @@ def test_the_published_line(golden: Path, tmp_path: Path) -> None:
 def test_raw_values_survive_a_round_trip(log: Path, tmp_path: Path, kind: str) -> None:
     made = convert(log, tmp_path / f"log.{kind}", "criteo", kind)
     assert (made["rows"], made["schema"]) == (9000, None)
+    for other in ("parquet", "arrow"):
+        convert(tmp_path / f"log.{kind}", tmp_path / f"again.{other}", kind, other)
+        convert(tmp_path / f"again.{other}", tmp_path / f"log.{kind}", other, kind)
     convert(tmp_path / f"log.{kind}", tmp_path / "back", kind, "criteo")
     assert (tmp_path / "back").read_bytes() == b"".join(path.read_bytes() for path in sorted(log.iterdir()))
 
@@ -132,6 +136,12 @@ def test_any_columns_by_a_schema(tmp_path: Path) -> None:
     )
     schema = read_schema(tmp_path / "schema.yaml")
     rows = pa.table({"town": ["Bonn", None], "age": [31.5, None], "clicked": [1, 0], "more": ["x", "y"]})
+    lists = pa.table({"town": [["Bonn", "Kiel"], None], "age": [31.5, None], "clicked": [1, 0]})
+    pq.write_table(lists, tmp_path / "lists.parquet")
+    many = replace(schema, slots=(replace(schema.slots[0], multi=True),))
+    convert(tmp_path / "lists.parquet", tmp_path / "lists.arrow", "parquet", "arrow", schema=many)
+    convert(tmp_path / "lists.arrow", tmp_path / "lists.csv", "arrow", "csv", schema=many)
+    assert (tmp_path / "lists.csv").read_text() == "clicked,age,town\n1,31.5,Bonn|Kiel\n0,,\n"
     pq.write_table(rows, tmp_path / "log.parquet")
     convert(tmp_path / "log.parquet", tmp_path / "log.csv", "parquet", "csv", schema=schema)
     assert (tmp_path / "log.csv").read_text() == "clicked,age,town\n1,31.5,Bonn\n0,,\n"

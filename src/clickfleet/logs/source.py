@@ -86,8 +86,27 @@ class Source:
 def stored(block: Block, header: bytes = b"") -> Rows:
     """A block's rows as they stand in the file; to be called before it is parsed, because its memory is used again."""
     if isinstance(block, TableBlock):
-        return TableRows(block.table)
+        return TableRows(_plain(block.table))
     return LineRows(bytes(block.space[: block.used]) if isinstance(block, LineBlock) else b"\n", header)
+
+
+def _plain(table: "pa.RecordBatch") -> "pa.RecordBatch":
+    """Without dictionaries, which differ from block to block."""
+    import pyarrow as pa
+
+    fields = [
+        field.with_type(_plain_type(field.type)) if field.type != _plain_type(field.type) else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
+
+
+def _plain_type(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    return pa.list_(_plain_type(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def schema_for(kind: str, schema: Schema | None = None, keys: str | None = None) -> Schema:
