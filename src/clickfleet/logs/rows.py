@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from clickfleet.progress import progress
 
-_BUCKET_BYTES = 64 << 20
+_BUCKET_BYTES = 32 << 20
 _MOST_BUCKETS = 512  # files open at once
+_HANDFUL = 4096  # rows handed out at once
 
 
 class Rows(ABC):
@@ -102,7 +103,10 @@ def shuffled(
         for file in open_files:
             whole = file.read(lines, header)
             if whole is not None:
-                yield whole.take(rng.permutation(len(whole)))
+                order = rng.permutation(len(whole))
+                for start in range(0, len(order), _HANDFUL):
+                    yield whole.take(order[start : start + _HANDFUL])
+            del whole  # before the next one is read
             file.path.unlink()
             bar.advance(1)
     shutil.rmtree(folder)
