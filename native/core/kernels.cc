@@ -1,3 +1,26 @@
 #include "kernels.h"
 
-namespace clickfleet::CLICKFLEET_LEVEL {}
+namespace clickfleet::CLICKFLEET_LEVEL {
+
+namespace {
+
+template <int I>
+void apply(const void* rule, Bounds bounds, float* w, float* state, const float* g, int n, float div) {
+  static_cast<const std::variant_alternative_t<I, Rule>*>(rule)->apply(w, state, g, n, div);
+  for (int i = 0; i < n; ++i) {
+    const float x = w[i] > bounds.lower ? w[i] : bounds.lower;  // false for NaN
+    w[i] = x < bounds.upper ? x : bounds.upper;
+  }
+}
+
+template <int... I>
+constexpr Kernels all(std::integer_sequence<int, I...>) {
+  return {{apply<I>...}};
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = all(std::make_integer_sequence<int, kRules>{});
+
+}  // namespace clickfleet::CLICKFLEET_LEVEL

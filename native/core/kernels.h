@@ -1,8 +1,20 @@
 // The inner loops that gain from wide vectors, compiled once per CPU level; every level gives the same bits.
 #pragma once
+#include "rules.h"
 
 namespace clickfleet {
 
-const char* cpu_level();  // "avx512", or "base": x86-64-v3, or plain C++ on other CPUs
+struct Bounds {
+  float lower = -10.0F, upper = 10.0F;
+};
+
+struct Kernels {
+  // One step of the rule with this place in the list, then every weight into its bounds (NaN becomes the lower one).
+  using Apply = void (*)(const void* rule, Bounds bounds, float* w, float* state, const float* g, int n, float div);
+  Apply apply[kRules];
+};
+
+const Kernels& kernels(const char* level = nullptr);  // of the best level of this CPU, or of the one named
+const char* cpu_level();                              // "avx512", or "base": x86-64-v3, or plain C++ on other CPUs
 
 }  // namespace clickfleet

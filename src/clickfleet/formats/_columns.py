@@ -17,6 +17,8 @@ from clickfleet.formats import Bad, OnBad, Parsed
 from clickfleet.formats._native import dense_groups, layout
 from clickfleet.schema import Schema, Slot
 
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
+
 
 class Columns:
     """Turns record batches with certain columns into rows of a schema; others are ignored."""
@@ -85,7 +87,7 @@ class _Work:
             column, kind = column.dictionary_decode(), kind.value_type
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
-        elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        elif not any(check(kind) for check in _NUMBERS):
             raise self._wrong(name, kind, "a number")
         # safe=False: an integer beyond 2^53 is rounded, as the same digits in a text file would be
         wide: pa.Array = column.cast(pa.float64(), safe=False)
@@ -115,7 +117,7 @@ class _Work:
             column = column.cast(pa.timestamp("s"), safe=False)
         elif not pa.types.is_integer(column.type):
             raise self._wrong(name, column.type, "a time: an integer or a timestamp")
-        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
+        for row in np.flatnonzero(column.is_null()):
             self.bad.setdefault(int(row), (name, "the time is missing"))
         times: NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         return times

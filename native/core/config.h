@@ -1,0 +1,50 @@
+// What a table is told when it is made.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "init.h"
+#include "kernels.h"
+
+namespace clickfleet {
+
+struct Part {  // of a row: embed_w, or embedx
+  Rule rule = Adagrad{};
+  Scale scale = Scale::show;
+  Bounds bounds;
+  Init init;
+};
+
+// When a row gets its factors (embedx).
+struct Admission {
+  enum By : uint8_t { birth, score, count, probability };
+  By by = birth;
+  double threshold = 0;  // score: the row's score; count: its shows; probability: the chance of each show
+};
+
+// How rows are scored, aged, evicted and published.
+struct Policy {
+  double nonclick_coeff = 0.1, click_coeff = 1.0;
+  double base_threshold = 0, delta_threshold = 0;
+  double delta_keep_days = std::numeric_limits<double>::infinity();
+  double decay_rate = 1;
+  double delete_threshold = 0;
+  double delete_after_unseen_days = std::numeric_limits<double>::infinity();
+
+  double score(double show, double click) const { return (show - click) * nonclick_coeff + click * click_coeff; }
+};
+
+struct Config {
+  int factors = 0;
+  Part embed, embedx;
+  uint64_t seed = 0;
+  Admission admission;
+  Policy policy;
+  std::optional<uint64_t> padding;  // this key reads zeros and is never trained
+  size_t memory_limit = 0;          // 0: none
+  size_t snapshot_reserve = 0;      // bytes for the undo log of a snapshot
+};
+
+}  // namespace clickfleet

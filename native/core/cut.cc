@@ -1,0 +1,413 @@
+#include "cut.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "sweep.h"
+
+namespace clickfleet {
+namespace {
+
+constexpr size_t kBatchRows = 32768;
+constexpr auto kPatience = std::chrono::seconds(60);
+
+thread_local size_t logged = 0;  // images this thread logged since it took room for them
+
+bool by_hash(uint64_t a, uint64_t b) { return mix64(a) < mix64(b); }
+
+template <class Keys>
+void sort_unique(Keys& keys) {
+  std::sort(keys.begin(), keys.end(), by_hash);
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+}
+
+uint32_t range_start(uint32_t range, uint32_t ranges) {
+  return static_cast<uint32_t>((uint64_t{range} << 32) / ranges);
+}
+uint32_t range_last(uint32_t range, uint32_t ranges) {
+  return static_cast<uint32_t>((uint64_t{range + 1} << 32) / ranges - 1);
+}
+
+}  // namespace
+
+// ---- the undo log ----
+
+void Table::touch(Stripe& stripe, Row row, bool full, uint32_t tag) {
+  if (cut_ == nullptr || row.epoch() == epoch_) return;
+  row.epoch() = epoch_;
+  if (tag < stripe.read_below || cut_->dropped_ || !cut_->wants(row)) return;
+  ++logged;
+  stripe.undo.push_back(static_cast<char>(full));
+  stripe.undo.insert(stripe.undo.end(), row.at, row.at + layout_.bytes(full));
+  if (cut_->kind_ != Cut::snapshot) cut_->mark(stripe, row, cut_->fate(row));
+}
+
+void Table::take_undo(size_t images) {
+  logged = 0;
+  if (cut_ == nullptr) return;  // it cannot change while we are inside the gate
+  std::unique_lock guard(undo_lock_);
+  if (!cut_->dropped_ && undo_room_ < static_cast<int64_t>(images)) {
+    ++undo_waits_;
+    int64_t seen = undo_room_;
+    const auto enough = [&] { return cut_->dropped_ || undo_room_ >= static_cast<int64_t>(images); };
+    while (!undo_changed_.wait_for(guard, kPatience, enough)) {
+      if (undo_room_ == seen) cut_->dropped_ = cut_->timed_out_ = true;  // nobody reads it: training goes on without
+      seen = undo_room_;
+    }
+  }
+  undo_room_ -= static_cast<int64_t>(images);
+}
+
+void Table::give_back_undo(size_t images) {
+  if (cut_ != nullptr) give_undo(images - logged);
+}
+
+void Table::give_undo(size_t images) {
+  const std::lock_guard guard(undo_lock_);
+  undo_room_ += static_cast<int64_t>(images);
+  undo_changed_.notify_all();
+}
+
+// ---- making and ending a cut ----
+
+Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files_(files) {
+  const Gate::Pass pass(table.gate_, true);
+  if (table.cut_ != nullptr) throw Error("a snapshot of this table is being read: one at a time");
+  if (kind != snapshot && table.pending_ != nullptr)
+    throw Error("the changes cut before are neither committed nor aborted: do that first");
+  if (table.epoch_ == 255) {  // start over: no row may carry an epoch that comes again
+    table.sweep([](Stripe&, Ref, Row row) { row.epoch() = 0; });
+    table.epoch_ = 0;
+  }
+  ++table.epoch_;
+  const size_t reserve = table.config_.snapshot_reserve != 0
+                             ? table.config_.snapshot_reserve
+                             : std::max<size_t>(size_t{64} << 20, table.budget_.used() / 10);
+  // Half of it, because the log's arrays double when they grow.
+  table.undo_room_ = static_cast<int64_t>(reserve / 2 / static_cast<size_t>(table.layout_.bytes(true) + 1));
+  was_tracking_ = table.pending_ == nullptr ? table.tracking() : table.pending_->was_tracking_;
+  for (const auto& stripe : table.stripes_) {
+    const std::unique_lock guard(stripe->lock);
+    stripe->read_below = 0;
+    if (kind == snapshot) {
+      deleted_keys_.insert(deleted_keys_.end(), stripe->deleted.begin(), stripe->deleted.end());
+      continue;
+    }
+    changed_.push_back(std::move(stripe->changed));
+    deleted_.push_back(std::move(stripe->deleted));
+    stripe->changed.clear();
+    stripe->deleted.clear();
+  }
+  if (kind == snapshot && table.pending_ != nullptr) {  // saved as if they were aborted
+    for (const auto& keys : table.pending_->deleted_) deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());
+    for (const auto& keys : table.pending_->changed_) changed_keys_.insert(changed_keys_.end(), keys.begin(), keys.end());
+  }
+  if (kind != snapshot) {
+    pending_ = true;
+    table.pending_ = this;
+    table.tracking_ = true;
+  }
+  table.cut_ = this;
+}
+
+Cut::~Cut() {
+  if (pending_)
+    abort();
+  else
+    close();
+}
+
+void Cut::close() {
+  const std::lock_guard guard(lock_);
+  close_locked();
+}
+
+void Cut::close_locked() {
+  if (!open_) return;
+  open_ = false;
+  {
+    const std::lock_guard guard(table_.undo_lock_);
+    dropped_ = true;  // who waits for room in the log waits no longer
+    table_.undo_changed_.notify_all();
+  }
+  const Gate::Pass pass(table_.gate_, true);
+  table_.cut_ = nullptr;
+  for (const auto& stripe : table_.stripes_) {
+    const std::unique_lock guard(stripe->lock);
+    CountedVector<char>(stripe->undo.get_allocator()).swap(stripe->undo);
+  }
+  late_.clear();
+}
+
+// ---- what is published ----
+
+Cut::Fate Cut::fate(Row row) const {
+  if (!wants(row)) return Fate::nothing;
+  if (table_.publishable(row))
+    return kind_ == base || row.delta_score() >= static_cast<float>(table_.config_.policy.delta_threshold)
+               ? Fate::emit
+               : Fate::postpone;
+  return (row.flags() & kListed) != 0 ? Fate::leave : Fate::nothing;
+}
+
+void Cut::mark(Stripe& stripe, Row row, Fate fate) const {
+  if (fate == Fate::postpone) {
+    stripe.changed.push_back(row.key());
+    return;
+  }
+  row.flags() &= static_cast<uint8_t>(~kChanged);
+  if (fate == Fate::emit) {
+    row.flags() |= kPending | kEmitted;
+    row.set_delta_score(0);
+  } else if (fate == Fate::leave) {
+    row.flags() |= kPending;
+  }
+}
+
+void Cut::settle() {
+  pending_ = false;
+  table_.pending_ = nullptr;
+  changed_.clear();
+  deleted_.clear();
+}
+
+void Cut::commit() {
+  const std::lock_guard guard(lock_);
+  if (!pending_) throw Error("these changes are committed or aborted already");
+  if (open_) throw Error("read these changes to the end before you commit them");
+  const Gate::Pass pass(table_.gate_, true);
+  const auto list = [&](Row row) {
+    if ((row.flags() & kPending) == 0) return;
+    const uint8_t listed = (row.flags() & kEmitted) != 0 ? kListed : 0;
+    row.flags() = static_cast<uint8_t>((row.flags() & ~(kPending | kEmitted | kListed)) | listed);
+  };
+  if (kind_ == base)
+    table_.sweep([&](Stripe& stripe, Ref ref, Row row) {
+      table_.touch(stripe, ref, row);
+      list(row);
+    });
+  else
+    table_.visit_keys(changed_, [&](Stripe&, Row row) { list(row); });
+  for (const auto& stripe : table_.stripes_) {
+    const std::unique_lock alone(stripe->lock);
+    stripe->deleted.insert(stripe->deleted.end(), stripe->deleted_if_committed.begin(), stripe->deleted_if_committed.end());
+    stripe->deleted_if_committed.clear();
+  }
+  settle();
+}
+
+void Cut::abort() {
+  const std::lock_guard guard(lock_);
+  if (!pending_) throw Error("these changes are committed or aborted already");
+  close_locked();
+  const Gate::Pass pass(table_.gate_, true);
+  const auto clear = [](Row row, int flags) { row.flags() &= static_cast<uint8_t>(~flags); };
+  if (!was_tracking_) {  // nothing is published: everything is a change again, and none is recorded
+    table_.sweep([&](Stripe& stripe, Ref ref, Row row) {
+      table_.touch(stripe, ref, row);
+      clear(row, kChanged | kPending | kEmitted);
+    });
+    table_.tracking_ = false;
+  } else {
+    const auto owed = static_cast<float>(table_.config_.policy.delta_threshold);
+    table_.visit_keys(changed_, [&](Stripe& stripe, Row row) {
+      if ((row.flags() & (kPending | kChanged)) == 0) return;
+      row.set_delta_score(std::max(row.delta_score(), owed));  // what was held is not postponed again
+      row.flags() |= kChanged;
+      clear(row, kPending | kEmitted);
+      stripe.changed.push_back(row.key());
+    });
+    if (kind_ == base)
+      table_.sweep([&](Stripe& stripe, Ref ref, Row row) {
+        if ((row.flags() & kPending) == 0) return;
+        table_.touch(stripe, ref, row);
+        clear(row, kPending | kEmitted);
+      });
+  }
+  for (size_t s = 0; s < kStripes; ++s) {
+    Stripe& stripe = *table_.stripes_[s];
+    const std::unique_lock alone(stripe.lock);
+    stripe.deleted_if_committed.clear();
+    if (!was_tracking_) {
+      stripe.changed.clear();
+      stripe.deleted.clear();
+    } else {
+      stripe.deleted.insert(stripe.deleted.end(), deleted_[s].begin(), deleted_[s].end());
+    }
+  }
+  settle();
+}
+
+// ---- reading ----
+
+bool Cut::next(Batch& batch) {
+  const std::lock_guard guard(lock_);
+  while (ready_.empty()) {
+    if (!open_) return false;
+    if (range_ == ranges_) {
+      if (++file_ == files_) {
+        finish();
+        return false;
+      }
+      start_file();
+    }
+    read_range();
+  }
+  batch = std::move(ready_.front());
+  ready_.pop_front();
+  return true;
+}
+
+void Cut::start_file() {
+  if (file_ == 0 && kind_ != snapshot) {
+    next_changed_.assign(kStripes, 0);
+    for (auto& keys : changed_) sort_unique(keys);
+    for (auto& keys : deleted_) sort_unique(keys);
+  }
+  size_t rows = 0;
+  if (kind_ == changes) {
+    for (const auto& keys : changed_) rows += keys.size();
+  } else {
+    for (const auto& stripe : table_.stripes_) {
+      const std::shared_lock guard(stripe->lock);
+      rows += stripe->rows();
+    }
+  }
+  range_ = 0;
+  ranges_ = static_cast<uint32_t>(rows / static_cast<size_t>(files_) / kBatchRows + 1);
+  late_.assign(ranges_, CountedVector<char>(Counted<char>(&table_.budget_)));
+}
+
+void Cut::read_range() {
+  const uint32_t first = range_start(range_, ranges_), last = range_last(range_, ranges_);
+  images_.clear();
+  found_.clear();
+  const int begin = file_ * kStripes / files_, end = (file_ + 1) * kStripes / files_;
+  for (int s = begin; s < end; ++s) gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
+  if (timed_out_) throw Error("the snapshot was given up: it was not read for 60 s while pushes waited for it");
+  size_t images = 0;
+  const CountedVector<char>& late = late_[range_];
+  for (size_t at = 0; at < late.size(); ++images) {
+    const bool full = late[at] != 0;
+    const Row row{const_cast<char*>(late.data()) + at + 1};
+    if (kind_ == snapshot || fate(row) == Fate::emit)
+      take_image(row, full);
+    else if (fate(row) == Fate::leave)
+      left_.push_back(row.key());
+    at += 1 + static_cast<size_t>(table_.layout_.bytes(full));
+  }
+  CountedVector<char>(late.get_allocator()).swap(late_[range_]);
+  table_.give_undo(images);
+  ++range_;
+  std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) { return a.hash < b.hash; });
+  emit(false);
+  emit(true);
+}
+
+void Cut::gather(Stripe& stripe, size_t s, uint32_t first, uint32_t last) {
+  const auto take = [&](Row row, bool full) {
+    if (row.epoch() == table_.epoch_) return;  // written or born after the cut: what it was is in the log
+    const Fate what = kind_ == snapshot ? Fate::emit : fate(row);
+    if (what == Fate::emit)
+      take_image(row, full);
+    else if (what == Fate::leave)
+      left_.push_back(row.key());
+    if (kind_ != snapshot) mark(stripe, row, what);
+  };
+  const std::unique_lock guard(stripe.lock);
+  for (size_t at = 0; at < stripe.undo.size();) {
+    const bool full = stripe.undo[at] != 0;
+    const size_t bytes = 1 + static_cast<size_t>(table_.layout_.bytes(full));
+    const uint32_t tag = tag_of(mix64(Row{stripe.undo.data() + at + 1}.key()));
+    const auto range = static_cast<uint32_t>((uint64_t{tag} * ranges_) >> 32);
+    late_[range].insert(late_[range].end(), stripe.undo.begin() + static_cast<ptrdiff_t>(at),
+                        stripe.undo.begin() + static_cast<ptrdiff_t>(at + bytes));
+    at += bytes;
+  }
+  stripe.undo.clear();
+  if (kind_ == changes) {
+    auto& keys = changed_[s];
+    for (size_t& i = next_changed_[s]; i < keys.size() && tag_of(mix64(keys[i])) <= last; ++i)
+      if (const Index::Entry* entry = stripe.find(mix64(keys[i]), keys[i]); entry != nullptr)
+        take(stripe.row(entry->ref), entry->ref.full());
+  } else {
+    stripe.index.scan(first, last, [&](const Index::Entry& entry) { take(stripe.row(entry.ref), entry.ref.full()); });
+  }
+  stripe.read_below = uint64_t{last} + 1;
+}
+
+void Cut::take_image(Row row, bool full) {
+  found_.push_back({mix64(row.key()), images_.size()});
+  images_.push_back(static_cast<char>(full));
+  images_.insert(images_.end(), row.at, row.at + table_.layout_.bytes(full));
+}
+
+void Cut::emit(bool full) {
+  const Layout& layout = table_.layout_;
+  size_t n = 0;
+  for (const Found& found : found_) n += (images_[found.image] != 0) == full;
+  if (n == 0) return;
+  const auto e = static_cast<size_t>(layout.embed_state), d = static_cast<size_t>(layout.factors),
+             x = static_cast<size_t>(layout.embedx_state);
+  Batch batch;
+  batch.file = file_;
+  batch.full = full;
+  batch.size = n;
+  batch.key.resize(n);
+  batch.slot.resize(n);
+  batch.embed_w.resize(n);
+  if (full) batch.embedx.resize(n * d);
+  if (kind_ == snapshot) {
+    batch.show.resize(n);
+    batch.click.resize(n);
+    batch.unseen_days.resize(n);
+    batch.delta_score.resize(n);
+    batch.published.resize(n);
+    batch.embed_state.resize(n * e);
+    if (full) batch.embedx_state.resize(n * x);
+  }
+  size_t i = 0;
+  for (const Found& found : found_) {
+    if ((images_[found.image] != 0) != full) continue;
+    const Row row{images_.data() + found.image + 1};
+    const auto floats = [&](size_t first, size_t count, float* to) {  // images are not aligned
+      std::memcpy(to, row.at + Row::kWeights + 4 * first, 4 * count);
+    };
+    batch.key[i] = row.key();
+    batch.slot[i] = row.slot();
+    floats(0, 1, &batch.embed_w[i]);
+    if (full) floats(1, d, &batch.embedx[i * d]);
+    if (kind_ == snapshot) {
+      batch.show[i] = row.show();
+      batch.click[i] = row.click();
+      batch.unseen_days[i] = row.unseen_days();
+      batch.delta_score[i] = row.delta_score();
+      batch.published[i] = static_cast<uint8_t>((row.flags() & kListed) != 0);
+      if (e > 0) floats(full ? 1 + d : 1, e, &batch.embed_state[i * e]);
+      if (full && x > 0) floats(1 + d + e, x, &batch.embedx_state[i * x]);
+      if (was_tracking_ && (row.flags() & kChanged) != 0) changed_keys_.push_back(row.key());
+    }
+    ++i;
+  }
+  if (kind_ == changes)  // a key that was deleted and born again is not deleted: its new row goes out
+    for (const uint64_t key : batch.key) {
+      const auto& deleted = deleted_[static_cast<size_t>(stripe_of(mix64(key)))];
+      if (std::binary_search(deleted.begin(), deleted.end(), key, by_hash)) reborn_.push_back(key);
+    }
+  ready_.push_back(std::move(batch));
+}
+
+void Cut::finish() {
+  close_locked();
+  sort_unique(changed_keys_);
+  if (kind_ == changes) {
+    for (const auto& keys : deleted_) left_.insert(left_.end(), keys.begin(), keys.end());
+    sort_unique(left_);
+    sort_unique(reborn_);
+    std::set_difference(left_.begin(), left_.end(), reborn_.begin(), reborn_.end(), std::back_inserter(deleted_keys_), by_hash);
+  } else {
+    sort_unique(deleted_keys_);
+  }
+}
+
+}  // namespace clickfleet

@@ -1,0 +1,86 @@
+// Where the table's bytes come from. Every one of them is counted in a Budget, so that a memory limit means what it says.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+namespace clickfleet {
+
+class Budget {
+ public:
+  void take(size_t bytes) {
+    const size_t now = used_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    size_t peak = peak_.load(std::memory_order_relaxed);
+    while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+    }
+  }
+  void give(size_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+  size_t used() const { return used_.load(std::memory_order_relaxed); }
+  size_t peak() const { return peak_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<size_t> used_{0}, peak_{0};
+};
+
+inline void prefetch(const void* at) {
+#if defined(__GNUC__)
+  __builtin_prefetch(at);
+#else
+  static_cast<void>(at);
+#endif
+}
+
+// Zeroed memory; from 2 MB on it is aligned for huge pages and asks for them: random rows are bound by TLB misses.
+char* allocate_pages(size_t bytes);
+void free_pages(char* pages, size_t bytes);
+
+// An allocator for containers of the table: std::vector<T, Counted<T>> counts itself.
+template <class T>
+struct Counted {
+  using value_type = T;
+  Budget* budget;
+  explicit Counted(Budget* b) : budget(b) {}
+  template <class U>
+  Counted(const Counted<U>& other) : budget(other.budget) {}  // NOLINT(google-explicit-constructor)
+  T* allocate(size_t n) {
+    budget->take(n * sizeof(T));
+    return static_cast<T*>(::operator new(n * sizeof(T)));
+  }
+  void deallocate(T* p, size_t n) {
+    budget->give(n * sizeof(T));
+    ::operator delete(p);
+  }
+  friend bool operator==(const Counted& a, const Counted& b) { return a.budget == b.budget; }
+};
+
+template <class T>
+using CountedVector = std::vector<T, Counted<T>>;
+
+// Equal chunks carved from large regions. A freed chunk goes back to the system at once and its address is used again.
+class ChunkPool {
+ public:
+  ChunkPool(Budget& budget, size_t chunk_bytes);
+  ~ChunkPool();
+  ChunkPool(const ChunkPool&) = delete;
+  ChunkPool& operator=(const ChunkPool&) = delete;
+
+  char* allocate();  // zeroed
+  void free(char* chunk);
+  size_t chunk_bytes() const { return chunk_bytes_; }
+
+ private:
+  struct Region {
+    char* start;
+    size_t bytes;
+  };
+  Budget& budget_;
+  const size_t chunk_bytes_;
+  std::mutex lock_;
+  std::vector<Region> regions_;
+  std::vector<char*> free_;
+  size_t carved_ = 0;  // bytes of the newest region already handed out
+  size_t total_ = 0;
+};
+
+}  // namespace clickfleet

@@ -1,0 +1,64 @@
+// The keys of a call sorted by stripe; order within a stripe is the caller's.
+#pragma once
+#include <optional>
+#include <vector>
+
+#include "stripe.h"
+
+namespace clickfleet {
+
+struct Plan {
+  std::vector<uint64_t> hash;   // by stripe
+  std::vector<uint32_t> where;  // place in the caller's array
+  uint32_t begin[kStripes], end[kStripes];
+
+  // The padding key is in no stripe.
+  void make(const uint64_t* keys, size_t n, const std::optional<uint64_t>& padding) {
+    unsorted_.resize(n);
+    hash.resize(n);
+    where.resize(n);
+    const uint64_t left_out = padding ? mix64(*padding) : 0;
+    const auto counts = [&](uint64_t h) { return !padding || h != left_out; };
+    uint32_t count[kStripes] = {};
+    for (size_t i = 0; i < n; ++i) {
+      unsorted_[i] = mix64(keys[i]);
+      count[stripe_of(unsorted_[i])] += counts(unsorted_[i]);
+    }
+    uint32_t at = 0;
+    for (int s = 0; s < kStripes; ++s) {
+      begin[s] = end[s] = at;
+      at += count[s];
+    }
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t h = unsorted_[i];
+      if (!counts(h)) continue;
+      const uint32_t to = end[stripe_of(h)]++;
+      hash[to] = h;
+      where[to] = static_cast<uint32_t>(i);
+    }
+  }
+
+  // Calls visit(s) for every stripe with keys once lock(s, wait) got it. Busy stripes come last, so that threads pass each other.
+  template <class Lock, class Visit>
+  void each_stripe(const Lock& lock, const Visit& visit) const {
+    int left[kStripes], n = 0;
+    for (int s = 0; s < kStripes; ++s)
+      if (begin[s] != end[s]) left[n++] = s;
+    while (n > 0) {
+      int busy = 0;
+      for (int i = 0; i < n; ++i) {
+        const bool wait = busy == n - 1;  // all others are busy too
+        if (lock(left[i], wait))
+          visit(left[i]);
+        else
+          left[busy++] = left[i];
+      }
+      n = busy;
+    }
+  }
+
+ private:
+  std::vector<uint64_t> unsorted_;
+};
+
+}  // namespace clickfleet

@@ -1,0 +1,148 @@
+// The sparse table: key -> row, growing from nothing, used by several threads at once.
+//
+// A call sorts its keys by stripe, locks one stripe after the other (busy ones last) and prefetches entries, then rows, well before
+// it needs them. Writers pass the gate, so that a cut sees each push wholly or not at all; whatever rewrites the whole table
+// (shrink, end_day, eviction) passes it alone.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "gate.h"
+#include "stripe.h"
+
+namespace clickfleet {
+
+class Cut;
+struct Plan;
+
+struct Error : std::runtime_error {  // a user's error: becomes TableError in Python
+  using std::runtime_error::runtime_error;
+};
+
+struct Push {
+  const uint64_t* keys = nullptr;
+  const float* grads = nullptr;  // [size, 1 + factors]: of the sum of losses
+  const float* show = nullptr;   // nullptr: 1 each
+  const float* click = nullptr;  // nullptr: 0 each
+  const uint16_t* slot = nullptr;
+  size_t size = 0;
+  float n = 1;  // sum of the batch's weights, the divisor of Scale::batch
+};
+
+// Rows of one kind as columns: what a cut gives and what a load takes. Absent columns are nullptr.
+struct Rows {
+  size_t size = 0;
+  bool full = false;
+  const uint64_t* key = nullptr;
+  const uint16_t* slot = nullptr;
+  const double *show = nullptr, *click = nullptr;
+  const uint16_t* unseen_days = nullptr;
+  const float* delta_score = nullptr;
+  const uint8_t* published = nullptr;
+  const float *embed_w = nullptr, *embed_state = nullptr, *embedx = nullptr, *embedx_state = nullptr;
+};
+
+struct Stats {
+  uint64_t rows = 0, full_rows = 0;
+  uint64_t bytes = 0, peak_bytes = 0, own_bytes = 0;
+  uint64_t admitted = 0, shrunk = 0, evicted = 0, changed = 0, deleted = 0, undo_waits = 0;
+};
+
+class Table {
+ public:
+  explicit Table(const Config& config);
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  const Config& config() const { return config_; }
+  const Layout& layout() const { return layout_; }
+
+  void pull(const uint64_t* keys, size_t n, bool training, float* out) const;
+  void push(const Push& push);
+  uint64_t shrink();  // decays statistics; the number of rows it deleted
+  void end_day();     // every row is one day older
+  Stats stats() const;
+
+  // Puts saved rows in; those outside virtual shards [first, last) are left out.
+  void restore(const Rows& rows, int first, int last);
+  // Continues a published log: `changed` rows and `deleted` keys are part of the next changes.
+  void restore_changes(const uint64_t* changed, size_t n_changed, const uint64_t* deleted, size_t n_deleted);
+  bool tracking() const { return tracking_.load(std::memory_order_relaxed); }
+
+ private:
+  friend class Cut;
+  struct Item;
+
+  // table.cc
+  void pull_stripe(const Stripe& stripe, const Plan& plan, int s, bool training, float* out) const;
+  void read_unknown(uint64_t key, bool training, float* out) const;
+  void merge(const Plan& plan, int s, const Push& push, std::vector<Item>& items) const;
+  void push_items(Stripe& stripe, Item* items, uint32_t size, float n);
+  void update(Stripe& stripe, const Item& item, float n);
+  Ref create(Stripe& stripe, uint64_t hash, uint64_t key);
+  Ref admit(Stripe& stripe, uint64_t hash, Ref ref);
+  bool admits(Row row, double show) const;
+  float divisor(Scale scale, double show, float n) const;
+  void mark_changed(Stripe& stripe, Row row) const;
+
+  // aging.cc
+  template <class Visit>
+  void sweep(const Visit& visit);  // every row, alone; visit(stripe, ref, row) may remove that row
+  template <class Visit>
+  void visit_keys(const std::vector<CountedVector<uint64_t>>& keys, const Visit& visit);
+  void remove(Stripe& stripe, Ref ref, Row row);
+  bool publishable(Row row) const;
+  void mark_if_left(Stripe& stripe, Row row) const;
+  size_t need(size_t keys) const;  // bytes that a push of so many keys may allocate
+  size_t spare() const;
+  void evict_to(size_t bytes);
+  void evict(size_t bytes);
+  struct Room {  // what a push may allocate is set aside, after evicting rows if need be, until it is done
+    Room(Table& table, size_t keys);
+    ~Room();
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    Table& table;
+    const size_t bytes;
+  };
+
+  // cut.cc
+  void touch(Stripe& stripe, Row row, bool full, uint32_t tag);  // before a row is written
+  void touch(Stripe& stripe, Ref ref, Row row);
+  void take_undo(size_t images);       // waits until so many rows may be logged
+  void give_back_undo(size_t images);  // the same number: what was not logged is room again
+  void give_undo(size_t images);
+
+  const Config config_;
+  const Layout layout_;
+  const bool at_birth_;
+  const Kernels::Apply apply_embed_, apply_embedx_;
+  const void *embed_rule_, *embedx_rule_;
+
+  Budget budget_;
+  Pools pools_;
+  std::vector<std::unique_ptr<Stripe>> stripes_;
+  Gate gate_;
+
+  std::mutex room_lock_;
+  size_t promised_ = 0;  // bytes that pushes under way may still allocate
+
+  Cut* cut_ = nullptr;      // being read; changed only by who is alone in the gate
+  Cut* pending_ = nullptr;  // changes that are neither committed nor aborted
+  uint8_t epoch_ = 0;
+  std::atomic<bool> tracking_{false};  // something was published: changes since then are recorded
+  std::mutex undo_lock_;
+  std::condition_variable undo_changed_;
+  int64_t undo_room_ = 0;  // images that may still be logged
+
+  std::atomic<uint64_t> admitted_{0}, shrunk_{0}, evicted_{0}, undo_waits_{0};
+};
+
+}  // namespace clickfleet

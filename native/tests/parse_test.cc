@@ -1,0 +1,196 @@
+// The parsers take any bytes: every line becomes a row or a bad line, and no read or write leaves its array
+// (sanitizers).
+#include <random>
+#include <string>
+
+#include "check.h"
+#include "parse/columnar.h"
+#include "parse/delimited.h"
+#include "parse/slotted.h"
+#include "unique.h"
+
+using namespace clickfleet;
+using namespace clickfleet::parse;
+
+namespace {
+
+Layout layout(KeyRule rule, bool multi) {
+  Layout made;
+  made.rule = rule;
+  made.modulus = 1000001;
+  made.dense = {{"x", Scale::log1p, 0, 1, 0}, {"y", Scale::minmax, 0, 10, -1}};
+  made.add_slot("a", false, "14");
+  made.add_slot("b", multi, "15");
+  made.add_slot("c", false, "16");
+  made.buckets = {{2, 1, 0, 1, 10, {}, 100}};
+  return made;
+}
+
+Delimited delimited(KeyRule rule, bool multi, bool quotes) {
+  Delimited plan;
+  plan.layout = layout(rule, multi);
+  plan.separator = quotes ? ',' : '\t';
+  plan.list_separator = '|';
+  plan.quotes = quotes;
+  plan.fields = {{Role::label, 0}, {Role::dense, 0}, {Role::dense, 1},
+                 {Role::slot, 0},  {Role::slot, 1},  {Role::skip, 0}};
+  return plan;
+}
+
+Slotted slotted(KeyRule rule, Slotted::Token token) {
+  Slotted plan;
+  plan.layout = layout(rule, true);
+  plan.layout.values = token == Slotted::Token::name_key_value;
+  plan.token = token;
+  plan.groups = {{0, 1}};
+  plan.name("label", {Role::label, 0});
+  plan.name("d", {Role::dense, 0});
+  plan.name("a", {Role::slot, 0});
+  plan.name("b", {Role::slot, 1});
+  return plan;
+}
+
+MultiSlot multislot(KeyRule rule) {
+  MultiSlot plan;
+  plan.layout = layout(rule, true);
+  plan.groups = {{0, 1}};
+  plan.steps = {{{Role::dense, 0}, 2}, {{Role::slot, 0}, 1}, {{Role::slot, 1}, 0}, {{Role::label, 0}, 1}};
+  return plan;
+}
+
+// Copied to memory of exactly its size, so that a read beyond its end is seen.
+template <class Plan>
+Rows parse_exactly(const Plan& plan, const std::string& text, OnBad on_bad) {
+  const std::vector<char> block(text.begin(), text.end());
+  return plan.parse({block.data(), block.size()}, on_bad);
+}
+
+void check_whole(Rows& rows, const Layout& plan, size_t lines, OnBad on_bad) {
+  CHECK(rows.rows + rows.bad_lines == rows.lines);
+  CHECK(rows.lines == lines || (on_bad == OnBad::stop && rows.bad_lines == 1));
+  CHECK(rows.labels.size == rows.rows);
+  CHECK(rows.dense.size == rows.rows * plan.dense.size());
+  for (size_t i = 0; i < rows.dense.size; ++i) CHECK(std::isfinite(rows.dense.data()[i]));
+  if (!rows.one_each) {
+    CHECK(rows.offsets.size == rows.rows * plan.slots.size() + 1);
+    for (size_t i = 1; i < rows.offsets.size; ++i) CHECK(rows.offsets.data()[i - 1] <= rows.offsets.data()[i]);
+    CHECK(static_cast<size_t>(rows.offsets.data()[rows.offsets.size - 1]) == rows.keys.size);
+  } else {
+    CHECK(rows.keys.size == rows.rows * plan.slots.size());
+  }
+  if (plan.values) CHECK(rows.values.size == rows.keys.size);
+}
+
+template <class Plan>
+void fuzz(const Plan& plan, const std::string& good, const char* alphabet, unsigned seed) {
+  std::mt19937 random(seed);
+  const auto below = [&random](size_t n) { return static_cast<size_t>(random() % n); };
+  const std::string letters(alphabet);
+  CHECK(parse_exactly(plan, good + "\n", OnBad::stop).rows == 1);
+  for (int round = 0; round < 400; ++round) {
+    std::string text;
+    for (size_t n = below(6) + 1; n > 0; --n) {
+      std::string line = good;
+      for (size_t changes = below(4); changes > 0; --changes) {
+        const size_t at = below(line.size() + 1);
+        switch (below(4)) {
+          case 0:
+            line.insert(at, 1, static_cast<char>(random()));
+            break;
+          case 1:
+            line.insert(at, below(30), letters[below(letters.size())]);
+            break;
+          case 2:
+            line.erase(at, below(10));
+            break;
+          default:
+            line = line.substr(0, at) + std::to_string(random()) + line.substr(at);
+        }
+      }
+      text += line + "\n";
+    }
+    const auto lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+    for (const OnBad on_bad : {OnBad::stop, OnBad::some, OnBad::all}) {
+      Rows rows = parse_exactly(plan, text, on_bad);
+      check_whole(rows, plan.layout, lines, on_bad);
+      for (const Bad& bad : rows.bad) {
+        CHECK(bad.offset >= 0 && bad.length >= 0 && static_cast<size_t>(bad.offset + bad.length) < text.size());
+        CHECK(bad.value >= 0 && bad.value_length >= 0 &&
+              static_cast<size_t>(bad.value + bad.value_length) <= text.size());
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(delimited_takes_any_bytes) {
+  unsigned seed = 1;
+  for (const KeyRule rule : {KeyRule::hash64, KeyRule::py2, KeyRule::raw})
+    for (const bool multi : {false, true}) {
+      fuzz(delimited(rule, multi, false), "1\t5\t-3.5\t123\t456\tx", "\t\n\r:-.e", seed++);
+      fuzz(delimited(rule, multi, true), "1,5,,\"12\",456,\"x,\"\"y\"", ",\"\n\r|-", seed++);
+    }
+}
+
+TEST(slotted_takes_any_bytes) {
+  unsigned seed = 100;
+  for (const KeyRule rule : {KeyRule::hash64, KeyRule::py2, KeyRule::raw}) {
+    fuzz(slotted(rule, Slotted::Token::name_value), "label:1 d:1 d:2e3 a:5 b:6 b:7 z:9", " :\n\t-", seed++);
+    fuzz(slotted(rule, Slotted::Token::value_name), "an id\t1:label 1:d 2:d 5:a 6:b 7:b", " :\n\t-", seed++);
+    fuzz(slotted(rule, Slotted::Token::name_key_value), "1 a:5:0.5 b:6:2 b:7:-1", " :\n\t-.e", seed++);
+    fuzz(multislot(rule), "2 0.5 7 1 5 3 6 7 8 1 1", " \n\t-0", seed++);
+  }
+}
+
+TEST(many_lines_and_every_length) {
+  std::string text;
+  for (int i = 0; i < 300; ++i)
+    text += "1\t" + std::to_string(i) + "\t\t" + std::string(static_cast<size_t>(i % 40), 'k') + "\t\t\n";
+  Rows rows = parse_exactly(delimited(KeyRule::hash64, false, false), text, OnBad::stop);
+  CHECK(rows.rows == 300);
+  const uint64_t seed = slot_seed("a", 1);
+  for (size_t i = 0; i < 300; ++i) {
+    const std::string value(i % 40, 'k');
+    CHECK(rows.keys.data()[3 * i] == hash64(seed, value.data(), value.size()));
+    CHECK(rows.dense.data()[2 * i] == static_cast<float>(std::log1p(static_cast<double>(i))));
+    CHECK(rows.dense.data()[2 * i + 1] == -1.0f);
+  }
+}
+
+TEST(numbers_are_right_to_the_last_bit_or_refused) {
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 20000; ++i) {
+    char text[64];
+    const double x = static_cast<double>(random() % 10000000) / std::pow(10.0, static_cast<double>(random() % 8));
+    const int n = std::snprintf(text, sizeof text, i % 2 ? "%.17g" : "%.6f", i % 3 ? x : -x);
+    double got;
+    CHECK(to_double(text, text + n, got));
+    CHECK(got == std::strtod(text, nullptr));
+  }
+  double got;
+  for (const std::string bad :
+       {"", "-", "+", ".", "e5", "1e", "0x1", "nan", "inf", "1 ", " 1", "1e999", "--1", "1.2.3", "+-1"})
+    CHECK(!to_double(bad.data(), bad.data() + bad.size(), got));
+  uint64_t key;
+  const std::string largest = "18446744073709551615", larger = "18446744073709551616";
+  CHECK(to_u64(largest.data(), largest.data() + 20, key) && key == UINT64_MAX);
+  CHECK(!to_u64(larger.data(), larger.data() + 20, key));
+}
+
+TEST(unique_keeps_the_order_of_first_occurrence) {
+  std::mt19937_64 random(3);
+  for (const size_t n : {0, 1, 17, 1000}) {
+    std::vector<uint64_t> keys(n), distinct(n);
+    std::vector<int64_t> where(n);
+    for (uint64_t& key : keys) key = random() % 300 << 50;
+    const size_t count = unique(keys.data(), n, distinct.data(), where.data());
+    size_t seen = 0;
+    for (size_t i = 0; i < n; ++i) {
+      CHECK(distinct[static_cast<size_t>(where[i])] == keys[i]);
+      CHECK(where[i] <= static_cast<int64_t>(seen));
+      seen += where[i] == static_cast<int64_t>(seen);
+    }
+    CHECK(seen == count);
+  }
+}
