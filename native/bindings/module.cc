@@ -15,6 +15,7 @@ NB_MODULE(_core, m) {
   clickfleet::bind_table(m);
   clickfleet::bind_cut(m);
   clickfleet::bind_pool(m);
+  clickfleet::bind_print(m);
   clickfleet::bind_parse(m);
   clickfleet::bind_unique(m);
 }
