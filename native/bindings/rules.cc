@@ -81,7 +81,7 @@ void bind_rules(nb::module_& m) {
             [&](const auto& r) {
               kernels(level.c_str())
                   .apply[rule.index()](&r, {lower, upper}, w.data(), state.data(), g.data(), static_cast<int>(w.size()),
-                                       divisor);
+                                       1 / divisor);
             },
             rule);
       },

@@ -1,5 +1,6 @@
 // What a table is told when it is made.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -15,6 +16,12 @@ struct Part {  // of a row: embed_w, or embedx
   Scale scale = Scale::show;
   Bounds bounds;
   Init init;
+
+  // Initial weights of columns [first, first + n).
+  void weights(uint64_t seed, uint64_t key, uint32_t first, int n, float* w) const {
+    init.fill(seed, key, first, n, w);
+    for (int i = 0; i < n; ++i) w[i] = std::clamp(w[i], bounds.lower, bounds.upper);
+  }
 };
 
 // When a row gets its factors (embedx).

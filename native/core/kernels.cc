@@ -5,8 +5,8 @@ namespace clickfleet::CLICKFLEET_LEVEL {
 namespace {
 
 template <int I>
-void apply(const void* rule, Bounds bounds, float* w, float* state, const float* g, int n, float div) {
-  static_cast<const std::variant_alternative_t<I, Rule>*>(rule)->apply(w, state, g, n, div);
+void apply(const void* rule, Bounds bounds, float* w, float* state, const float* g, int n, float by) {
+  static_cast<const std::variant_alternative_t<I, Rule>*>(rule)->apply(w, state, g, n, by);
   for (int i = 0; i < n; ++i) {
     const float x = w[i] > bounds.lower ? w[i] : bounds.lower;  // false for NaN
     w[i] = x < bounds.upper ? x : bounds.upper;

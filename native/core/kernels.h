@@ -9,8 +9,9 @@ struct Bounds {
 };
 
 struct Kernels {
-  // One step of the rule with this place in the list, then every weight into its bounds (NaN becomes the lower one).
-  using Apply = void (*)(const void* rule, Bounds bounds, float* w, float* state, const float* g, int n, float div);
+  // One step with g·by of the rule with this place in the list, then every weight into its bounds (NaN becomes the
+  // lower one).
+  using Apply = void (*)(const void* rule, Bounds bounds, float* w, float* state, const float* g, int n, float by);
   Apply apply[kRules];
 };
 

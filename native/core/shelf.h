@@ -24,12 +24,36 @@ class Shelf {
  public:
   static constexpr uint32_t kNone = UINT32_MAX, kBucket = 31;
 
+  // What a look-up needs, without the way through the shelf.
+  struct View {
+    const uint16_t* tags;
+    const char* hot;
+    size_t hot_bytes;
+    uint32_t buckets;
+
+    const uint16_t* tags_of(uint64_t hash) const { return tags + (((hash >> 32) * buckets) >> 32) * 32; }
+    // The first row with the right tag, which nearly always is the right one; nullptr if there is none.
+    const char* guess(uint64_t hash) const {
+      if (buckets == 0) return nullptr;
+      const uint16_t wanted = tag(hash);
+      auto bucket = static_cast<uint32_t>(((hash >> 32) * buckets) >> 32);
+      for (uint32_t seen = 0; seen < buckets; ++seen, bucket = bucket + 1 == buckets ? 0 : bucket + 1) {
+        const uint16_t* line = tags + size_t{bucket} * 32;
+        if (const uint32_t mask = match(line, wanted); mask != 0)
+          return hot + (size_t{bucket} * kBucket + static_cast<uint32_t>(std::countr_zero(mask))) * hot_bytes;
+        if (line[kBucket] == 0) return nullptr;
+      }
+      return nullptr;
+    }
+  };
+
   Shelf(Budget& budget, int hot_bytes, int cold_bytes)
       : budget_(budget), hot_bytes_(static_cast<size_t>(hot_bytes)), cold_bytes_(static_cast<size_t>(cold_bytes)) {}
   ~Shelf() { release(); }
   Shelf(const Shelf&) = delete;
   Shelf& operator=(const Shelf&) = delete;
 
+  View view() const { return {tags_, hot_, hot_bytes_, buckets_}; }
   uint32_t home(uint64_t hash) const { return static_cast<uint32_t>(((hash >> 32) * buckets_) >> 32); }  // a bucket
   uint32_t size() const { return size_; }
   uint32_t slots() const { return buckets_ * kBucket; }

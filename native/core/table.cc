@@ -3,25 +3,14 @@
 #include <algorithm>
 
 #include "cut.h"
+#include "floats.h"
 #include "plan.h"
 #include "sweep.h"
 
 namespace clickfleet {
 namespace {
 
-constexpr size_t kAhead = 16;  // keys between two stages of the pipeline: tags prefetched, row prefetched, row used
-constexpr size_t kPullPiece = 8192;
-
 thread_local Plan plan;  // scratch of the call under way
-
-void copy_floats(const float* from, float* to, int n) {
-  if (n >= 8) {  // whole vectors; the last one may overlap
-    for (int i = 0; i + 8 <= n; i += 8) std::memcpy(to + i, from + i, 32);
-    std::memcpy(to + n - 8, from + n - 8, 32);
-  } else {
-    for (int i = 0; i < n; ++i) to[i] = from[i];
-  }
-}
 
 Layout layout_of(const Config& config) {
   const auto state = [](const Rule& rule, int n) {
@@ -41,13 +30,8 @@ const void* address(const Rule& rule) {
   return std::visit([](const auto& r) -> const void* { return &r; }, rule);
 }
 
-void init_weights(const Part& part, uint64_t seed, uint64_t key, uint32_t column, int n, float* w) {
-  part.init.fill(seed, key, column, n, w);
-  for (int i = 0; i < n; ++i) w[i] = std::clamp(w[i], part.bounds.lower, part.bounds.upper);
-}
-
 void init_part(const Part& part, uint64_t seed, uint64_t key, uint32_t column, int n, float* w, float* state) {
-  init_weights(part, seed, key, column, n, w);
+  part.weights(seed, key, column, n, w);
   std::visit([&](const auto& rule) { rule.init(w, state, n); }, part.rule);
 }
 
@@ -73,99 +57,6 @@ Table::Table(const Config& config)
 
 Table::~Table() = default;
 
-// ---- pull ----
-
-void Table::pull(const uint64_t* keys, size_t n, bool training, float* out) const {
-  const auto width = static_cast<size_t>(1 + config_.factors);
-  for (size_t at = 0; at < n; at += kPullPiece)
-    pull_piece(keys + at, std::min(kPullPiece, n - at), training, out + at * width);
-  if (!config_.padding) return;
-  for (size_t i = 0; i < n; ++i)
-    if (keys[i] == *config_.padding) std::fill_n(out + i * width, width, 0.0F);
-}
-
-void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const {
-  // With many keys nearly every stripe is needed: if none is busy, have them all at once and leave the keys in their
-  // order.
-  if (n >= 4 * kStripes) {
-    int locked = 0;
-    while (locked < kStripes && stripes_[locked]->lock.try_lock_shared()) ++locked;
-    if (locked == kStripes)
-      pull_keys([&](uint64_t hash) -> const Stripe& { return *stripes_[stripe_of(hash)]; },
-                [&](size_t i) { return mix64(keys[i]); }, [&](size_t i) { return i; }, keys, n, training, out);
-    for (int s = 0; s < locked; ++s) stripes_[s]->lock.unlock_shared();
-    if (locked == kStripes) return;
-  }
-  plan.make(keys, n);
-  plan.each_stripe(
-      [&](int s, bool wait) {
-        return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared();
-      },
-      [&](int s) {
-        const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
-        const uint32_t begin = plan.begin[s];
-        pull_keys([&](uint64_t) -> const Stripe& { return *stripes_[s]; },
-                  [&](size_t i) { return plan.hash[begin + i]; }, [&](size_t i) { return plan.where[begin + i]; }, keys,
-                  plan.end[s] - begin, training, out);
-      });
-}
-
-// Three tight loops over blocks of keys: tags of one block are fetched while rows of the block before are, and those of
-// the block before that are read.
-template <class Home, class Hash, class Where>
-void Table::pull_keys(const Home& home, const Hash& hash_of, const Where& where, const uint64_t* keys, size_t n,
-                      bool training, float* out) const {
-  constexpr size_t kBlock = 16;
-  const int width = 1 + config_.factors;
-  uint64_t hashes[3][kBlock];
-  Ref guesses[2][kBlock];
-  const size_t blocks = (n + kBlock - 1) / kBlock;
-  for (size_t step = 0; step < blocks + 2; ++step) {
-    if (const size_t b = step; b < blocks) {
-      uint64_t* hash = hashes[b % 3];
-      const size_t begin = b * kBlock, count = std::min(kBlock, n - begin);
-      for (size_t i = 0; i < count; ++i) {
-        hash[i] = hash_of(begin + i);
-        home(hash[i]).prefetch_tags(hash[i]);
-      }
-    }
-    if (const size_t b = step - 1; step >= 1 && b < blocks) {
-      const uint64_t* hash = hashes[b % 3];
-      const size_t count = std::min(kBlock, n - b * kBlock);
-      for (size_t i = 0; i < count; ++i) {
-        const Stripe& stripe = home(hash[i]);
-        const Ref ref = guesses[b % 2][i] = stripe.guess(hash[i]);
-        if (ref) stripe.shelves[ref.full()].prefetch_hot(ref.slot());
-      }
-    }
-    if (step < 2) continue;
-    const size_t b = step - 2, begin = b * kBlock, count = std::min(kBlock, n - begin);
-    for (size_t i = 0; i < count; ++i) {
-      const uint64_t hash = hashes[b % 3][i];
-      const size_t at = where(begin + i);
-      const Stripe& stripe = home(hash);
-      float* to = out + at * static_cast<size_t>(width);
-      Ref ref = guesses[b % 2][i];
-      if (ref && stripe.shelves[ref.full()].key(ref.slot()) != keys[at]) ref = stripe.find(hash, keys[at]);
-      if (!ref) {
-        read_unknown(keys[at], training, to);
-      } else if (ref.full()) {
-        copy_floats(stripe.row(ref).weights(), to, width);
-      } else {
-        to[0] = stripe.row(ref).weights()[0];
-        std::fill_n(to + 1, config_.factors, 0.0F);
-      }
-    }
-  }
-}
-
-void Table::read_unknown(uint64_t key, bool training, float* out) const {
-  std::fill_n(out, 1 + config_.factors, 0.0F);
-  if (!training) return;
-  init_weights(config_.embed, config_.seed, key, 0, 1, out);
-  if (at_birth_) init_weights(config_.embedx, config_.seed, key, 1, config_.factors, out + 1);
-}
-
 // ---- push ----
 
 // One key of a push with all its occurrences merged.
@@ -174,7 +65,6 @@ struct Table::Item {
   const float* g;
   double show, click;
   uint16_t slot;
-  Ref guess;  // where its row was when it was prefetched
 };
 
 void Table::push(const Push& push) {
@@ -255,8 +145,7 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
     const auto at = static_cast<uint32_t>(items.size());
     const uint32_t first = seen.put(p.hash[i], at, hashes);
     if (first == at) {
-      items.push_back(
-          {p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from], {}});
+      items.push_back({p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from]});
       hashes.push_back(p.hash[i]);
       continue;
     }
@@ -273,23 +162,32 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
   }
 }
 
-void Table::push_items(Stripe& stripe, Item* items, uint32_t size, float n) {
-  for (size_t i = 0; i < size + 2 * kAhead; ++i) {
-    if (i < size) stripe.prefetch_tags(items[i].hash);
-    if (const size_t j = i - kAhead; i >= kAhead && j < size) {
-      const Ref ref = items[j].guess = stripe.guess(items[j].hash);
-      if (ref) {
+void Table::push_items(Stripe& stripe, const Item* items, size_t size, float n) {
+  // As in pull.cc: tags of one block, rows of the block before, updates of the block before that.
+  constexpr size_t kBlock = 16;
+  Ref guesses[2][kBlock];
+  const size_t blocks = (size + kBlock - 1) / kBlock;
+  for (size_t step = 0; step < blocks + 2; ++step) {
+    if (step < blocks)
+      for (size_t i = step * kBlock; i < std::min(size, (step + 1) * kBlock); ++i) stripe.prefetch_tags(items[i].hash);
+    if (const size_t b = step - 1; step >= 1 && b < blocks) {
+      const size_t count = std::min(kBlock, size - b * kBlock);
+      for (size_t i = 0; i < count; ++i) {
+        const Ref ref = guesses[b % 2][i] = stripe.guess(items[b * kBlock + i].hash);
+        if (!ref) continue;
         stripe.shelves[ref.full()].prefetch_hot(ref.slot());
         stripe.shelves[ref.full()].prefetch_cold(ref.slot());
       }
     }
-    if (i >= 2 * kAhead) update(stripe, items[i - 2 * kAhead], n);
+    if (step < 2) continue;
+    const size_t begin = (step - 2) * kBlock, count = std::min(kBlock, size - begin);
+    for (size_t i = 0; i < count; ++i) update(stripe, items[begin + i], guesses[step % 2][i], n);
   }
 }
 
-void Table::update(Stripe& stripe, const Item& item, float n) {
+void Table::update(Stripe& stripe, const Item& item, Ref guess, float n) {
   // The guess may be stale: rows move when a shelf grows and when they are admitted.
-  Ref ref = stripe.holds(item.guess, item.key) ? item.guess : stripe.find(item.hash, item.key);
+  Ref ref = stripe.holds(guess, item.key) ? guess : stripe.find(item.hash, item.key);
   const bool born = !ref;
   if (born) ref = create(stripe, item.hash, item.key);
   const Row row = stripe.row(ref);
@@ -301,20 +199,20 @@ void Table::update(Stripe& stripe, const Item& item, float n) {
   row.set_unseen_days(0);
   if (item.slot != kNoSlot) row.set_slot(item.slot);
   apply_embed_(embed_rule_, config_.embed.bounds, row.weights(), row.state_of_embed(), item.g, 1,
-               divisor(config_.embed.scale, item.show, n));
+               factor(config_.embed.scale, item.show, n));
   mark_changed(stripe, row);
   if (ref.full()) {
     if (config_.factors > 0)
       apply_embedx_(embedx_rule_, config_.embedx.bounds, row.embedx(), layout_.state_of_embedx(row), item.g + 1,
-                    config_.factors, divisor(config_.embedx.scale, item.show, n));
+                    config_.factors, factor(config_.embedx.scale, item.show, n));
   } else if (admits(row, item.show)) {
     admit(stripe, item.hash, ref);  // its factors are trained from the next push on
   }
 }
 
-float Table::divisor(Scale scale, double show, float n) const {
+float Table::factor(Scale scale, double show, float n) const {
   const float by = scale == Scale::show ? static_cast<float>(show) : scale == Scale::batch ? n : 1.0F;
-  return by > 0 ? by : 1.0F;
+  return by > 0 ? 1 / by : 1.0F;
 }
 
 Ref Table::add(Stripe& stripe, bool full, uint64_t hash, uint64_t key) {
@@ -418,10 +316,10 @@ void Table::restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t 
   row.set_delta_score(rows.delta_score[i]);
   row.flags() = rows.published[i] != 0 ? kListed : 0;
   row.weights()[0] = rows.embed_w[i];
-  copy_floats(rows.embed_state + i * e, row.state_of_embed(), layout_.embed_state);
+  copy_floats(rows.embed_state + i * e, row.state_of_embed(), e);
   if (!rows.full) return;
-  copy_floats(rows.embedx + i * d, row.embedx(), config_.factors);
-  copy_floats(rows.embedx_state + i * x, layout_.state_of_embedx(row), layout_.embedx_state);
+  copy_floats(rows.embedx + i * d, row.embedx(), d);
+  copy_floats(rows.embedx_state + i * x, layout_.state_of_embedx(row), x);
 }
 
 void Table::restore_changes(const uint64_t* changed, size_t n_changed, const uint64_t* deleted, size_t n_deleted) {

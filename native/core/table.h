@@ -80,21 +80,23 @@ class Table {
   friend class Cut;
   struct Item;
 
-  // table.cc
+  // pull.cc
+  struct View;
   void pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const;
-  template <class Home, class Hash, class Where>
-  void pull_keys(const Home& home, const Hash& hash_of, const Where& where, const uint64_t* keys, size_t n,
-                 bool training, float* out) const;
-  void read_unknown(uint64_t key, bool training, float* out) const;
+  template <bool Brief, class Home, class At>
+  void pull_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const;
+  void read_one(const Stripe& stripe, uint64_t key, bool training, float* out) const;
+
+  // table.cc
   void merge(const Plan& plan, int s, const Push& push, std::vector<Item>& items) const;
-  void push_items(Stripe& stripe, Item* items, uint32_t size, float n);
-  void update(Stripe& stripe, const Item& item, float n);
+  void push_items(Stripe& stripe, const Item* items, size_t size, float n);
+  void update(Stripe& stripe, const Item& item, Ref guess, float n);
   Ref add(Stripe& stripe, bool full, uint64_t hash, uint64_t key);
   Ref create(Stripe& stripe, uint64_t hash, uint64_t key);
   void admit(Stripe& stripe, uint64_t hash, Ref ref);
   void restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t i);
   bool admits(Row row, double show) const;
-  float divisor(Scale scale, double show, float n) const;
+  float factor(Scale scale, double show, float n) const;
   void mark_changed(Stripe& stripe, Row row) const;
 
   // aging.cc

@@ -13,10 +13,10 @@ struct Adagrad {
   }
   static int state(int) { return 1; }
   void init(const float*, float* s, int) const { *s = 0; }
-  CLICKFLEET_INLINE void apply(float* w, float* g2sum, const float* g, int n, float div) const {
+  CLICKFLEET_INLINE void apply(float* w, float* g2sum, const float* g, int n, float by) const {
     const float step = lr * std::sqrt(initial_g2sum / (initial_g2sum + *g2sum));
-    const float square = sum_squares(g, n, div);
-    for (int i = 0; i < n; ++i) w[i] -= step * (g[i] / div);
+    const float square = sum_squares(g, n, by);
+    for (int i = 0; i < n; ++i) w[i] -= step * (g[i] * by);
     *g2sum += square / static_cast<float>(n);
   }
 };

@@ -10,10 +10,10 @@ struct AdagradV2 {
   static constexpr auto fields() { return std::tuple{Field<AdagradV2>{"lr", &AdagradV2::lr, "step size"}}; }
   static int state(int) { return 1; }
   void init(const float*, float* s, int) const { *s = 0; }
-  CLICKFLEET_INLINE void apply(float* w, float* g2sum, const float* g, int n, float div) const {
-    *g2sum += sum_squares(g, n, div) / static_cast<float>(n);
+  CLICKFLEET_INLINE void apply(float* w, float* g2sum, const float* g, int n, float by) const {
+    *g2sum += sum_squares(g, n, by) / static_cast<float>(n);
     const float root = std::sqrt(*g2sum) + 1e-8F;
-    for (int i = 0; i < n; ++i) w[i] -= lr * (g[i] / div) / root;
+    for (int i = 0; i < n; ++i) w[i] -= lr * (g[i] * by) / root;
   }
 };
 

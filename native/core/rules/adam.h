@@ -19,12 +19,12 @@ struct Adam {
     s[2 * n] = beta1;
     s[2 * n + 1] = beta2;
   }
-  CLICKFLEET_INLINE void apply(float* w, float* s, const float* g, int n, float div) const {
+  CLICKFLEET_INLINE void apply(float* w, float* s, const float* g, int n, float by) const {
     float *m = s, *v = s + n, *power = s + 2 * n;
     const float step = lr * std::sqrt(1 - power[1]) / (1 - power[0]);
     const float keep1 = 1 - beta1, keep2 = 1 - beta2;
     for (int i = 0; i < n; ++i) {
-      const float x = g[i] / div;
+      const float x = g[i] * by;
       m[i] = beta1 * m[i] + keep1 * x;
       v[i] = beta2 * v[i] + keep2 * (x * x);
       w[i] -= step * m[i] / (std::sqrt(v[i]) + epsilon);

@@ -22,10 +22,10 @@ struct Ftrl {
       s[n + i] = 0;
     }
   }
-  CLICKFLEET_INLINE void apply(float* w, float* s, const float* g, int n, float div) const {
+  CLICKFLEET_INLINE void apply(float* w, float* s, const float* g, int n, float by) const {
     for (int i = 0; i < n; ++i) {
       float &z = s[i], &sum = s[n + i];
-      const float x = g[i] / div;
+      const float x = g[i] * by;
       const float next = sum + x * x;
       const float root = std::sqrt(next);
       z += x - (root - std::sqrt(sum)) / lr * w[i];

@@ -10,8 +10,8 @@ struct Sgd {
   static constexpr auto fields() { return std::tuple{Field<Sgd>{"lr", &Sgd::lr, "step size"}}; }
   static int state(int) { return 0; }
   void init(const float*, float*, int) const {}
-  CLICKFLEET_INLINE void apply(float* w, float*, const float* g, int n, float div) const {
-    for (int i = 0; i < n; ++i) w[i] -= lr * (g[i] / div);
+  CLICKFLEET_INLINE void apply(float* w, float*, const float* g, int n, float by) const {
+    for (int i = 0; i < n; ++i) w[i] -= lr * (g[i] * by);
   }
 };
 

@@ -19,12 +19,12 @@ struct SharedAdam {
     s[2] = beta1;
     s[3] = beta2;
   }
-  CLICKFLEET_INLINE void apply(float* w, float* s, const float* g, int n, float div) const {
+  CLICKFLEET_INLINE void apply(float* w, float* s, const float* g, int n, float by) const {
     const float step = lr * std::sqrt(1 - s[3]) / (1 - s[2]);
     const float keep1 = 1 - beta1, keep2 = 1 - beta2;
     float sum_m = 0, sum_v = 0;
     for (int i = 0; i < n; ++i) {
-      const float x = g[i] / div;
+      const float x = g[i] * by;
       const float m = beta1 * s[0] + keep1 * x;
       const float v = beta2 * s[1] + keep2 * (x * x);
       w[i] -= step * m / (std::sqrt(v) + epsilon);

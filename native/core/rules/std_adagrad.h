@@ -16,9 +16,9 @@ struct StdAdagrad {
   void init(const float*, float* s, int n) const {
     for (int i = 0; i < n; ++i) s[i] = 0;
   }
-  CLICKFLEET_INLINE void apply(float* w, float* g2sum, const float* g, int n, float div) const {
+  CLICKFLEET_INLINE void apply(float* w, float* g2sum, const float* g, int n, float by) const {
     for (int i = 0; i < n; ++i) {
-      const float x = g[i] / div;
+      const float x = g[i] * by;
       w[i] -= lr * std::sqrt(initial_g2sum / (initial_g2sum + g2sum[i])) * x;
       g2sum[i] += x * x;
     }

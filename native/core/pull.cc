@@ -1,0 +1,134 @@
+// Reading rows. Three tight loops go over blocks of keys: the tags of one block are fetched while the rows of the block
+// before are, and while those of the block before that are copied.
+#include <algorithm>
+
+#include "floats.h"
+#include "plan.h"
+#include "table.h"
+
+namespace clickfleet {
+namespace {
+
+constexpr size_t kPiece = 8192;  // keys for which locks are held
+constexpr size_t kBlock = 16;
+
+thread_local Plan plan;
+
+}  // namespace
+
+// The shelves of one stripe as the loops need them.
+struct Table::View {
+  const Stripe* stripe;
+  Shelf::View full, brief;
+};
+
+void Table::pull(const uint64_t* keys, size_t n, bool training, float* out) const {
+  const auto width = static_cast<size_t>(1 + config_.factors);
+  for (size_t at = 0; at < n; at += kPiece) pull_piece(keys + at, std::min(kPiece, n - at), training, out + at * width);
+  if (!config_.padding) return;
+  for (size_t i = 0; i < n; ++i)
+    if (keys[i] == *config_.padding) std::fill_n(out + i * width, width, 0.0F);
+}
+
+void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const {
+  View views[kStripes];
+  const auto view = [&](int s) {
+    views[s] = {stripes_[s].get(), stripes_[s]->shelves[1].view(), stripes_[s]->shelves[0].view()};
+  };
+  // With many keys nearly every stripe is needed: if none is busy, have them all at once and leave the keys in their
+  // order.
+  if (n >= 8 * kStripes) {
+    int locked = 0;
+    bool brief = false;
+    for (; locked < kStripes && stripes_[locked]->lock.try_lock_shared(); ++locked) {
+      view(locked);
+      brief = brief || stripes_[locked]->shelves[0].size() != 0;
+    }
+    if (locked == kStripes) {
+      const auto at = [](size_t i) { return i; };
+      const auto home = [&](uint64_t hash) -> const View& { return views[stripe_of(hash)]; };
+      brief ? pull_keys<true>(home, at, keys, n, training, out) : pull_keys<false>(home, at, keys, n, training, out);
+    }
+    for (int s = 0; s < locked; ++s) stripes_[s]->lock.unlock_shared();
+    if (locked == kStripes) return;
+  }
+  plan.make(keys, n);
+  plan.each_stripe(
+      [&](int s, bool wait) {
+        return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared();
+      },
+      [&](int s) {
+        const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
+        view(s);
+        const auto at = [where = plan.where.data() + plan.begin[s]](size_t i) { return where[i]; };
+        pull_keys<true>([&](uint64_t) -> const View& { return views[s]; }, at, keys, plan.end[s] - plan.begin[s],
+                        training, out);
+      });
+}
+
+// Key number i of the n is keys[at(i)], and home(hash) is its stripe. Without `Brief` there is no short row.
+template <bool Brief, class Home, class At>
+void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const {
+  const auto width = static_cast<size_t>(1 + config_.factors);
+  uint64_t hashes[3][kBlock];
+  const char* rows[2][kBlock];
+  bool full[2][kBlock];
+  const size_t blocks = (n + kBlock - 1) / kBlock;
+  for (size_t step = 0; step < blocks + 2; ++step) {
+    if (const size_t begin = step * kBlock; step < blocks) {
+      uint64_t* hash = hashes[step % 3];
+      const size_t count = std::min(kBlock, n - begin);
+      for (size_t i = 0; i < count; ++i) {
+        hash[i] = mix64(keys[at(begin + i)]);
+        const View& view = home(hash[i]);
+        prefetch(view.full.tags_of(hash[i]));
+        if (Brief) prefetch(view.brief.tags_of(hash[i]));
+      }
+    }
+    if (const size_t b = step - 1; step >= 1 && b < blocks) {
+      const uint64_t* hash = hashes[b % 3];
+      const size_t count = std::min(kBlock, n - b * kBlock);
+      for (size_t i = 0; i < count; ++i) {
+        const View& view = home(hash[i]);
+        const char* row = view.full.guess(hash[i]);
+        if (Brief) {
+          full[b % 2][i] = row != nullptr;
+          if (row == nullptr) row = view.brief.guess(hash[i]);
+        }
+        rows[b % 2][i] = row;
+        prefetch(row);
+        if (!Brief || full[b % 2][i])
+          for (size_t line = 64; line < Row::kWeights + 4 * width; line += 64) prefetch(row + line);
+      }
+    }
+    if (step < 2) continue;
+    const size_t b = step - 2, begin = b * kBlock, count = std::min(kBlock, n - begin);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t place = at(begin + i);
+      const uint64_t key = keys[place];
+      const char* row = rows[b % 2][i];
+      float* to = out + place * width;
+      if (row == nullptr || load<uint64_t>(row) != key) {  // unknown, or two keys with one tag
+        read_one(*home(hashes[b % 3][i]).stripe, key, training, to);
+      } else if (!Brief || full[b % 2][i]) {
+        copy_floats(reinterpret_cast<const float*>(row + Row::kWeights), to, width);
+      } else {
+        to[0] = load<float>(row + Row::kWeights);
+        std::fill_n(to + 1, width - 1, 0.0F);
+      }
+    }
+  }
+}
+
+void Table::read_one(const Stripe& stripe, uint64_t key, bool training, float* out) const {
+  const auto width = static_cast<size_t>(1 + config_.factors);
+  std::fill_n(out, width, 0.0F);
+  if (const Ref ref = stripe.find(mix64(key), key); ref) {
+    copy_floats(stripe.row(ref).weights(), out, ref.full() ? width : 1);
+  } else if (training) {
+    config_.embed.weights(config_.seed, key, 0, 1, out);
+    if (at_birth_) config_.embedx.weights(config_.seed, key, 1, config_.factors, out + 1);
+  }
+}
+
+}  // namespace clickfleet
