@@ -198,12 +198,16 @@ void bind_parse(nb::module_& m) {
   nb::class_<Delimited>(m, "Delimited", "Parses lines of fields between separators.")
       .def(
           "__init__",
-          [](Delimited* self, const Layout& layout, const std::vector<std::pair<Role, int>>& fields, char separator,
-             char list_separator, bool quotes) {
-            new (self) Delimited{layout, separator, list_separator, quotes, {}};
-            for (const auto& [role, index] : fields) self->fields.push_back({role, index});
+          [](Delimited* self, const Layout& layout, const std::vector<std::vector<std::pair<Role, int>>>& columns,
+             char separator, char list_separator, bool quotes) {
+            new (self) Delimited{layout, separator, list_separator, quotes, {}, {}};
+            for (const auto& uses : columns) {
+              for (size_t i = 1; i < uses.size(); ++i)
+                self->also.push_back({self->fields.size(), {uses[i].first, uses[i].second}});
+              self->fields.push_back(uses.empty() ? Field{Role::skip, 0} : Field{uses[0].first, uses[0].second});
+            }
           },
-          "layout"_a, "fields"_a, "separator"_a, "list_separator"_a, "quotes"_a)
+          "layout"_a, "columns"_a, "separator"_a, "list_separator"_a, "quotes"_a)
       .def("parse", &parse_block<Delimited>, "block"_a, "on_bad"_a);
 
   nb::enum_<Slotted::Token>(m, "Token")
@@ -228,9 +232,12 @@ void bind_parse(nb::module_& m) {
       .def(
           "__init__",
           [](MultiSlot* self, const Layout& layout, const std::vector<DenseGroup>& groups,
-             const std::vector<std::tuple<Role, int, int>>& steps) {
+             const std::vector<std::pair<std::vector<std::pair<Role, int>>, int>>& steps) {
             new (self) MultiSlot{layout, groups, {}};
-            for (const auto& [role, index, width] : steps) self->steps.push_back({{role, index}, width});
+            for (const auto& [uses, width] : steps) {
+              self->steps.push_back({{}, width});
+              for (const auto& [role, index] : uses) self->steps.back().uses.push_back({role, index});
+            }
           },
           "layout"_a, "groups"_a, "steps"_a)
       .def("parse", &parse_block<MultiSlot>, "block"_a, "on_bad"_a);

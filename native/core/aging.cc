@@ -79,7 +79,8 @@ Table::Room::Room(Table& t, size_t keys) : table(t), bytes(t.config_.memory_limi
   const size_t limit = table.config_.memory_limit - table.config_.snapshot_reserve, high = limit / 100 * 97;
   if (bytes > limit / 2)
     throw Error("a push of " + std::to_string(keys) + " keys may need " + std::to_string(bytes) +
-                " bytes and the table may hold " + std::to_string(limit) + ": use smaller batches or a larger memory_limit");
+                " bytes and the table may hold " + std::to_string(limit) +
+                ": use smaller batches or a larger memory_limit");
   for (;;) {
     {
       const std::lock_guard guard(table.room_lock_);
@@ -99,7 +100,8 @@ Table::Room::~Room() {
 }
 
 void Table::evict_to(size_t target) {
-  const Gate::Pass pass(gate_, true);  // so nothing is promised to a push under way, but for those that wait at the gate
+  const Gate::Pass pass(gate_,
+                        true);  // so nothing is promised to a push under way, but for those that wait at the gate
   size_t promised = 0;
   {
     const std::lock_guard guard(room_lock_);
@@ -111,14 +113,15 @@ void Table::evict_to(size_t target) {
     const uint64_t before = evicted_;
     evict(used - target);
     if (evicted_ == before)
-      throw Error("memory_limit is taken up by what is not rows (index, changed and deleted keys): raise it or publish");
+      throw Error(
+          "memory_limit is taken up by what is not rows (index, changed and deleted keys): raise it or publish");
   }
 }
 
 namespace {
 
-// What rows are evicted by, lowest first: the score, then a hash of the key. Not mix64 itself: the index is ordered by that, and would
-// fill up at one end if rows of equal score always went from the other.
+// What rows are evicted by, lowest first: the score, then a hash of the key. Not mix64 itself: the index is ordered by
+// that, and would fill up at one end if rows of equal score always went from the other.
 uint64_t rank_of(double score, uint64_t key) {
   const auto bits = std::bit_cast<uint32_t>(static_cast<float>(score));
   const uint32_t ordered = (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;  // floats in the order of integers

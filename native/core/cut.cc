@@ -99,8 +99,10 @@ Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files
     stripe->deleted.clear();
   }
   if (kind == snapshot && table.pending_ != nullptr) {  // saved as if they were aborted
-    for (const auto& keys : table.pending_->deleted_) deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());
-    for (const auto& keys : table.pending_->changed_) changed_keys_.insert(changed_keys_.end(), keys.begin(), keys.end());
+    for (const auto& keys : table.pending_->deleted_)
+      deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());
+    for (const auto& keys : table.pending_->changed_)
+      changed_keys_.insert(changed_keys_.end(), keys.begin(), keys.end());
   }
   if (kind != snapshot) {
     pending_ = true;
@@ -190,7 +192,8 @@ void Cut::commit() {
     table_.visit_keys(changed_, [&](Stripe&, Row row) { list(row); });
   for (const auto& stripe : table_.stripes_) {
     const std::unique_lock alone(stripe->lock);
-    stripe->deleted.insert(stripe->deleted.end(), stripe->deleted_if_committed.begin(), stripe->deleted_if_committed.end());
+    stripe->deleted.insert(stripe->deleted.end(), stripe->deleted_if_committed.begin(),
+                           stripe->deleted_if_committed.end());
     stripe->deleted_if_committed.clear();
   }
   settle();
@@ -283,7 +286,8 @@ void Cut::read_range() {
   images_.clear();
   found_.clear();
   const int begin = file_ * kStripes / files_, end = (file_ + 1) * kStripes / files_;
-  for (int s = begin; s < end; ++s) gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
+  for (int s = begin; s < end; ++s)
+    gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
   if (timed_out_) throw Error("the snapshot was given up: it was not read for 60 s while pushes waited for it");
   size_t images = 0;
   const CountedVector<char>& late = late_[range_];
@@ -404,7 +408,8 @@ void Cut::finish() {
     for (const auto& keys : deleted_) left_.insert(left_.end(), keys.begin(), keys.end());
     sort_unique(left_);
     sort_unique(reborn_);
-    std::set_difference(left_.begin(), left_.end(), reborn_.begin(), reborn_.end(), std::back_inserter(deleted_keys_), by_hash);
+    std::set_difference(left_.begin(), left_.end(), reborn_.begin(), reborn_.end(), std::back_inserter(deleted_keys_),
+                        by_hash);
   } else {
     sort_unique(deleted_keys_);
   }

@@ -1,8 +1,8 @@
 // hash -> row number: open addressing with 8-byte entries, so that a probe is one cache line.
 //
-// An entry keeps the upper half of mix64(key) as its tag, and its home is proportional to the tag. So entries lie nearly in order of
-// mix64(key), growing is one pass over both arrays without a look at the rows, and any range of hashes is a stretch of entries.
-// Whether a tag is the right key, the row itself tells.
+// An entry keeps the upper half of mix64(key) as its tag, and its home is proportional to the tag. So entries lie
+// nearly in order of mix64(key), growing is one pass over both arrays without a look at the rows, and any range of
+// hashes is a stretch of entries. Whether a tag is the right key, the row itself tells.
 #pragma once
 #include <algorithm>
 #include <cstdint>

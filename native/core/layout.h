@@ -1,7 +1,7 @@
 // The bytes of a row.
 //
-//   0 show f64 · 8 click f64 · 16 delta_score f32 · 20 unseen_days u16 · 22 slot u16 · 24 epoch u8 · 25 flags u8 · 28 key u64
-//   36 embed_w f32 · [40 embedx f32 × D] · state of embed_w · [state of embedx]
+//   0 show f64 · 8 click f64 · 16 delta_score f32 · 20 unseen_days u16 · 22 slot u16 · 24 epoch u8 · 25 flags u8 · 28
+//   key u64 36 embed_w f32 · [40 embedx f32 × D] · state of embed_w · [state of embedx]
 //
 // What stands in brackets is absent from a short row. Key and weights lie together, because a pull reads just these.
 #pragma once

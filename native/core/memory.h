@@ -1,4 +1,5 @@
-// Where the table's bytes come from. Every one of them is counted in a Budget, so that a memory limit means what it says.
+// Where the table's bytes come from. Every one of them is counted in a Budget, so that a memory limit means what it
+// says.
 #pragma once
 #include <atomic>
 #include <cstddef>

@@ -33,11 +33,12 @@ struct alignas(64) Stripe {
   Index index;
   Arena arenas[2];  // short, full
 
-  // For publishing: keys of rows with kChanged; keys readers must forget; keys they must forget once pending changes are committed.
+  // For publishing: keys of rows with kChanged; keys readers must forget; keys they must forget once pending changes
+  // are committed.
   CountedVector<uint64_t> changed, deleted, deleted_if_committed;
 
-  // For the cut that is being read: rows as they were at the cut, each behind a byte that tells full from short, and the tag below
-  // which rows have been read already.
+  // For the cut that is being read: rows as they were at the cut, each behind a byte that tells full from short, and
+  // the tag below which rows have been read already.
   CountedVector<char> undo;
   uint64_t read_below = 0;
 

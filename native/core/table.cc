@@ -39,13 +39,14 @@ int shift_for(size_t chunk_bytes, int row_bytes) {
   return shift;
 }
 
-size_t chunk_of(int shift, int row_bytes) {
-  return ((static_cast<size_t>(row_bytes) << shift) + 4095) / 4096 * 4096;
-}
+size_t chunk_of(int shift, int row_bytes) { return ((static_cast<size_t>(row_bytes) << shift) + 4095) / 4096 * 4096; }
 
 Layout layout_of(const Config& config) {
-  const auto state = [](const Rule& rule, int n) { return std::visit([n](const auto& r) { return r.state(n); }, rule); };
-  return {config.factors, state(config.embed.rule, 1), config.factors > 0 ? state(config.embedx.rule, config.factors) : 0};
+  const auto state = [](const Rule& rule, int n) {
+    return std::visit([n](const auto& r) { return r.state(n); }, rule);
+  };
+  return {config.factors, state(config.embed.rule, 1),
+          config.factors > 0 ? state(config.embedx.rule, config.factors) : 0};
 }
 
 bool at_birth(const Config& config) {
@@ -99,9 +100,12 @@ void Table::pull(const uint64_t* keys, size_t n, bool training, float* out) cons
   plan.make(keys, n, config_.padding);
   if (config_.padding)
     for (size_t i = 0; i < n; ++i)
-      if (keys[i] == *config_.padding) std::fill_n(out + i * (1 + static_cast<size_t>(config_.factors)), 1 + config_.factors, 0.0F);
+      if (keys[i] == *config_.padding)
+        std::fill_n(out + i * (1 + static_cast<size_t>(config_.factors)), 1 + config_.factors, 0.0F);
   plan.each_stripe(
-      [&](int s, bool wait) { return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared(); },
+      [&](int s, bool wait) {
+        return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared();
+      },
       [&](int s) {
         const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
         pull_stripe(*stripes_[s], plan, s, training, out);
@@ -240,7 +244,8 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
     const auto at = static_cast<uint32_t>(items.size());
     const uint32_t first = seen.put(p.hash[i], at, hashes);
     if (first == at) {
-      items.push_back({p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from], {}});
+      items.push_back(
+          {p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from], {}});
       hashes.push_back(p.hash[i]);
       continue;
     }
@@ -255,7 +260,6 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
     item.click += click;
     if (push.slot != nullptr) item.slot = push.slot[from];
   }
-
 }
 
 void Table::push_items(Stripe& stripe, Item* items, uint32_t size, float n) {
@@ -329,7 +333,8 @@ bool Table::admits(Row row, double show) const {
     case Admission::count:
       return row.show() >= admission.threshold;
     case Admission::probability: {
-      // Each show has the same chance, however shows are spread over pushes; the draw depends on nothing but seed, key and shows.
+      // Each show has the same chance, however shows are spread over pushes; the draw depends on nothing but seed, key
+      // and shows.
       const uint64_t bits = mix64(mix64(config_.seed ^ row.key()) ^ load<uint64_t>(row.at));
       const double chance = show > 0 ? 1 - std::pow(1 - admission.threshold, show) : 0;
       return static_cast<double>(bits >> 11) * 0x1p-53 < chance;
@@ -344,7 +349,8 @@ Ref Table::admit(Stripe& stripe, uint64_t hash, Ref ref) {
   const Row from = stripe.row(ref), to = stripe.row(full);
   std::memcpy(to.at, from.at, Row::kWeights + 4);
   copy_floats(layout_.state_of_embed(from, false), layout_.state_of_embed(to, true), layout_.embed_state);
-  init_part(config_.embedx, config_.seed, to.key(), 1, config_.factors, layout_.embedx(to), layout_.state_of_embedx(to));
+  init_part(config_.embedx, config_.seed, to.key(), 1, config_.factors, layout_.embedx(to),
+            layout_.state_of_embedx(to));
   stripe.index.find(tag_of(hash), [&](Ref r) { return r.bits == ref.bits; })->ref = full;
   stripe.close_gap(ref);
   admitted_.fetch_add(1, std::memory_order_relaxed);
@@ -369,8 +375,8 @@ void Table::restore(const Rows& rows, int first, int last) {
     const Gate::Pass pass(gate_, false);
     plan.make(rows.key + start, n, {});
     for (int s = 0; s < kStripes; ++s) {
-        Stripe& stripe = *stripes_[s];
-        for (uint32_t at = plan.begin[s]; at < plan.end[s]; at += kPiece) {
+      Stripe& stripe = *stripes_[s];
+      for (uint32_t at = plan.begin[s]; at < plan.end[s]; at += kPiece) {
         const uint32_t to = std::min(plan.end[s], at + kPiece);
         take_undo(to - at);
         const std::unique_lock guard(stripe.lock);
@@ -403,8 +409,8 @@ void Table::restore(const Rows& rows, int first, int last) {
           stripe.index.insert(tag_of(hash), ref, spare());
         }
         give_back_undo(to - at);
-        }
       }
+    }
   }
 }
 
@@ -415,7 +421,8 @@ void Table::restore_changes(const uint64_t* changed, size_t n_changed, const uin
     const uint64_t hash = mix64(changed[i]);
     Stripe& stripe = *stripes_[stripe_of(hash)];
     const std::unique_lock guard(stripe.lock);
-    if (const Index::Entry* entry = stripe.find(hash, changed[i]); entry != nullptr) mark_changed(stripe, stripe.row(entry->ref));
+    if (const Index::Entry* entry = stripe.find(hash, changed[i]); entry != nullptr)
+      mark_changed(stripe, stripe.row(entry->ref));
   }
   for (size_t i = 0; i < n_deleted; ++i) {
     Stripe& stripe = *stripes_[stripe_of(mix64(deleted[i]))];

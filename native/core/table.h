@@ -1,8 +1,8 @@
 // The sparse table: key -> row, growing from nothing, used by several threads at once.
 //
-// A call sorts its keys by stripe, locks one stripe after the other (busy ones last) and prefetches entries, then rows, well before
-// it needs them. Writers pass the gate, so that a cut sees each push wholly or not at all; whatever rewrites the whole table
-// (shrink, end_day, eviction) passes it alone.
+// A call sorts its keys by stripe, locks one stripe after the other (busy ones last) and prefetches entries, then rows,
+// well before it needs them. Writers pass the gate, so that a cut sees each push wholly or not at all; whatever
+// rewrites the whole table (shrink, end_day, eviction) passes it alone.
 #pragma once
 #include <atomic>
 #include <condition_variable>

@@ -142,14 +142,17 @@ class SlottedPass {
         break;
       }
     }
-    const Field* const what = field(n, {name, static_cast<size_t>(name_end - name)});
-    return what == nullptr || set(n, *what, value, value_end, weight);
+    const std::vector<Field>* const uses = find(n, {name, static_cast<size_t>(name_end - name)});
+    if (uses == nullptr) return true;
+    for (const Field& what : *uses)
+      if (!set(n, what, value, value_end, weight)) return false;
+    return true;
   }
 
   // Lines are mostly alike: the name at this place in the line before is tried first.
-  const Field* field(size_t n, std::string_view name) {
-    if (n < guesses_.size() && guesses_[n].name == name) return guesses_[n].field;
-    const Field* const found = plan_.find(name);
+  const std::vector<Field>* find(size_t n, std::string_view name) {
+    if (n < guesses_.size() && guesses_[n].name == name) return guesses_[n].uses;
+    const std::vector<Field>* const found = plan_.find(name);
     if (n < 4096) {
       if (guesses_.size() <= n) guesses_.resize(n + 1);
       guesses_[n] = {name, found};
@@ -176,7 +179,7 @@ class SlottedPass {
 
   struct Guess {
     std::string_view name;
-    const Field* field = nullptr;
+    const std::vector<Field>* uses = nullptr;
   };
 
   const Slotted& plan_;
@@ -221,7 +224,8 @@ class MultiSlotPass {
       for (uint64_t i = 0; i < n; ++i) {
         const Text value = next(p, end);
         if (value.p == value.end) return row_.fail(s, Why::short_line, end, end);
-        if (!set(s, step.what, value)) return false;
+        for (const Field& what : step.uses)
+          if (!set(s, what, value)) return false;
       }
     }
     const Text more = next(p, end);
@@ -252,7 +256,7 @@ class MultiSlotPass {
 
 }  // namespace
 
-const Field* Slotted::find(std::string_view text) const {
+const std::vector<Field>* Slotted::find(std::string_view text) const {
   const auto found = fields_.find(text);
   return found == fields_.end() ? nullptr : &found->second;
 }
