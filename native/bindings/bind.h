@@ -1,9 +1,27 @@
 // Bindings convert, release the GIL and call; nothing else. One bind_* function per core header.
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <optional>
 
 namespace clickfleet {
+
+template <class T, int Dims = 1>
+using Array = nanobind::ndarray<T, nanobind::ndim<Dims>, nanobind::c_contig, nanobind::device::cpu>;
+
+template <class T>
+const T* data_or_null(const std::optional<Array<const T>>& array) {
+  return array ? array->data() : nullptr;
+}
+
+void bind_buckets(nanobind::module_& m);
+void bind_cut(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
+void bind_pool(nanobind::module_& m);
+void bind_rules(nanobind::module_& m);
+void bind_table(nanobind::module_& m);
+void bind_print(nanobind::module_& m);
 void bind_parse(nanobind::module_& m);
 void bind_unique(nanobind::module_& m);
 }  // namespace clickfleet

@@ -24,8 +24,7 @@ void Table::remove(Stripe& stripe, Ref ref, Row row) {
     stripe.deleted.push_back(key);
   else if ((row.flags() & kEmitted) != 0)
     stripe.deleted_if_committed.push_back(key);
-  stripe.index.erase(stripe.find(mix64(key), key));
-  stripe.close_gap(ref);
+  stripe.shelves[ref.full()].erase(ref.slot());
 }
 
 uint64_t Table::shrink() {
@@ -33,7 +32,7 @@ uint64_t Table::shrink() {
   uint64_t removed = 0;
   const Gate::Pass pass(gate_, true);
   sweep([&](Stripe& stripe, Ref ref, Row row) {
-    touch(stripe, ref, row);
+    touch(stripe, row, ref.full(), mix64(row.key()));
     row.set_show(row.show() * policy.decay_rate);
     row.set_click(row.click() * policy.decay_rate);
     if (policy.score(row.show(), row.click()) < policy.delete_threshold ||
@@ -44,10 +43,7 @@ uint64_t Table::shrink() {
       mark_if_left(stripe, row);
     }
   });
-  for (const auto& stripe : stripes_) {
-    const std::unique_lock guard(stripe->lock);
-    stripe->index.trim();
-  }
+  trim(0);
   shrunk_ += removed;
   return removed;
 }
@@ -55,85 +51,63 @@ uint64_t Table::shrink() {
 void Table::end_day() {
   const Gate::Pass pass(gate_, true);
   sweep([&](Stripe& stripe, Ref ref, Row row) {
-    touch(stripe, ref, row);
+    touch(stripe, row, ref.full(), mix64(row.key()));
     if (row.unseen_days() < 0xffff) row.set_unseen_days(row.unseen_days() + 1);
     mark_if_left(stripe, row);
   });
 }
 
+// Gives memory of erased rows back where that is much, or, for the kinds of rows named `tightly`, worth anything.
+void Table::trim(int tightly) {
+  for (const auto& stripe : stripes_)
+    for (int full = 0; full < 2; ++full) {
+      Shelf& shelf = stripe->shelves[full];
+      const uint32_t buckets = shelf.trimmed(), spare = shelf.buckets() - buckets;
+      const bool worth = (tightly >> full & 1) != 0 ? spare > shelf.buckets() / 40 : spare > shelf.buckets() / 8;
+      if (!worth || !fits(shelf.bytes_if(buckets))) continue;
+      const std::unique_lock guard(stripe->lock);
+      shelf.resize(buckets);
+    }
+}
+
 // ---- the memory limit ----
 
-size_t Table::need(size_t keys) const {
-  return keys * (static_cast<size_t>(layout_.bytes(true)) + 2 * sizeof(uint64_t)) +
-         kStripes * (pools_.short_pool.chunk_bytes() + pools_.full_pool.chunk_bytes());
+// A shelf grows while rows then take less than 97% of their part of the limit. After that rows take the last free slots, and before the
+// next push the lowest-scored are evicted, worth 5%. While a shelf is copied both copies count: that may use the part of the undo log, which
+// is empty unless a cut is being read.
+
+bool Table::fits(size_t bytes) const {
+  return config_.memory_limit == 0 || budget_.used() + bytes <= (cut_ == nullptr ? config_.memory_limit : room());
 }
 
-size_t Table::spare() const {
-  if (config_.memory_limit == 0) return SIZE_MAX;
-  const size_t limit = config_.memory_limit - config_.snapshot_reserve, used = budget_.used();
-  return used < limit ? limit - used : 0;
+bool Table::may_grow(const Shelf& shelf, bool full) {
+  if (config_.memory_limit == 0) return true;
+  const size_t now = shelf.bytes_if(shelf.buckets()), then = shelf.bytes_if(shelf.larger());
+  if (budget_.used() + then - now <= room() / 100 * 97 && fits(then)) return true;
+  crowded_ |= 1 << static_cast<int>(full);
+  return false;
 }
 
-Table::Room::Room(Table& t, size_t keys) : table(t), bytes(t.config_.memory_limit == 0 ? 0 : t.need(keys)) {
-  if (bytes == 0) return;
-  const size_t limit = table.config_.memory_limit - table.config_.snapshot_reserve, high = limit / 100 * 97;
-  if (bytes > limit / 2)
-    throw Error("a push of " + std::to_string(keys) + " keys may need " + std::to_string(bytes) +
-                " bytes and the table may hold " + std::to_string(limit) +
-                ": use smaller batches or a larger memory_limit");
-  for (;;) {
-    {
-      const std::lock_guard guard(table.room_lock_);
-      if (table.budget_.used() + table.promised_ + bytes <= high) {
-        table.promised_ += bytes;
-        return;
-      }
-    }
-    table.evict_to(limit / 100 * 92 - bytes);
-  }
+void Table::make_room() {
+  if (crowded_ == 0) return;
+  const Gate::Pass pass(gate_, true);
+  if (crowded_ == 0) return;  // another thread did it
+  evict(room() / 100 * 5);
+  trim(~crowded_);  // what rows of the other kind leave is for those that want more
+  crowded_ = 0;
 }
 
-Table::Room::~Room() {
-  if (bytes == 0) return;
-  const std::lock_guard guard(table.room_lock_);
-  table.promised_ -= bytes;
-}
-
-void Table::evict_to(size_t target) {
-  const Gate::Pass pass(gate_,
-                        true);  // so nothing is promised to a push under way, but for those that wait at the gate
-  size_t promised = 0;
-  {
-    const std::lock_guard guard(room_lock_);
-    promised = promised_;
-  }
-  target -= std::min(promised, target / 2);
-  // Freed rows leave partly used chunks behind: go on until the bytes are really there.
-  for (size_t used = budget_.used(); used > target; used = budget_.used()) {
-    const uint64_t before = evicted_;
-    evict(used - target);
-    if (evicted_ == before)
-      throw Error(
-          "memory_limit is taken up by what is not rows (index, changed and deleted keys): raise it or publish");
-  }
-}
-
-namespace {
-
-// What rows are evicted by, lowest first: the score, then a hash of the key. Not mix64 itself: the index is ordered by
-// that, and would fill up at one end if rows of equal score always went from the other.
-uint64_t rank_of(double score, uint64_t key) {
-  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(score));
+// What rows are evicted by, lowest first: the score, then a hash of the key. Not mix64 itself: rows are in order of that, and shelves
+// would fill up at one end if rows of equal score always went from the other.
+uint64_t Table::rank(Row row) const {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(config_.policy.score(row.show(), row.click())));
   const uint32_t ordered = (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;  // floats in the order of integers
-  return uint64_t{ordered} << 32 | mix64(mix64(key)) >> 32;
+  return uint64_t{ordered} << 32 | mix64(mix64(row.key())) >> 32;
 }
-
-}  // namespace
 
 void Table::evict(size_t bytes) {
   // Digit by digit from the top, find the rank up to which rows must go to free just enough.
   constexpr int kBits = 12;
-  const auto rank = [&](Row row) { return rank_of(config_.policy.score(row.show(), row.click()), row.key()); };
   uint64_t found = 0;  // the digits known so far
   int known = 0;       // and their bits
   size_t left = bytes;
@@ -141,10 +115,11 @@ void Table::evict(size_t bytes) {
     const int bits = std::min(kBits, 64 - known), low = 64 - known - bits;
     size_t freed[1 << kBits] = {};
     for (const auto& stripe : stripes_)
-      for (const Arena& arena : stripe->arenas)
-        for (uint32_t i = 0; i < arena.size(); ++i) {
-          const uint64_t r = rank(Row{arena.at(i)}) >> low;
-          if (r >> bits == found) freed[r & ((1U << bits) - 1)] += static_cast<size_t>(arena.row_bytes());
+      for (const Shelf& shelf : stripe->shelves)
+        for (uint32_t slot = 0; slot < shelf.slots(); ++slot) {
+          if (!shelf.used(slot)) continue;
+          const uint64_t r = rank(shelf.row(slot)) >> low;
+          if (r >> bits == found) freed[r & ((1U << bits) - 1)] += shelf.row_bytes();
         }
     uint64_t digit = 0;
     while (digit + 1 < uint64_t{1} << bits && freed[digit] < left) left -= freed[digit++];
@@ -155,11 +130,24 @@ void Table::evict(size_t bytes) {
   uint64_t removed = 0;
   sweep([&](Stripe& stripe, Ref ref, Row row) {
     if (rank(row) >> (64 - known) > found) return;
-    touch(stripe, ref, row);
+    touch(stripe, row, ref.full(), mix64(row.key()));
     remove(stripe, ref, row);
     ++removed;
   });
   evicted_ += removed;
+}
+
+// For a push that fills a shelf to the last slot: the lowest of the rows in the new row's place goes.
+void Table::evict_one(Stripe& stripe, bool full, uint64_t hash) {
+  const Shelf& shelf = stripe.shelves[full];
+  const uint32_t first = shelf.home(hash) * Shelf::kBucket;
+  uint32_t lowest = first;
+  for (uint32_t slot = first; slot < first + Shelf::kBucket; ++slot)
+    if (rank(shelf.row(slot)) < rank(shelf.row(lowest))) lowest = slot;
+  const Row row = shelf.row(lowest);
+  touch(stripe, row, full, mix64(row.key()));
+  remove(stripe, Ref(full, lowest), row);
+  ++evicted_;
 }
 
 }  // namespace clickfleet

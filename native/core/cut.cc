@@ -32,13 +32,14 @@ uint32_t range_last(uint32_t range, uint32_t ranges) {
 
 // ---- the undo log ----
 
-void Table::touch(Stripe& stripe, Row row, bool full, uint32_t tag) {
+void Table::touch(Stripe& stripe, Row row, bool full, uint64_t hash) {
   if (cut_ == nullptr || row.epoch() == epoch_) return;
   row.epoch() = epoch_;
-  if (tag < stripe.read_below || cut_->dropped_ || !cut_->wants(row)) return;
+  if (upper(hash) < stripe.read_below || cut_->dropped_ || !cut_->wants(row)) return;
   ++logged;
   stripe.undo.push_back(static_cast<char>(full));
-  stripe.undo.insert(stripe.undo.end(), row.at, row.at + layout_.bytes(full));
+  stripe.undo.insert(stripe.undo.end(), row.hot, row.hot + layout_.hot_bytes(full));
+  stripe.undo.insert(stripe.undo.end(), row.cold, row.cold + layout_.cold_bytes(full));
   if (cut_->kind_ != Cut::snapshot) cut_->mark(stripe, row, cut_->fate(row));
 }
 
@@ -89,6 +90,7 @@ Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files
   for (const auto& stripe : table.stripes_) {
     const std::unique_lock guard(stripe->lock);
     stripe->read_below = 0;
+    rows_ += kind == changes ? stripe->changed.size() : stripe->rows();
     if (kind == snapshot) {
       deleted_keys_.insert(deleted_keys_.end(), stripe->deleted.begin(), stripe->deleted.end());
       continue;
@@ -99,10 +101,8 @@ Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files
     stripe->deleted.clear();
   }
   if (kind == snapshot && table.pending_ != nullptr) {  // saved as if they were aborted
-    for (const auto& keys : table.pending_->deleted_)
-      deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());
-    for (const auto& keys : table.pending_->changed_)
-      changed_keys_.insert(changed_keys_.end(), keys.begin(), keys.end());
+    for (const auto& keys : table.pending_->deleted_) deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());
+    for (const auto& keys : table.pending_->changed_) changed_keys_.insert(changed_keys_.end(), keys.begin(), keys.end());
   }
   if (kind != snapshot) {
     pending_ = true;
@@ -185,15 +185,14 @@ void Cut::commit() {
   };
   if (kind_ == base)
     table_.sweep([&](Stripe& stripe, Ref ref, Row row) {
-      table_.touch(stripe, ref, row);
+      table_.touch(stripe, row, ref.full(), mix64(row.key()));
       list(row);
     });
   else
     table_.visit_keys(changed_, [&](Stripe&, Row row) { list(row); });
   for (const auto& stripe : table_.stripes_) {
     const std::unique_lock alone(stripe->lock);
-    stripe->deleted.insert(stripe->deleted.end(), stripe->deleted_if_committed.begin(),
-                           stripe->deleted_if_committed.end());
+    stripe->deleted.insert(stripe->deleted.end(), stripe->deleted_if_committed.begin(), stripe->deleted_if_committed.end());
     stripe->deleted_if_committed.clear();
   }
   settle();
@@ -207,7 +206,7 @@ void Cut::abort() {
   const auto clear = [](Row row, int flags) { row.flags() &= static_cast<uint8_t>(~flags); };
   if (!was_tracking_) {  // nothing is published: everything is a change again, and none is recorded
     table_.sweep([&](Stripe& stripe, Ref ref, Row row) {
-      table_.touch(stripe, ref, row);
+      table_.touch(stripe, row, ref.full(), mix64(row.key()));
       clear(row, kChanged | kPending | kEmitted);
     });
     table_.tracking_ = false;
@@ -223,7 +222,7 @@ void Cut::abort() {
     if (kind_ == base)
       table_.sweep([&](Stripe& stripe, Ref ref, Row row) {
         if ((row.flags() & kPending) == 0) return;
-        table_.touch(stripe, ref, row);
+        table_.touch(stripe, row, ref.full(), mix64(row.key()));
         clear(row, kPending | kEmitted);
       });
   }
@@ -267,17 +266,8 @@ void Cut::start_file() {
     for (auto& keys : changed_) sort_unique(keys);
     for (auto& keys : deleted_) sort_unique(keys);
   }
-  size_t rows = 0;
-  if (kind_ == changes) {
-    for (const auto& keys : changed_) rows += keys.size();
-  } else {
-    for (const auto& stripe : table_.stripes_) {
-      const std::shared_lock guard(stripe->lock);
-      rows += stripe->rows();
-    }
-  }
   range_ = 0;
-  ranges_ = static_cast<uint32_t>(rows / static_cast<size_t>(files_) / kBatchRows + 1);
+  ranges_ = static_cast<uint32_t>(rows_ / static_cast<size_t>(files_) / kBatchRows + 1);
   late_.assign(ranges_, CountedVector<char>(Counted<char>(&table_.budget_)));
 }
 
@@ -286,14 +276,13 @@ void Cut::read_range() {
   images_.clear();
   found_.clear();
   const int begin = file_ * kStripes / files_, end = (file_ + 1) * kStripes / files_;
-  for (int s = begin; s < end; ++s)
-    gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
+  for (int s = begin; s < end; ++s) gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
   if (timed_out_) throw Error("the snapshot was given up: it was not read for 60 s while pushes waited for it");
   size_t images = 0;
   const CountedVector<char>& late = late_[range_];
   for (size_t at = 0; at < late.size(); ++images) {
     const bool full = late[at] != 0;
-    const Row row{const_cast<char*>(late.data()) + at + 1};
+    const Row row = row_of(const_cast<char*>(late.data()) + at, full);
     if (kind_ == snapshot || fate(row) == Fate::emit)
       take_image(row, full);
     else if (fate(row) == Fate::leave)
@@ -322,8 +311,8 @@ void Cut::gather(Stripe& stripe, size_t s, uint32_t first, uint32_t last) {
   for (size_t at = 0; at < stripe.undo.size();) {
     const bool full = stripe.undo[at] != 0;
     const size_t bytes = 1 + static_cast<size_t>(table_.layout_.bytes(full));
-    const uint32_t tag = tag_of(mix64(Row{stripe.undo.data() + at + 1}.key()));
-    const auto range = static_cast<uint32_t>((uint64_t{tag} * ranges_) >> 32);
+    const uint64_t hash = mix64(row_of(stripe.undo.data() + at, full).key());
+    const auto range = static_cast<uint32_t>(((hash >> 32) * ranges_) >> 32);
     late_[range].insert(late_[range].end(), stripe.undo.begin() + static_cast<ptrdiff_t>(at),
                         stripe.undo.begin() + static_cast<ptrdiff_t>(at + bytes));
     at += bytes;
@@ -331,19 +320,25 @@ void Cut::gather(Stripe& stripe, size_t s, uint32_t first, uint32_t last) {
   stripe.undo.clear();
   if (kind_ == changes) {
     auto& keys = changed_[s];
-    for (size_t& i = next_changed_[s]; i < keys.size() && tag_of(mix64(keys[i])) <= last; ++i)
-      if (const Index::Entry* entry = stripe.find(mix64(keys[i]), keys[i]); entry != nullptr)
-        take(stripe.row(entry->ref), entry->ref.full());
+    for (size_t& i = next_changed_[s]; i < keys.size() && upper(mix64(keys[i])) <= last; ++i)
+      if (const Ref ref = stripe.find(mix64(keys[i]), keys[i]); ref) take(stripe.row(ref), ref.full());
   } else {
-    stripe.index.scan(first, last, [&](const Index::Entry& entry) { take(stripe.row(entry.ref), entry.ref.full()); });
+    for (const bool full : {false, true})
+      stripe.shelves[full].scan(first, last, [&](uint32_t slot) {
+        const Row row = stripe.shelves[full].row(slot);
+        if (const uint32_t at = upper(mix64(row.key())); at >= first && at <= last) take(row, full);
+      });
   }
   stripe.read_below = uint64_t{last} + 1;
 }
 
+Row Cut::row_of(char* image, bool full) const { return {image + 1, image + 1 + table_.layout_.hot_bytes(full)}; }
+
 void Cut::take_image(Row row, bool full) {
   found_.push_back({mix64(row.key()), images_.size()});
   images_.push_back(static_cast<char>(full));
-  images_.insert(images_.end(), row.at, row.at + table_.layout_.bytes(full));
+  images_.insert(images_.end(), row.hot, row.hot + table_.layout_.hot_bytes(full));
+  images_.insert(images_.end(), row.cold, row.cold + table_.layout_.cold_bytes(full));
 }
 
 void Cut::emit(bool full) {
@@ -373,22 +368,22 @@ void Cut::emit(bool full) {
   size_t i = 0;
   for (const Found& found : found_) {
     if ((images_[found.image] != 0) != full) continue;
-    const Row row{images_.data() + found.image + 1};
-    const auto floats = [&](size_t first, size_t count, float* to) {  // images are not aligned
-      std::memcpy(to, row.at + Row::kWeights + 4 * first, 4 * count);
-    };
+    const Row row = row_of(images_.data() + found.image, full);
+    // Images are not aligned: copy bytes.
+    const auto weights = [&](size_t first, size_t count, float* to) { std::memcpy(to, row.hot + Row::kWeights + 4 * first, 4 * count); };
+    const auto state = [&](size_t first, size_t count, float* to) { std::memcpy(to, row.cold + Row::kState + 4 * first, 4 * count); };
     batch.key[i] = row.key();
     batch.slot[i] = row.slot();
-    floats(0, 1, &batch.embed_w[i]);
-    if (full) floats(1, d, &batch.embedx[i * d]);
+    weights(0, 1, &batch.embed_w[i]);
+    if (full && d > 0) weights(1, d, &batch.embedx[i * d]);
     if (kind_ == snapshot) {
       batch.show[i] = row.show();
       batch.click[i] = row.click();
       batch.unseen_days[i] = row.unseen_days();
       batch.delta_score[i] = row.delta_score();
       batch.published[i] = static_cast<uint8_t>((row.flags() & kListed) != 0);
-      if (e > 0) floats(full ? 1 + d : 1, e, &batch.embed_state[i * e]);
-      if (full && x > 0) floats(1 + d + e, x, &batch.embedx_state[i * x]);
+      if (e > 0) state(0, e, &batch.embed_state[i * e]);
+      if (full && x > 0) state(e, x, &batch.embedx_state[i * x]);
       if (was_tracking_ && (row.flags() & kChanged) != 0) changed_keys_.push_back(row.key());
     }
     ++i;
@@ -408,8 +403,7 @@ void Cut::finish() {
     for (const auto& keys : deleted_) left_.insert(left_.end(), keys.begin(), keys.end());
     sort_unique(left_);
     sort_unique(reborn_);
-    std::set_difference(left_.begin(), left_.end(), reborn_.begin(), reborn_.end(), std::back_inserter(deleted_keys_),
-                        by_hash);
+    std::set_difference(left_.begin(), left_.end(), reborn_.begin(), reborn_.end(), std::back_inserter(deleted_keys_), by_hash);
   } else {
     sort_unique(deleted_keys_);
   }

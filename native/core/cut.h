@@ -1,9 +1,8 @@
 // A consistent cut through a table, read while pushes go on.
 //
-// Making the cut waits for pushes under way and raises the table's epoch; that is all the others notice. A row carries
-// the epoch of its last write: its first write after the cut logs the row as it was (Table::touch). Reading goes by
-// ranges of hashes through the files' stripes: a row not written since is copied from its place, any other from the
-// log.
+// Making the cut waits for pushes under way and raises the table's epoch; that is all the others notice. A row carries the epoch of its
+// last write: its first write after the cut logs the row as it was (Table::touch). Reading goes by ranges of hashes through the
+// files' stripes: a row not written since is copied from its place, any other from the log.
 //
 //   snapshot   every row, for a checkpoint
 //   base       every row that may be published, for readers that have nothing
@@ -34,16 +33,15 @@ class Cut {
     std::vector<uint8_t> published;
   };
 
-  Cut(Table& table, Kind kind, int files);  // `files`: a power of two up to 64
+  Cut(Table& table, Kind kind, int files);  // `files`: a power of two up to 32
   ~Cut();
   Cut(const Cut&) = delete;
   Cut& operator=(const Cut&) = delete;
 
   Kind kind() const { return kind_; }
   bool tracking() const { return was_tracking_; }  // something was published before
-  bool next(Batch& batch);                         // false after the last
-  // After the last batch: of a snapshot, the changed keys and the deleted keys at the cut; of the others, keys to
-  // delete.
+  bool next(Batch& batch);  // false after the last
+  // After the last batch: of a snapshot, the changed keys and the deleted keys at the cut; of the others, keys to delete.
   const std::vector<uint64_t>& changed_keys() const { return changed_keys_; }
   const std::vector<uint64_t>& deleted_keys() const { return deleted_keys_; }
   void commit();
@@ -65,6 +63,7 @@ class Cut {
   void read_range();
   void gather(Stripe& stripe, size_t s, uint32_t first, uint32_t last);
   void take_image(Row row, bool full);
+  Row row_of(char* image, bool full) const;
   void emit(bool full);
   void finish();
   void close_locked();
@@ -81,6 +80,7 @@ class Cut {
   std::vector<CountedVector<uint64_t>> changed_, deleted_;  // taken from the stripes
   std::vector<size_t> next_changed_;                        // first of changed_ not yet read
 
+  size_t rows_ = 0;  // at the cut, about: how finely a file is divided
   int file_ = -1;
   uint32_t range_ = 0, ranges_ = 0;
   std::vector<CountedVector<char>> late_;  // images from the undo log by range of this file

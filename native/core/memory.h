@@ -1,9 +1,7 @@
-// Where the table's bytes come from. Every one of them is counted in a Budget, so that a memory limit means what it
-// says.
+// Where the table's bytes come from. Every one of them is counted in a Budget, so that a memory limit means what it says.
 #pragma once
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
 namespace clickfleet {
@@ -32,7 +30,7 @@ inline void prefetch(const void* at) {
 #endif
 }
 
-// Zeroed memory; from 2 MB on it is aligned for huge pages and asks for them: random rows are bound by TLB misses.
+// Zeroed memory at a cache line's start; from 2 MB on it is aligned for huge pages and asks for them: random rows cost TLB misses.
 char* allocate_pages(size_t bytes);
 void free_pages(char* pages, size_t bytes);
 
@@ -57,31 +55,5 @@ struct Counted {
 
 template <class T>
 using CountedVector = std::vector<T, Counted<T>>;
-
-// Equal chunks carved from large regions. A freed chunk goes back to the system at once and its address is used again.
-class ChunkPool {
- public:
-  ChunkPool(Budget& budget, size_t chunk_bytes);
-  ~ChunkPool();
-  ChunkPool(const ChunkPool&) = delete;
-  ChunkPool& operator=(const ChunkPool&) = delete;
-
-  char* allocate();  // zeroed
-  void free(char* chunk);
-  size_t chunk_bytes() const { return chunk_bytes_; }
-
- private:
-  struct Region {
-    char* start;
-    size_t bytes;
-  };
-  Budget& budget_;
-  const size_t chunk_bytes_;
-  std::mutex lock_;
-  std::vector<Region> regions_;
-  std::vector<char*> free_;
-  size_t carved_ = 0;  // bytes of the newest region already handed out
-  size_t total_ = 0;
-};
 
 }  // namespace clickfleet

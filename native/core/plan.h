@@ -1,6 +1,5 @@
 // The keys of a call sorted by stripe; order within a stripe is the caller's.
 #pragma once
-#include <optional>
 #include <vector>
 
 #include "stripe.h"
@@ -12,17 +11,14 @@ struct Plan {
   std::vector<uint32_t> where;  // place in the caller's array
   uint32_t begin[kStripes], end[kStripes];
 
-  // The padding key is in no stripe.
-  void make(const uint64_t* keys, size_t n, const std::optional<uint64_t>& padding) {
+  void make(const uint64_t* keys, size_t n) {
     unsorted_.resize(n);
     hash.resize(n);
     where.resize(n);
-    const uint64_t left_out = padding ? mix64(*padding) : 0;
-    const auto counts = [&](uint64_t h) { return !padding || h != left_out; };
     uint32_t count[kStripes] = {};
     for (size_t i = 0; i < n; ++i) {
       unsorted_[i] = mix64(keys[i]);
-      count[stripe_of(unsorted_[i])] += counts(unsorted_[i]);
+      ++count[stripe_of(unsorted_[i])];
     }
     uint32_t at = 0;
     for (int s = 0; s < kStripes; ++s) {
@@ -31,15 +27,13 @@ struct Plan {
     }
     for (size_t i = 0; i < n; ++i) {
       const uint64_t h = unsorted_[i];
-      if (!counts(h)) continue;
       const uint32_t to = end[stripe_of(h)]++;
       hash[to] = h;
       where[to] = static_cast<uint32_t>(i);
     }
   }
 
-  // Calls visit(s) for every stripe with keys once lock(s, wait) got it. Busy stripes come last, so that threads pass
-  // each other.
+  // Calls visit(s) for every stripe with keys once lock(s, wait) got it. Busy stripes come last, so that threads pass each other.
   template <class Lock, class Visit>
   void each_stripe(const Lock& lock, const Visit& visit) const {
     int left[kStripes], n = 0;

@@ -1,65 +1,64 @@
-// A stripe is one of 64 parts of a table, each with its own lock. It holds sixteen neighbouring virtual shards.
+// A stripe is one of 32 parts of a table, each with its own lock. It holds 32 neighbouring virtual shards.
 #pragma once
 #include <cstdint>
 #include <shared_mutex>
 
-#include "arena.h"
-#include "hash.h"
-#include "index.h"
-#include "layout.h"
+#include "shelf.h"
 
 namespace clickfleet {
 
-inline constexpr int kStripes = 64;
+inline constexpr int kStripes = 32;
 inline int stripe_of(uint64_t hash) { return static_cast<int>(hash % kVirtualShards) / (kVirtualShards / kStripes); }
+inline uint32_t upper(uint64_t hash) { return static_cast<uint32_t>(hash >> 32); }  // what rows are in order of
 
-struct Pools {  // of short and of full rows
-  Pools(Budget& budget, const Layout& layout, size_t chunk_bytes);
-  ChunkPool short_pool, full_pool;
-  int short_shift, full_shift;  // rows of a chunk, as a power of two
+// Which shelf and which slot, in one word: two would be stored apart, read together and stall the pipeline.
+class Ref {
+ public:
+  Ref() = default;
+  Ref(bool full, uint32_t slot) : bits_(slot == Shelf::kNone ? Shelf::kNone : slot << 1 | static_cast<uint32_t>(full)) {}
+  explicit operator bool() const { return bits_ != Shelf::kNone; }
+  bool full() const { return (bits_ & 1) != 0; }
+  uint32_t slot() const { return bits_ >> 1; }
+
+ private:
+  uint32_t bits_ = Shelf::kNone;
 };
 
 struct alignas(64) Stripe {
-  Stripe(Budget& budget, Pools& pools, const Layout& layout)
-      : index(budget),
-        arenas{Arena(budget, pools.short_pool, layout.bytes(false), pools.short_shift),
-               Arena(budget, pools.full_pool, layout.bytes(true), pools.full_shift)},
+  Stripe(Budget& budget, const Layout& layout)
+      : shelves{Shelf(budget, layout.hot_bytes(false), layout.cold_bytes(false)),
+                Shelf(budget, layout.hot_bytes(true), layout.cold_bytes(true))},
         changed(Counted<uint64_t>(&budget)),
         deleted(Counted<uint64_t>(&budget)),
         deleted_if_committed(Counted<uint64_t>(&budget)),
         undo(Counted<char>(&budget)) {}
 
   mutable std::shared_mutex lock;
-  Index index;
-  Arena arenas[2];  // short, full
+  Shelf shelves[2];  // short rows, full rows
 
-  // For publishing: keys of rows with kChanged; keys readers must forget; keys they must forget once pending changes
-  // are committed.
+  // For publishing: keys of rows with kChanged; keys readers must forget; keys they must forget once pending changes are committed.
   CountedVector<uint64_t> changed, deleted, deleted_if_committed;
 
-  // For the cut that is being read: rows as they were at the cut, each behind a byte that tells full from short, and
-  // the tag below which rows have been read already.
+  // For the cut that is being read: rows as they were at the cut, each behind a byte that tells full from short, and the upper half of
+  // hashes below which rows have been read already.
   CountedVector<char> undo;
   uint64_t read_below = 0;
 
-  Row row(Ref ref) const { return {arenas[ref.full()].at(ref.row())}; }
-  bool is(Ref ref, uint64_t key) const { return row(ref).key() == key; }
-  Index::Entry* find(uint64_t hash, uint64_t key) const {
-    return index.find(tag_of(hash), [&](Ref ref) { return is(ref, key); });
-  }
-  uint32_t rows() const { return arenas[0].size() + arenas[1].size(); }
+  Row row(Ref ref) const { return shelves[ref.full()].row(ref.slot()); }
+  bool holds(Ref ref, uint64_t key) const { return ref && shelves[ref.full()].holds(ref.slot(), key); }
+  uint32_t rows() const { return shelves[0].size() + shelves[1].size(); }
 
-  // Takes the row out of its arena; the last row moves into its place and its entry follows.
-  void close_gap(Ref ref) {
-    Arena& arena = arenas[ref.full()];
-    const uint32_t last = arena.size() - 1;
-    if (ref.row() != last) {
-      const Row moved{arena.at(last)};
-      const uint64_t key = moved.key();
-      find(mix64(key), key)->ref = ref;
-      std::memcpy(arena.at(ref.row()), moved.at, static_cast<size_t>(arena.row_bytes()));
-    }
-    arena.drop_last();
+  Ref guess(uint64_t hash) const {
+    const uint32_t slot = shelves[1].guess(hash);
+    return slot != Shelf::kNone ? Ref(true, slot) : Ref(false, shelves[0].guess(hash));
+  }
+  Ref find(uint64_t hash, uint64_t key) const {
+    const uint32_t slot = shelves[1].find(hash, key);
+    return slot != Shelf::kNone ? Ref(true, slot) : Ref(false, shelves[0].find(hash, key));
+  }
+  void prefetch_tags(uint64_t hash) const {
+    if (shelves[1].size() != 0) shelves[1].prefetch_tags(hash);
+    if (shelves[0].size() != 0) shelves[0].prefetch_tags(hash);
   }
 };
 

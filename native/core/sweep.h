@@ -1,5 +1,5 @@
-// Walking over rows on behalf of who is alone in the gate. In pieces: between two of them readers get the lock, and the
-// undo log of a cut that is being read may empty.
+// Walking over rows on behalf of who is alone in the gate. In pieces: between two of them readers get the lock, and the undo log of a
+// cut that is being read may empty.
 #pragma once
 #include <algorithm>
 
@@ -9,26 +9,22 @@ namespace clickfleet {
 
 inline constexpr uint32_t kPiece = 256;
 
-inline void Table::touch(Stripe& stripe, Ref ref, Row row) { touch(stripe, row, ref.full(), tag_of(mix64(row.key()))); }
-
 template <class Visit>
 void Table::sweep(const Visit& visit) {
   for (const auto& stripe : stripes_)
-    for (const bool full : {false, true})
-      // From the last row down, because a removed row is replaced by the last.
-      for (uint32_t left = stripe->arenas[full].size(); left > 0;) {
-        const uint32_t n = std::min(left, kPiece);
+    for (const bool full : {false, true}) {
+      const Shelf& shelf = stripe->shelves[full];
+      for (uint32_t at = 0; at < shelf.slots(); at += kPiece) {
+        const uint32_t n = std::min(shelf.slots() - at, kPiece);
         take_undo(n);
         {
           const std::unique_lock guard(stripe->lock);
-          for (uint32_t i = 0; i < n; ++i) {
-            const Ref ref = Ref::of(full, --left);
-            const Row row = stripe->row(ref);
-            visit(*stripe, ref, row);
-          }
+          for (uint32_t slot = at; slot < at + n; ++slot)
+            if (shelf.used(slot)) visit(*stripe, Ref(full, slot), shelf.row(slot));
         }
         give_back_undo(n);
       }
+    }
 }
 
 template <class Visit>
@@ -42,11 +38,10 @@ void Table::visit_keys(const std::vector<CountedVector<uint64_t>>& keys, const V
         const std::unique_lock guard(stripe.lock);
         for (size_t i = at; i < at + n; ++i) {
           const uint64_t hash = mix64(keys[s][i]);
-          const Index::Entry* entry = stripe.find(hash, keys[s][i]);
-          if (entry == nullptr) continue;
-          const Row row = stripe.row(entry->ref);
-          touch(stripe, row, entry->ref.full(), tag_of(hash));
-          visit(stripe, row);
+          const Ref ref = stripe.find(hash, keys[s][i]);
+          if (!ref) continue;
+          touch(stripe, stripe.row(ref), ref.full(), hash);
+          visit(stripe, stripe.row(ref));
         }
       }
       give_back_undo(n);

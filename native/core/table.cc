@@ -9,7 +9,8 @@
 namespace clickfleet {
 namespace {
 
-constexpr int kAhead = 16;  // keys between two stages of the pipeline: entry prefetched, row prefetched, row used
+constexpr size_t kAhead = 16;  // keys between two stages of the pipeline: tags prefetched, row prefetched, row used
+constexpr size_t kPullPiece = 8192;
 
 thread_local Plan plan;  // scratch of the call under way
 
@@ -22,31 +23,9 @@ void copy_floats(const float* from, float* to, int n) {
   }
 }
 
-void prefetch_bytes(const char* from, const char* to) {
-  for (const char* line = from; line < to; line += 64) prefetch(line);
-  prefetch(to - 1);
-}
-
-size_t chunk_bytes_for(size_t memory_limit) {
-  if (memory_limit == 0) return size_t{64} << 10;
-  // All stripes may keep one half-used chunk of either kind: that must stay a small part of the limit.
-  return std::clamp<size_t>(memory_limit * 3 / 100 / (2 * kStripes), size_t{4} << 10, size_t{64} << 10);
-}
-
-int shift_for(size_t chunk_bytes, int row_bytes) {
-  int shift = 3;
-  while ((size_t{2} << shift) * static_cast<size_t>(row_bytes) <= chunk_bytes) ++shift;
-  return shift;
-}
-
-size_t chunk_of(int shift, int row_bytes) { return ((static_cast<size_t>(row_bytes) << shift) + 4095) / 4096 * 4096; }
-
 Layout layout_of(const Config& config) {
-  const auto state = [](const Rule& rule, int n) {
-    return std::visit([n](const auto& r) { return r.state(n); }, rule);
-  };
-  return {config.factors, state(config.embed.rule, 1),
-          config.factors > 0 ? state(config.embedx.rule, config.factors) : 0};
+  const auto state = [](const Rule& rule, int n) { return std::visit([n](const auto& r) { return r.state(n); }, rule); };
+  return {config.factors, state(config.embed.rule, 1), config.factors > 0 ? state(config.embedx.rule, config.factors) : 0};
 }
 
 bool at_birth(const Config& config) {
@@ -71,12 +50,6 @@ void init_part(const Part& part, uint64_t seed, uint64_t key, uint32_t column, i
 
 }  // namespace
 
-Pools::Pools(Budget& budget, const Layout& layout, size_t chunk_bytes)
-    : short_pool(budget, chunk_of(shift_for(chunk_bytes, layout.bytes(false)), layout.bytes(false))),
-      full_pool(budget, chunk_of(shift_for(chunk_bytes, layout.bytes(true)), layout.bytes(true))),
-      short_shift(shift_for(chunk_bytes, layout.bytes(false))),
-      full_shift(shift_for(chunk_bytes, layout.bytes(true))) {}
-
 Table::Table(const Config& config)
     : config_(config),
       layout_(layout_of(config)),
@@ -84,12 +57,15 @@ Table::Table(const Config& config)
       apply_embed_(kernels().apply[config.embed.rule.index()]),
       apply_embedx_(kernels().apply[config.embedx.rule.index()]),
       embed_rule_(address(config_.embed.rule)),
-      embedx_rule_(address(config_.embedx.rule)),
-      pools_(budget_, layout_, chunk_bytes_for(config.memory_limit)) {
-  for (int s = 0; s < kStripes; ++s) stripes_.push_back(std::make_unique<Stripe>(budget_, pools_, layout_));
-  if (config_.memory_limit != 0 && config_.memory_limit - config_.snapshot_reserve < 4 * (budget_.used() + need(1)))
-    throw Error("memory_limit is too small for this table: it needs at least " +
-                std::to_string((4 * (budget_.used() + need(1)) + config_.snapshot_reserve) / 1000000 + 1) + " MB");
+      embedx_rule_(address(config_.embedx.rule)) {
+  for (int s = 0; s < kStripes; ++s) stripes_.push_back(std::make_unique<Stripe>(budget_, layout_));
+  if (config_.memory_limit == 0) return;
+  // Room for a few buckets in every stripe, and for one piece of work in the undo log.
+  const size_t rows = kStripes * 8 * stripes_[0]->shelves[1].bytes_if(1);
+  const size_t log = 4 * kPiece * static_cast<size_t>(layout_.bytes(true) + 1) * 2;
+  if (config_.snapshot_reserve < log || config_.memory_limit < config_.snapshot_reserve + rows)
+    throw Error("memory_limit is too small: this table needs at least " + std::to_string(rows / 1024) +
+                " KiB for rows and a snapshot_reserve of " + std::to_string(log / 1024) + " KiB");
 }
 
 Table::~Table() = default;
@@ -97,54 +73,81 @@ Table::~Table() = default;
 // ---- pull ----
 
 void Table::pull(const uint64_t* keys, size_t n, bool training, float* out) const {
-  plan.make(keys, n, config_.padding);
-  if (config_.padding)
-    for (size_t i = 0; i < n; ++i)
-      if (keys[i] == *config_.padding)
-        std::fill_n(out + i * (1 + static_cast<size_t>(config_.factors)), 1 + config_.factors, 0.0F);
+  const auto width = static_cast<size_t>(1 + config_.factors);
+  for (size_t at = 0; at < n; at += kPullPiece)
+    pull_piece(keys + at, std::min(kPullPiece, n - at), training, out + at * width);
+  if (!config_.padding) return;
+  for (size_t i = 0; i < n; ++i)
+    if (keys[i] == *config_.padding) std::fill_n(out + i * width, width, 0.0F);
+}
+
+void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const {
+  // With many keys nearly every stripe is needed: if none is busy, have them all at once and leave the keys in their order.
+  if (n >= 4 * kStripes) {
+    int locked = 0;
+    while (locked < kStripes && stripes_[locked]->lock.try_lock_shared()) ++locked;
+    if (locked == kStripes)
+      pull_keys([&](uint64_t hash) -> const Stripe& { return *stripes_[stripe_of(hash)]; }, [&](size_t i) { return mix64(keys[i]); },
+                [&](size_t i) { return i; }, keys, n, training, out);
+    for (int s = 0; s < locked; ++s) stripes_[s]->lock.unlock_shared();
+    if (locked == kStripes) return;
+  }
+  plan.make(keys, n);
   plan.each_stripe(
-      [&](int s, bool wait) {
-        return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared();
-      },
+      [&](int s, bool wait) { return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared(); },
       [&](int s) {
         const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
-        pull_stripe(*stripes_[s], plan, s, training, out);
+        const uint32_t begin = plan.begin[s];
+        pull_keys([&](uint64_t) -> const Stripe& { return *stripes_[s]; }, [&](size_t i) { return plan.hash[begin + i]; },
+                  [&](size_t i) { return plan.where[begin + i]; }, keys, plan.end[s] - begin, training, out);
       });
 }
 
-void Table::pull_stripe(const Stripe& stripe, const Plan& p, int s, bool training, float* out) const {
-  const uint32_t begin = p.begin[s], n = p.end[s] - begin;
-  const uint64_t* hash = p.hash.data() + begin;
+// Three tight loops over blocks of keys: tags of one block are fetched while rows of the block before are, and those of the block before
+// that are read.
+template <class Home, class Hash, class Where>
+void Table::pull_keys(const Home& home, const Hash& hash_of, const Where& where, const uint64_t* keys, size_t n, bool training,
+                      float* out) const {
+  constexpr size_t kBlock = 16;
   const int width = 1 + config_.factors;
-  Ref found[2 * kAhead];
-  for (uint32_t i = 0; i < n + 2 * kAhead; ++i) {
-    if (i < n) stripe.index.prefetch_home(tag_of(hash[i]));
-    if (const uint32_t j = i - kAhead; i >= kAhead && j < n) {
-      // Any entry with the right tag will nearly always be the right one; the key is compared when its row has arrived.
-      const Index::Entry* entry = stripe.index.find(tag_of(hash[j]), [](Ref) { return true; });
-      Ref& ref = found[j % (2 * kAhead)];
-      ref = entry == nullptr ? Ref{} : entry->ref;
-      if (ref) {
-        const char* at = stripe.row(ref).at;
-        prefetch_bytes(at + Row::kKey, at + Row::kWeights + 4 * (ref.full() ? width : 1));
+  uint64_t hashes[3][kBlock];
+  Ref guesses[2][kBlock];
+  const size_t blocks = (n + kBlock - 1) / kBlock;
+  for (size_t step = 0; step < blocks + 2; ++step) {
+    if (const size_t b = step; b < blocks) {
+      uint64_t* hash = hashes[b % 3];
+      const size_t begin = b * kBlock, count = std::min(kBlock, n - begin);
+      for (size_t i = 0; i < count; ++i) {
+        hash[i] = hash_of(begin + i);
+        home(hash[i]).prefetch_tags(hash[i]);
       }
     }
-    if (i < 2 * kAhead) continue;
-    const uint32_t j = i - 2 * kAhead;
-    float* to = out + static_cast<size_t>(p.where[begin + j]) * static_cast<size_t>(width);
-    Ref ref = found[j % (2 * kAhead)];
-    const uint64_t key = unmix64(hash[j]);
-    if (ref && !stripe.is(ref, key)) {
-      const Index::Entry* entry = stripe.find(hash[j], key);
-      ref = entry == nullptr ? Ref{} : entry->ref;
+    if (const size_t b = step - 1; step >= 1 && b < blocks) {
+      const uint64_t* hash = hashes[b % 3];
+      const size_t count = std::min(kBlock, n - b * kBlock);
+      for (size_t i = 0; i < count; ++i) {
+        const Stripe& stripe = home(hash[i]);
+        const Ref ref = guesses[b % 2][i] = stripe.guess(hash[i]);
+        if (ref) stripe.shelves[ref.full()].prefetch_hot(ref.slot());
+      }
     }
-    if (!ref) {
-      read_unknown(key, training, to);
-    } else if (ref.full()) {
-      copy_floats(stripe.row(ref).weights(), to, width);
-    } else {
-      to[0] = stripe.row(ref).weights()[0];
-      std::fill_n(to + 1, config_.factors, 0.0F);
+    if (step < 2) continue;
+    const size_t b = step - 2, begin = b * kBlock, count = std::min(kBlock, n - begin);
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t hash = hashes[b % 3][i];
+      const size_t at = where(begin + i);
+      const Stripe& stripe = home(hash);
+      float* to = out + at * static_cast<size_t>(width);
+      Ref ref = guesses[b % 2][i];
+      if (ref && stripe.shelves[ref.full()].key(ref.slot()) != keys[at]) ref = stripe.find(hash, keys[at]);
+      if (!ref) {
+        read_unknown(keys[at], training, to);
+      } else if (ref.full()) {
+        copy_floats(stripe.row(ref).weights(), to, width);
+      } else {
+        to[0] = stripe.row(ref).weights()[0];
+        std::fill_n(to + 1, config_.factors, 0.0F);
+      }
     }
   }
 }
@@ -164,13 +167,13 @@ struct Table::Item {
   const float* g;
   double show, click;
   uint16_t slot;
-  Ref ref;  // a guess made when its row was prefetched
+  Ref guess;  // where its row was when it was prefetched
 };
 
 void Table::push(const Push& push) {
-  const Room room(*this, push.size);
+  make_room();
   const Gate::Pass pass(gate_, false);
-  plan.make(push.keys, push.size, config_.padding);
+  plan.make(push.keys, push.size);
   thread_local std::vector<Item> items;
   const auto piece = [&](uint32_t at, uint32_t n) { return cut_ == nullptr ? n : std::min(n - at, kPiece); };
   plan.each_stripe(
@@ -238,14 +241,14 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
   seen.reset(count);
   for (uint32_t i = p.begin[s]; i < p.end[s]; ++i) {
     const uint32_t from = p.where[i];
+    if (config_.padding && push.keys[from] == *config_.padding) continue;
     const float* g = push.grads + from * width;
     const double show = push.show == nullptr ? 1.0 : push.show[from];
     const double click = push.click == nullptr ? 0.0 : push.click[from];
     const auto at = static_cast<uint32_t>(items.size());
     const uint32_t first = seen.put(p.hash[i], at, hashes);
     if (first == at) {
-      items.push_back(
-          {p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from], {}});
+      items.push_back({p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from], {}});
       hashes.push_back(p.hash[i]);
       continue;
     }
@@ -260,17 +263,17 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
     item.click += click;
     if (push.slot != nullptr) item.slot = push.slot[from];
   }
+
 }
 
 void Table::push_items(Stripe& stripe, Item* items, uint32_t size, float n) {
-  for (uint32_t i = 0; i < size + 2 * kAhead; ++i) {
-    if (i < size) stripe.index.prefetch_home(tag_of(items[i].hash));
-    if (const uint32_t j = i - kAhead; i >= kAhead && j < size) {
-      const Index::Entry* entry = stripe.index.find(tag_of(items[j].hash), [](Ref) { return true; });
-      if (entry != nullptr) {
-        items[j].ref = entry->ref;
-        const char* at = stripe.row(entry->ref).at;
-        prefetch_bytes(at, at + layout_.bytes(entry->ref.full()));
+  for (size_t i = 0; i < size + 2 * kAhead; ++i) {
+    if (i < size) stripe.prefetch_tags(items[i].hash);
+    if (const size_t j = i - kAhead; i >= kAhead && j < size) {
+      const Ref ref = items[j].guess = stripe.guess(items[j].hash);
+      if (ref) {
+        stripe.shelves[ref.full()].prefetch_hot(ref.slot());
+        stripe.shelves[ref.full()].prefetch_cold(ref.slot());
       }
     }
     if (i >= 2 * kAhead) update(stripe, items[i - 2 * kAhead], n);
@@ -278,29 +281,25 @@ void Table::push_items(Stripe& stripe, Item* items, uint32_t size, float n) {
 }
 
 void Table::update(Stripe& stripe, const Item& item, float n) {
-  // The guess may be stale: rows move when others are admitted.
-  Ref ref = item.ref;
-  bool born = false;
-  if (!ref || ref.row() >= stripe.arenas[ref.full()].size() || !stripe.is(ref, item.key)) {
-    const Index::Entry* entry = stripe.find(item.hash, item.key);
-    born = entry == nullptr;
-    ref = born ? create(stripe, item.hash, item.key) : entry->ref;
-  }
+  // The guess may be stale: rows move when a shelf grows and when they are admitted.
+  Ref ref = stripe.holds(item.guess, item.key) ? item.guess : stripe.find(item.hash, item.key);
+  const bool born = !ref;
+  if (born) ref = create(stripe, item.hash, item.key);
   const Row row = stripe.row(ref);
-  if (!born) touch(stripe, row, ref.full(), tag_of(item.hash));
+  if (!born) touch(stripe, row, ref.full(), item.hash);
 
   row.set_show(row.show() + item.show);
   row.set_click(row.click() + item.click);
   row.set_delta_score(row.delta_score() + static_cast<float>(config_.policy.score(item.show, item.click)));
   row.set_unseen_days(0);
   if (item.slot != kNoSlot) row.set_slot(item.slot);
-  apply_embed_(embed_rule_, config_.embed.bounds, row.weights(), layout_.state_of_embed(row, ref.full()), item.g, 1,
+  apply_embed_(embed_rule_, config_.embed.bounds, row.weights(), row.state_of_embed(), item.g, 1,
                divisor(config_.embed.scale, item.show, n));
   mark_changed(stripe, row);
   if (ref.full()) {
     if (config_.factors > 0)
-      apply_embedx_(embedx_rule_, config_.embedx.bounds, layout_.embedx(row), layout_.state_of_embedx(row), item.g + 1,
-                    config_.factors, divisor(config_.embedx.scale, item.show, n));
+      apply_embedx_(embedx_rule_, config_.embedx.bounds, row.embedx(), layout_.state_of_embedx(row), item.g + 1, config_.factors,
+                    divisor(config_.embedx.scale, item.show, n));
   } else if (admits(row, item.show)) {
     admit(stripe, item.hash, ref);  // its factors are trained from the next push on
   }
@@ -311,17 +310,30 @@ float Table::divisor(Scale scale, double show, float n) const {
   return by > 0 ? by : 1.0F;
 }
 
-Ref Table::create(Stripe& stripe, uint64_t hash, uint64_t key) {
-  const bool full = at_birth_;
-  const Ref ref = Ref::of(full, stripe.arenas[full].add());
+Ref Table::add(Stripe& stripe, bool full, uint64_t hash, uint64_t key) {
+  Shelf& shelf = stripe.shelves[full];
+  if (shelf.slots() == 0 || (shelf.crowded() && may_grow(shelf, full)))
+    shelf.resize(shelf.larger());
+  else if (shelf.full())
+    evict_one(stripe, full, hash);
+  const Ref ref(full, shelf.insert(hash, key));
   const Row row = stripe.row(ref);
-  row.set_key(key);
-  row.set_slot(kNoSlot);
   row.epoch() = epoch_;
-  init_part(config_.embed, config_.seed, key, 0, 1, row.weights(), layout_.state_of_embed(row, full));
-  if (full && config_.factors > 0)
-    init_part(config_.embedx, config_.seed, key, 1, config_.factors, layout_.embedx(row), layout_.state_of_embedx(row));
-  stripe.index.insert(tag_of(hash), ref, spare());
+  row.flags() = 0;
+  return ref;
+}
+
+Ref Table::create(Stripe& stripe, uint64_t hash, uint64_t key) {
+  const Ref ref = add(stripe, at_birth_, hash, key);
+  const Row row = stripe.row(ref);
+  row.set_show(0);
+  row.set_click(0);
+  row.set_delta_score(0);
+  row.set_unseen_days(0);
+  row.set_slot(kNoSlot);
+  init_part(config_.embed, config_.seed, key, 0, 1, row.weights(), row.state_of_embed());
+  if (ref.full() && config_.factors > 0)
+    init_part(config_.embedx, config_.seed, key, 1, config_.factors, row.embedx(), layout_.state_of_embedx(row));
   return ref;
 }
 
@@ -333,9 +345,8 @@ bool Table::admits(Row row, double show) const {
     case Admission::count:
       return row.show() >= admission.threshold;
     case Admission::probability: {
-      // Each show has the same chance, however shows are spread over pushes; the draw depends on nothing but seed, key
-      // and shows.
-      const uint64_t bits = mix64(mix64(config_.seed ^ row.key()) ^ load<uint64_t>(row.at));
+      // Each show has the same chance, however shows are spread over pushes; the draw depends on nothing but seed, key and shows.
+      const uint64_t bits = mix64(mix64(config_.seed ^ row.key()) ^ load<uint64_t>(row.cold));
       const double chance = show > 0 ? 1 - std::pow(1 - admission.threshold, show) : 0;
       return static_cast<double>(bits >> 11) * 0x1p-53 < chance;
     }
@@ -344,17 +355,14 @@ bool Table::admits(Row row, double show) const {
   }
 }
 
-Ref Table::admit(Stripe& stripe, uint64_t hash, Ref ref) {
-  const Ref full = Ref::of(true, stripe.arenas[1].add());
-  const Row from = stripe.row(ref), to = stripe.row(full);
-  std::memcpy(to.at, from.at, Row::kWeights + 4);
-  copy_floats(layout_.state_of_embed(from, false), layout_.state_of_embed(to, true), layout_.embed_state);
-  init_part(config_.embedx, config_.seed, to.key(), 1, config_.factors, layout_.embedx(to),
-            layout_.state_of_embedx(to));
-  stripe.index.find(tag_of(hash), [&](Ref r) { return r.bits == ref.bits; })->ref = full;
-  stripe.close_gap(ref);
+void Table::admit(Stripe& stripe, uint64_t hash, Ref ref) {
+  const Row to = stripe.row(add(stripe, true, hash, stripe.row(ref).key()));
+  const Row from = stripe.row(ref);
+  std::memcpy(to.hot, from.hot, Row::kWeights + 4);
+  std::memcpy(to.cold, from.cold, static_cast<size_t>(layout_.cold_bytes(false)));
+  init_part(config_.embedx, config_.seed, to.key(), 1, config_.factors, to.embedx(), layout_.state_of_embedx(to));
+  stripe.shelves[0].erase(ref.slot());
   admitted_.fetch_add(1, std::memory_order_relaxed);
-  return full;
 }
 
 void Table::mark_changed(Stripe& stripe, Row row) const {
@@ -367,51 +375,45 @@ void Table::mark_changed(Stripe& stripe, Row row) const {
 
 void Table::restore(const Rows& rows, int first, int last) {
   constexpr size_t kRows = 1 << 16;
-  const auto factors = static_cast<size_t>(config_.factors), e = static_cast<size_t>(layout_.embed_state),
-             x = static_cast<size_t>(layout_.embedx_state);
   for (size_t start = 0; start < rows.size; start += kRows) {
-    const size_t n = std::min(kRows, rows.size - start);
-    const Room room(*this, n);
+    make_room();
     const Gate::Pass pass(gate_, false);
-    plan.make(rows.key + start, n, {});
-    for (int s = 0; s < kStripes; ++s) {
-      Stripe& stripe = *stripes_[s];
+    plan.make(rows.key + start, std::min(kRows, rows.size - start));
+    for (int s = 0; s < kStripes; ++s)
       for (uint32_t at = plan.begin[s]; at < plan.end[s]; at += kPiece) {
         const uint32_t to = std::min(plan.end[s], at + kPiece);
         take_undo(to - at);
-        const std::unique_lock guard(stripe.lock);
-        for (uint32_t i = at; i < to; ++i) {
-          const uint64_t hash = plan.hash[i];
-          const auto shard = static_cast<int>(hash % kVirtualShards);
-          if (shard < first || shard >= last) continue;
-          const size_t from = start + plan.where[i];
-          const uint64_t key = rows.key[from];
-          if (Index::Entry* old = stripe.find(hash, key); old != nullptr) {
-            touch(stripe, stripe.row(old->ref), old->ref.full(), tag_of(hash));
-            remove(stripe, old->ref, stripe.row(old->ref));
-          }
-          const Ref ref = Ref::of(rows.full, stripe.arenas[rows.full].add());
-          const Row row = stripe.row(ref);
-          row.set_key(key);
-          row.set_slot(rows.slot[from]);
-          row.set_show(rows.show[from]);
-          row.set_click(rows.click[from]);
-          row.set_unseen_days(rows.unseen_days[from]);
-          row.set_delta_score(rows.delta_score[from]);
-          row.epoch() = epoch_;
-          row.flags() = rows.published[from] != 0 ? kListed : 0;
-          row.weights()[0] = rows.embed_w[from];
-          copy_floats(rows.embed_state + from * e, layout_.state_of_embed(row, rows.full), layout_.embed_state);
-          if (rows.full) {
-            copy_floats(rows.embedx + from * factors, layout_.embedx(row), config_.factors);
-            copy_floats(rows.embedx_state + from * x, layout_.state_of_embedx(row), layout_.embedx_state);
-          }
-          stripe.index.insert(tag_of(hash), ref, spare());
+        {
+          Stripe& stripe = *stripes_[s];
+          const std::unique_lock guard(stripe.lock);
+          for (uint32_t i = at; i < to; ++i)
+            if (const auto shard = static_cast<int>(plan.hash[i] % kVirtualShards); shard >= first && shard < last)
+              restore_row(stripe, plan.hash[i], rows, start + plan.where[i]);
         }
         give_back_undo(to - at);
       }
-    }
   }
+}
+
+void Table::restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t i) {
+  const auto d = static_cast<size_t>(config_.factors), e = static_cast<size_t>(layout_.embed_state),
+             x = static_cast<size_t>(layout_.embedx_state);
+  if (const Ref old = stripe.find(hash, rows.key[i]); old) {
+    touch(stripe, stripe.row(old), old.full(), hash);
+    remove(stripe, old, stripe.row(old));
+  }
+  const Row row = stripe.row(add(stripe, rows.full, hash, rows.key[i]));
+  row.set_slot(rows.slot[i]);
+  row.set_show(rows.show[i]);
+  row.set_click(rows.click[i]);
+  row.set_unseen_days(rows.unseen_days[i]);
+  row.set_delta_score(rows.delta_score[i]);
+  row.flags() = rows.published[i] != 0 ? kListed : 0;
+  row.weights()[0] = rows.embed_w[i];
+  copy_floats(rows.embed_state + i * e, row.state_of_embed(), layout_.embed_state);
+  if (!rows.full) return;
+  copy_floats(rows.embedx + i * d, row.embedx(), config_.factors);
+  copy_floats(rows.embedx_state + i * x, layout_.state_of_embedx(row), layout_.embedx_state);
 }
 
 void Table::restore_changes(const uint64_t* changed, size_t n_changed, const uint64_t* deleted, size_t n_deleted) {
@@ -421,8 +423,7 @@ void Table::restore_changes(const uint64_t* changed, size_t n_changed, const uin
     const uint64_t hash = mix64(changed[i]);
     Stripe& stripe = *stripes_[stripe_of(hash)];
     const std::unique_lock guard(stripe.lock);
-    if (const Index::Entry* entry = stripe.find(hash, changed[i]); entry != nullptr)
-      mark_changed(stripe, stripe.row(entry->ref));
+    if (const Ref ref = stripe.find(hash, changed[i]); ref) mark_changed(stripe, stripe.row(ref));
   }
   for (size_t i = 0; i < n_deleted; ++i) {
     Stripe& stripe = *stripes_[stripe_of(mix64(deleted[i]))];
@@ -436,7 +437,7 @@ Stats Table::stats() const {
   for (const auto& stripe : stripes_) {
     const std::shared_lock guard(stripe->lock);
     stats.rows += stripe->rows();
-    stats.full_rows += stripe->arenas[1].size();
+    stats.full_rows += stripe->shelves[1].size();
     stats.changed += stripe->changed.size();
     stats.deleted += stripe->deleted.size();
   }

@@ -1,8 +1,8 @@
 // The sparse table: key -> row, growing from nothing, used by several threads at once.
 //
-// A call sorts its keys by stripe, locks one stripe after the other (busy ones last) and prefetches entries, then rows,
-// well before it needs them. Writers pass the gate, so that a cut sees each push wholly or not at all; whatever
-// rewrites the whole table (shrink, end_day, eviction) passes it alone.
+// A call sorts its keys by stripe, locks one stripe after the other (busy ones last) and prefetches entries, then rows, well before
+// it needs them. Writers pass the gate, so that a cut sees each push wholly or not at all; whatever rewrites the whole table
+// (shrink, end_day, eviction) passes it alone.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -81,13 +81,18 @@ class Table {
   struct Item;
 
   // table.cc
-  void pull_stripe(const Stripe& stripe, const Plan& plan, int s, bool training, float* out) const;
+  void pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const;
+  template <class Home, class Hash, class Where>
+  void pull_keys(const Home& home, const Hash& hash_of, const Where& where, const uint64_t* keys, size_t n, bool training,
+                 float* out) const;
   void read_unknown(uint64_t key, bool training, float* out) const;
   void merge(const Plan& plan, int s, const Push& push, std::vector<Item>& items) const;
   void push_items(Stripe& stripe, Item* items, uint32_t size, float n);
   void update(Stripe& stripe, const Item& item, float n);
+  Ref add(Stripe& stripe, bool full, uint64_t hash, uint64_t key);
   Ref create(Stripe& stripe, uint64_t hash, uint64_t key);
-  Ref admit(Stripe& stripe, uint64_t hash, Ref ref);
+  void admit(Stripe& stripe, uint64_t hash, Ref ref);
+  void restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t i);
   bool admits(Row row, double show) const;
   float divisor(Scale scale, double show, float n) const;
   void mark_changed(Stripe& stripe, Row row) const;
@@ -100,22 +105,17 @@ class Table {
   void remove(Stripe& stripe, Ref ref, Row row);
   bool publishable(Row row) const;
   void mark_if_left(Stripe& stripe, Row row) const;
-  size_t need(size_t keys) const;  // bytes that a push of so many keys may allocate
-  size_t spare() const;
-  void evict_to(size_t bytes);
+  uint64_t rank(Row row) const;
+  size_t room() const { return config_.memory_limit - config_.snapshot_reserve; }  // for rows
+  bool fits(size_t bytes) const;
+  bool may_grow(const Shelf& shelf, bool full);
+  void make_room();
+  void trim(int tightly);
   void evict(size_t bytes);
-  struct Room {  // what a push may allocate is set aside, after evicting rows if need be, until it is done
-    Room(Table& table, size_t keys);
-    ~Room();
-    Room(const Room&) = delete;
-    Room& operator=(const Room&) = delete;
-    Table& table;
-    const size_t bytes;
-  };
+  void evict_one(Stripe& stripe, bool full, uint64_t hash);
 
   // cut.cc
-  void touch(Stripe& stripe, Row row, bool full, uint32_t tag);  // before a row is written
-  void touch(Stripe& stripe, Ref ref, Row row);
+  void touch(Stripe& stripe, Row row, bool full, uint64_t hash);  // before a row is written
   void take_undo(size_t images);       // waits until so many rows may be logged
   void give_back_undo(size_t images);  // the same number: what was not logged is room again
   void give_undo(size_t images);
@@ -127,12 +127,10 @@ class Table {
   const void *embed_rule_, *embedx_rule_;
 
   Budget budget_;
-  Pools pools_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
   Gate gate_;
 
-  std::mutex room_lock_;
-  size_t promised_ = 0;  // bytes that pushes under way may still allocate
+  std::atomic<int> crowded_{0};  // rows want more memory than they may have: 1 short ones, 2 full ones
 
   Cut* cut_ = nullptr;      // being read; changed only by who is alone in the gate
   Cut* pending_ = nullptr;  // changes that are neither committed nor aborted

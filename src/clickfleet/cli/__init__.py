@@ -12,7 +12,7 @@ import typer
 import clickfleet
 from clickfleet.cli import frame
 
-GROUPS = ("about",)
+GROUPS = ("about", "logs")
 
 
 def build() -> typer.Typer:

@@ -1,0 +1,91 @@
+#include "rules.h"
+
+#include <nanobind/stl/string.h>
+
+#include <vector>
+
+#include "bind.h"
+#include "kernels.h"
+#include "rule_from.h"
+
+namespace nb = nanobind;
+
+namespace clickfleet {
+namespace {
+
+template <class Visit, size_t... I>
+void each_rule(const Visit& visit, std::index_sequence<I...>) {
+  (visit(std::variant_alternative_t<I, Rule>{}), ...);
+}
+template <class Visit>
+void each_rule(const Visit& visit) {
+  each_rule(visit, std::make_index_sequence<kRules>{});
+}
+
+const char* name_of(Scale scale) {
+  return scale == Scale::show ? "show" : scale == Scale::batch ? "batch" : "none";
+}
+
+nb::list describe() {
+  nb::list all;
+  each_rule([&](const auto& rule) {
+    nb::list fields;
+    std::apply([&](const auto&... field) { (fields.append(nb::make_tuple(field.name, rule.*field.value, field.help)), ...); },
+               rule.fields());
+    nb::dict one;
+    one["name"] = rule.name;
+    one["scale"] = name_of(rule.scale);
+    one["fields"] = fields;
+    all.append(one);
+  });
+  return all;
+}
+
+}  // namespace
+
+Rule rule_from(const nb::handle& name, const nb::dict& settings) {
+  const auto wanted = nb::cast<std::string>(name);
+  Rule found;
+  each_rule([&](auto rule) {
+    if (wanted != rule.name) return;
+    std::apply([&](const auto&... field) { ((rule.*field.value = nb::cast<float>(settings[field.name])), ...); }, rule.fields());
+    found = rule;
+  });
+  return found;
+}
+
+void bind_rules(nb::module_& m) {
+  m.def("rules", &describe, "Every rule: its name, default scale and fields (name, default, help).");
+  m.def(
+      "rule_state",
+      [](const std::string& name, const nb::dict& settings, const Array<const float>& weights) {
+        const Rule rule = rule_from(nb::cast(name), settings);
+        const int n = static_cast<int>(weights.size());
+        nb::list state;
+        std::visit(
+            [&](const auto& r) {
+              std::vector<float> first(static_cast<size_t>(r.state(n)));
+              r.init(weights.data(), first.data(), n);
+              for (const float x : first) state.append(x);
+            },
+            rule);
+        return state;
+      },
+      nb::arg("name"), nb::arg("settings"), nb::arg("weights"), "The state a rule starts from.");
+  m.def(
+      "apply_rule",
+      [](const std::string& name, const nb::dict& settings, const Array<float>& w, const Array<float>& state,
+         const Array<const float>& g, float divisor, float lower, float upper, const std::string& level) {
+        const Rule rule = rule_from(nb::cast(name), settings);
+        std::visit(
+            [&](const auto& r) {
+              kernels(level.c_str()).apply[rule.index()](&r, {lower, upper}, w.data(), state.data(), g.data(),
+                                                         static_cast<int>(w.size()), divisor);
+            },
+            rule);
+      },
+      nb::arg("name"), nb::arg("settings"), nb::arg("w"), nb::arg("state"), nb::arg("g"), nb::arg("divisor"), nb::arg("lower"),
+      nb::arg("upper"), nb::arg("level"), "One step of a rule in place, as the table takes it.");
+}
+
+}  // namespace clickfleet

@@ -1,0 +1,133 @@
+#include "table.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include "bind.h"
+#include "rule_from.h"
+
+namespace nb = nanobind;
+
+namespace clickfleet {
+namespace {
+
+template <class T>
+T get(const nb::dict& from, const char* name) {
+  return nb::cast<T>(from[name]);
+}
+
+Part part_from(const nb::dict& from) {
+  static constexpr const char* scales[] = {"show", "batch", "none"};
+  static constexpr const char* kinds[] = {"zero", "uniform", "normal", "truncated"};
+  Part part;
+  part.rule = rule_from(from["rule"], get<nb::dict>(from, "settings"));
+  part.bounds = {get<float>(from, "lower"), get<float>(from, "upper")};
+  part.init.a = get<float>(from, "a");
+  part.init.b = get<float>(from, "b");
+  for (int i = 0; i < 3; ++i)
+    if (get<std::string>(from, "scale") == scales[i]) part.scale = static_cast<Scale>(i);
+  for (int i = 0; i < 4; ++i)
+    if (get<std::string>(from, "init") == kinds[i]) part.init.kind = static_cast<Init::Kind>(i);
+  return part;
+}
+
+Config config_from(const nb::dict& from) {
+  static constexpr const char* ways[] = {"birth", "score", "count", "probability"};
+  Config config;
+  config.factors = get<int>(from, "factors");
+  config.embed = part_from(get<nb::dict>(from, "embed"));
+  config.embedx = part_from(get<nb::dict>(from, "embedx"));
+  config.seed = get<uint64_t>(from, "seed");
+  config.admission.threshold = get<double>(from, "admission_threshold");
+  for (int i = 0; i < 4; ++i)
+    if (get<std::string>(from, "admission") == ways[i]) config.admission.by = static_cast<Admission::By>(i);
+  Policy& policy = config.policy;
+  policy.nonclick_coeff = get<double>(from, "nonclick_coeff");
+  policy.click_coeff = get<double>(from, "click_coeff");
+  policy.base_threshold = get<double>(from, "base_threshold");
+  policy.delta_threshold = get<double>(from, "delta_threshold");
+  policy.delta_keep_days = get<double>(from, "delta_keep_days");
+  policy.decay_rate = get<double>(from, "decay_rate");
+  policy.delete_threshold = get<double>(from, "delete_threshold");
+  policy.delete_after_unseen_days = get<double>(from, "delete_after_unseen_days");
+  if (!from["padding_key"].is_none()) config.padding = get<uint64_t>(from, "padding_key");
+  config.memory_limit = get<size_t>(from, "memory_limit");
+  config.snapshot_reserve = get<size_t>(from, "snapshot_reserve");
+  return config;
+}
+
+nb::dict stats(const Table& table) {
+  Stats s;
+  {
+    const nb::gil_scoped_release nogil;
+    s = table.stats();
+  }
+  nb::dict out;
+  out["rows"] = s.rows;
+  out["full_rows"] = s.full_rows;
+  out["bytes"] = s.bytes;
+  out["peak_bytes"] = s.peak_bytes;
+  out["own_bytes"] = s.own_bytes;
+  out["admitted"] = s.admitted;
+  out["shrunk"] = s.shrunk;
+  out["evicted"] = s.evicted;
+  out["changed"] = s.changed;
+  out["deleted"] = s.deleted;
+  out["undo_waits"] = s.undo_waits;
+  return out;
+}
+
+void restore(Table& table, bool full, const Array<const uint64_t>& key, const Array<const uint16_t>& slot,
+             const Array<const double>& show, const Array<const double>& click, const Array<const uint16_t>& unseen_days,
+             const Array<const float>& delta_score, const Array<const uint8_t>& published, const Array<const float>& embed_w,
+             const Array<const float>& embed_state, const Array<const float>& embedx, const Array<const float>& embedx_state,
+             int first_shard, int last_shard) {
+  const nb::gil_scoped_release nogil;
+  table.restore({key.size(), full, key.data(), slot.data(), show.data(), click.data(), unseen_days.data(), delta_score.data(),
+                 published.data(), embed_w.data(), embed_state.data(), embedx.data(), embedx_state.data()},
+                first_shard, last_shard);
+}
+
+}  // namespace
+
+void bind_table(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& e) {
+      PyErr_SetString(nb::module_::import_("clickfleet.errors").attr("TableError").ptr(), e.what());
+    }
+  });
+  nb::class_<Table>(m, "Table", "The sparse table; `clickfleet.Table` checks what it is given, this one trusts it.")
+      .def("__init__", [](Table* self, const nb::dict& config) { new (self) Table(config_from(config)); })
+      .def(
+          "pull",
+          [](const Table& table, const Array<const uint64_t>& keys, bool training, const Array<float, 2>& out) {
+            const nb::gil_scoped_release nogil;
+            table.pull(keys.data(), keys.size(), training, out.data());
+          },
+          nb::arg("keys").noconvert(), nb::arg("training"), nb::arg("out").noconvert())
+      .def(
+          "push",
+          [](Table& table, const Array<const uint64_t>& keys, const Array<const float, 2>& grads,
+             const std::optional<Array<const float>>& show, const std::optional<Array<const float>>& click,
+             const std::optional<Array<const uint16_t>>& slot, float n) {
+            const nb::gil_scoped_release nogil;
+            table.push({keys.data(), grads.data(), data_or_null(show), data_or_null(click), data_or_null(slot), keys.size(), n});
+          },
+          nb::arg("keys").noconvert(), nb::arg("grads").noconvert(), nb::arg("show").none(), nb::arg("click").none(),
+          nb::arg("slot").none(), nb::arg("n"))
+      .def("shrink", &Table::shrink, nb::call_guard<nb::gil_scoped_release>())
+      .def("end_day", &Table::end_day, nb::call_guard<nb::gil_scoped_release>())
+      .def("stats", &stats)
+      .def_prop_ro("tracking", &Table::tracking)
+      .def_prop_ro("embed_state", [](const Table& table) { return table.layout().embed_state; })
+      .def_prop_ro("embedx_state", [](const Table& table) { return table.layout().embedx_state; })
+      .def("restore", &restore)
+      .def("restore_changes", [](Table& table, const Array<const uint64_t>& changed, const Array<const uint64_t>& deleted) {
+        const nb::gil_scoped_release nogil;
+        table.restore_changes(changed.data(), changed.size(), deleted.data(), deleted.size());
+      });
+}
+
+}  // namespace clickfleet

@@ -1,0 +1,209 @@
+"""Checkpoints: everything training needs to go on, as a directory per step.
+
+    <folder>/step-000000001200/  manifest.json  rows-00000-of-00008.arrow …  changed.arrow
+    <folder>/LATEST              the newest one's name and the hash of its manifest
+
+Row files are Arrow IPC files, so DuckDB, Polars or pandas can query a model. Row file i of n (a power of two up to 32) holds the virtual
+shards [i·1024/n, (i+1)·1024/n), a row's shard being mix64(key) mod 1024. A record batch holds short rows (without factors) or full
+ones; each kind ascends by mix64(key) through the file. Columns, none with nulls:
+
+    key uint64 · slot uint16 (65535: none) · show float64 · click float64 · unseen_days uint16 · delta_score float32
+    published uint8 (readers of the published log have it) · embed_w float32 · embed_state list<float32>
+    embedx list<float32> (empty in a short row) · embedx_state list<float32> (likewise)
+
+`changed.arrow` holds what the next publication must carry: key uint64, deleted bool. The manifest holds the table's description, its
+number of rows and whether anything was published. Directories appear whole or not at all and carry checksums (storage.py). Saving what
+was loaded gives the same bytes.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from clickfleet import _core, storage
+from clickfleet.errors import CheckpointError
+from clickfleet.table import Columns, Table
+
+LATEST = "LATEST"
+_STEP = re.compile(r"^step-(\d{12})$")
+
+_FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
+ROWS = pa.schema(
+    [
+        pa.field(name, kind, nullable=False)
+        for name, kind in {
+            "key": pa.uint64(),
+            "slot": pa.uint16(),
+            "show": pa.float64(),
+            "click": pa.float64(),
+            "unseen_days": pa.uint16(),
+            "delta_score": pa.float32(),
+            "published": pa.uint8(),
+            "embed_w": pa.float32(),
+            "embed_state": _FLOATS,
+            "embedx": _FLOATS,
+            "embedx_state": _FLOATS,
+        }.items()
+    ]
+)
+CHANGED = pa.schema([pa.field("key", pa.uint64(), nullable=False), pa.field("deleted", pa.bool_(), nullable=False)])
+_LISTS = ("embed_state", "embedx", "embedx_state")
+
+
+def save(table: Table, path: Path | str, *, files: int = 8, **facts: Any) -> Path:
+    """Writes the table as it is at this instant, while others go on using it."""
+    path = Path(path)
+    with storage.write(path, "checkpoint") as out, table.snapshot(files) as rows:
+        counts = _write_rows(out, rows, files)
+        _write_changed(out, rows.changed, rows.deleted)
+        out.facts = {"table": table.describe(), "rows": sum(counts), "row_files": files, "tracking": rows.tracking, **facts}
+    return path
+
+
+def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -> Table:
+    """The table of a checkpoint, or the part of it that shard `shard` of `shards` holds; `changes` override its description."""
+    path = Path(path)
+    manifest = storage.read_manifest(path, "checkpoint")
+    if not 0 <= shard < shards <= _core.VIRTUAL_SHARDS:
+        raise CheckpointError(f"there is no shard {shard} of {shards}", f"shards are numbered from 0, at most {_core.VIRTUAL_SHARDS}")
+    storage.verify_files(path, manifest)
+    table = Table.like({**manifest["table"], **changes})
+    first, last = (_core.VIRTUAL_SHARDS * s // shards for s in (shard, shard + 1))
+    files = manifest["row_files"]
+    per_file = _core.VIRTUAL_SHARDS // files
+    for file in range(files):
+        if file * per_file < last and (file + 1) * per_file > first:
+            for batch in _batches(path / _name(file, files), ROWS):
+                _restore(table, batch, first, last)
+    changed = pa.Table.from_batches(_batches(path / "changed.arrow", CHANGED), CHANGED)
+    if manifest["tracking"]:
+        keys, deleted = changed["key"].to_numpy(), changed["deleted"].to_numpy()
+        mine = _in_shards(keys, first, last)
+        table.core.restore_changes(keys[~deleted & mine], keys[deleted & mine])
+    return table
+
+
+def verify(path: Path | str) -> storage.Manifest:
+    """Checks every byte of a checkpoint without loading it; its manifest."""
+    manifest = storage.read_manifest(path, "checkpoint")
+    storage.verify_files(path, manifest)
+    return manifest
+
+
+def write(table: Table, folder: Path | str, step: int, *, keep: int = 3, **facts: Any) -> Path:
+    """Saves the checkpoint of a step, points LATEST at it, then removes all but the newest `keep`."""
+    folder = Path(folder)
+    path = save(table, folder / f"step-{step:012d}", step=step, **facts)
+    storage.write_pointer(folder / LATEST, f"{path.name} {storage.digest(storage.read_manifest(path, 'checkpoint'))}")
+    prune(folder, keep)
+    return path
+
+
+def steps(folder: Path | str) -> list[int]:
+    """Steps with a checkpoint, oldest first."""
+    folder = Path(folder)
+    found = (_STEP.match(entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(match[1]) for match in found if match)
+
+
+def latest(folder: Path | str) -> Path:
+    """The checkpoint LATEST names, its manifest checked."""
+    folder = Path(folder)
+    try:
+        name, _, wanted = (folder / LATEST).read_text().strip().partition(" ")
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no checkpoint yet") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{folder / LATEST} is broken: {error}") from error
+    if not _STEP.match(name) or storage.digest(storage.read_manifest(folder / name, "checkpoint")) != wanted:
+        known = ", ".join(f"step-{step:012d}" for step in steps(folder)) or "none"
+        raise CheckpointError(f"{folder / LATEST} is broken", f"checkpoints there: {known}")
+    return folder / name
+
+
+def prune(folder: Path | str, keep: int) -> list[int]:
+    """Removes all but the newest `keep` checkpoints; the steps that went."""
+    folder = Path(folder)
+    gone = steps(folder)[:-keep] if keep > 0 else []
+    for step in gone:
+        storage.remove(folder / f"step-{step:012d}")
+    return gone
+
+
+def _name(file: int, files: int) -> str:
+    return f"rows-{file:05d}-of-{files:05d}.arrow"
+
+
+def _write_rows(out: storage.Writer, rows: Any, files: int) -> list[int]:
+    """Row files in order; the number of rows in each."""
+    counts = [0] * files
+    batches = iter(rows)
+    columns = next(batches, None)
+    for file in range(files):
+        sink = out.file(_name(file, files))
+        with pa.ipc.new_file(sink, ROWS) as writer:
+            while columns is not None and columns["file"] == file:
+                writer.write_batch(_to_batch(columns))
+                counts[file] += len(columns["key"])
+                columns = next(batches, None)
+        sink.close()
+    return counts
+
+
+def _to_batch(columns: Columns) -> pa.RecordBatch:
+    size = len(columns["key"])
+
+    def column(name: str) -> pa.Array:
+        values = pa.array(columns[name])
+        if name not in _LISTS:
+            return values
+        width = len(values) // size
+        return pa.ListArray.from_arrays(pa.array(np.arange(0, (size + 1) * width, width) if width else np.zeros(size + 1), pa.int32()), values, _FLOATS)
+
+    return pa.RecordBatch.from_arrays([column(name) for name in ROWS.names], schema=ROWS)
+
+
+def _write_changed(out: storage.Writer, changed: Any, deleted: Any) -> None:
+    keys = np.concatenate([changed, deleted])
+    flags = np.arange(len(keys)) >= len(changed)
+    sink = out.file("changed.arrow")
+    with pa.ipc.new_file(sink, CHANGED) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([pa.array(keys), pa.array(flags)], schema=CHANGED))
+    sink.close()
+
+
+def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+            if reader.schema != schema:
+                raise CheckpointError(f"{path} has other columns than this version of clickfleet writes")
+            for i in range(reader.num_record_batches):
+                yield reader.get_batch(i)
+    except (pa.ArrowException, OSError) as error:
+        raise CheckpointError(f"{path} is broken: {error}") from error
+
+
+def _restore(table: Table, batch: pa.RecordBatch, first: int, last: int) -> None:
+    def column(name: str) -> Any:
+        values = batch.column(name)
+        return (values.flatten() if name in _LISTS else values).to_numpy()
+
+    columns = {name: column(name) for name in ROWS.names}
+    full = len(columns["embedx"]) > 0 or table.factors == 0
+    widths = {"embed_state": table.core.embed_state, "embedx": table.factors * full, "embedx_state": table.core.embedx_state * full}
+    for name, width in widths.items():
+        if len(columns[name]) != batch.num_rows * width:
+            raise CheckpointError(f"the checkpoint's {name} does not fit the table: {width} floats per row were expected")
+    order = ("key", "slot", "show", "click", "unseen_days", "delta_score", "published", "embed_w", *_LISTS)
+    table.core.restore(full, *(columns[name] for name in order), first, last)
+
+
+def _in_shards(keys: Any, first: int, last: int) -> Any:
+    mixed = np.empty_like(keys)
+    _core.mix64(keys, mixed)
+    shard = mixed % _core.VIRTUAL_SHARDS
+    return (shard >= first) & (shard < last)

@@ -1,0 +1,148 @@
+"""One autograd node for a whole ReLU tower: the matrix products of training, and nothing between them.
+
+Eager autograd allocates every activation and every gradient of an activation anew in each step. Here they live in
+buffers that a step borrows and gives back, ReLU works in place, and its mask is read off the activation itself.
+Gradients of parameters are returned to autograd as usual, so hooks and `torch.autograd.grad` work as everywhere; a
+trainer that owns the gradients (`optimizers.Flat`) has them added straight where they belong, without a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+threshold = torch.ops.aten.threshold_backward.grad_input
+
+
+class Space(NamedTuple):
+    """The working memory of one forward and backward pass."""
+
+    inputs: Tensor  # the concatenated parts [rows, in]
+    hidden: list[Tensor]  # after each ReLU
+    grads: list[Tensor]  # of the loss by each of those
+
+
+class Buffers:
+    """Spaces not in use. A pass pops its own, so threads and repeated forwards never share one."""
+
+    def __init__(self) -> None:
+        self.free: list[Space] = []  # append and pop of a list are atomic
+
+    def take(self, rows: int, widths: list[int], like: Tensor) -> Space:
+        """A space of exactly `rows` rows for layers of `widths` (the input's width first)."""
+        try:
+            space = self.free.pop()
+        except IndexError:
+            space = None
+        if space is None or len(space.inputs) < rows or space.inputs.dtype != like.dtype:
+            return Space(
+                like.new_empty(rows, widths[0]),
+                [like.new_empty(rows, width) for width in widths[1:]],
+                [like.new_empty(rows, width) for width in widths[1:]],
+            )
+        return space
+
+    def give(self, space: Space) -> None:
+        if len(self.free) < 64:  # a bound against callers that run many forwards before any backward
+            self.free.append(space)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Buffers:
+        return Buffers()  # working memory is never part of a model's copy or file
+
+    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
+        return Buffers, ()
+
+
+class Sink:
+    """Where a trainer that owns the gradients wants those of the parameters; `fresh` ones count as zeros."""
+
+    def __init__(self, grads: list[Tensor]) -> None:
+        self.grads = grads  # weight, bias, weight, bias, …
+        self.fresh = False
+
+    def add(self, layer: int, g: Tensor, below: Tensor) -> None:
+        weight, bias = self.grads[2 * layer], self.grads[2 * layer + 1]
+        if self.fresh:  # written over, which spares the zeroing and a pass over the memory
+            torch.mm(g.t(), below, out=weight)
+            torch.sum(g, 0, out=bias)
+        else:
+            torch.addmm(weight, g.t(), below, out=weight)
+            bias.add_(g.sum(0))
+
+    def settle(self) -> None:
+        """Makes the zeros of fresh gradients real."""
+        if self.fresh:
+            self.fresh = False
+            for grad in self.grads:
+                grad.zero_()
+
+
+class FusedTower(torch.autograd.Function):
+    """ReLU(…ReLU(x W₁ᵀ + b₁)…) Wₙᵀ + bₙ, the last ReLU only where `relu_last`."""
+
+    @staticmethod
+    def forward(ctx: Any, buffers: Buffers, relu_last: bool, sink: Sink | None, count: int, *tensors: Tensor) -> Tensor:
+        parts, params = tensors[:count], tensors[count:]
+        weights, biases = params[0::2], params[1::2]
+        rows = len(parts[0])
+        last = len(weights) if relu_last else len(weights) - 1  # layers followed by a ReLU
+        widths = [weights[0].shape[1], *(len(weight) for weight in weights[:last])]
+        space = buffers.take(rows, widths, weights[0])
+        if count == 1 and parts[0].is_contiguous():
+            x = parts[0].view(rows, -1)
+        else:
+            x = torch.cat([part.reshape(rows, -1) for part in parts], 1, out=space.inputs[:rows])
+        hidden: list[Tensor] = []
+        for layer, h in enumerate(space.hidden):
+            a = hidden[-1] if hidden else x
+            hidden.append(torch.addmm(biases[layer], a, weights[layer].t(), out=h[:rows]).relu_())
+        # Saved the official way: autograd then notices a buffer that was reused before a second backward.
+        ctx.save_for_backward(x, *weights, *hidden)
+        ctx.buffers, ctx.space, ctx.last, ctx.given = buffers, space, last, False
+        ctx.shapes, ctx.sink = [part.shape for part in parts], sink
+        if relu_last:
+            return hidden[-1].clone()
+        return torch.addmm(biases[-1], hidden[-1] if hidden else x, weights[-1].t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        saved, last, shapes = ctx.saved_tensors, ctx.last, ctx.shapes
+        n = len(saved) - 1 - last
+        x, weights, hidden = saved[0], saved[1 : 1 + n], saved[1 + n :]
+        rows, g = len(x), grad
+        grads = [torch.empty_like(h) for h in hidden] if ctx.given else ctx.space.grads  # retain_graph
+        needed, sink = ctx.needs_input_grad[4 + len(shapes) :], ctx.sink
+        of_params: list[Tensor | None] = [None] * (2 * n)
+        for layer in reversed(range(n)):
+            if layer < last:  # the mask is the activation: positive where the ReLU let it through
+                if layer == n - 1:
+                    g = threshold(g, hidden[layer], 0.0, grad_input=grads[layer][:rows])
+                else:
+                    g = threshold(g, hidden[layer], 0.0, grad_input=g)
+            below = hidden[layer - 1] if layer else x
+            if sink is not None:
+                sink.add(layer, g, below)
+            else:
+                of_params[2 * layer] = torch.mm(g.t(), below) if needed[2 * layer] else None
+                of_params[2 * layer + 1] = g.sum(0) if needed[2 * layer + 1] else None
+            if layer:
+                out = grads[layer - 1][:rows]
+                # one output: a product of a column and a row, which is cheaper as a broadcast
+                g = torch.mul(g, weights[layer], out=out) if g.shape[1] == 1 else torch.mm(g, weights[layer], out=out)
+        if sink is not None:
+            sink.fresh = False
+        of_parts: list[Tensor | None] = []
+        start = 0
+        for part, shape in enumerate(shapes):  # fresh and contiguous, so that a leaf takes it without a copy
+            width = shape[1:].numel()
+            wanted = ctx.needs_input_grad[4 + part]
+            of_parts.append(torch.mm(g, weights[0][:, start : start + width]).view(shape) if wanted else None)
+            start += width
+        if not ctx.given:
+            ctx.given = True
+            ctx.buffers.give(ctx.space)
+        return (None, None, None, None, *of_parts, *of_params)

@@ -1,0 +1,167 @@
+"""Blocks that two or more models use: the tower, first-order part, field vectors, pairs, initial values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clickfleet.fused import Buffers, FusedTower, Sink
+
+Init = Callable[[Tensor], object]
+"""Fills a tensor in place."""
+
+
+def normal(std: float) -> Init:
+    return lambda tensor: nn.init.normal_(tensor, std=std)
+
+
+def truncated(std: float) -> Init:
+    """Normal, cut off at two standard deviations."""
+    return lambda tensor: nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
+
+
+def constant(value: float) -> Init:
+    return lambda tensor: nn.init.constant_(tensor, value)
+
+
+def by_fan_in(gain: float, kind: Callable[[float], Init] = normal) -> Init:
+    """`kind` with standard deviation gain/√fan_in of a weight [out, in]."""
+    return lambda weight: kind(gain / math.sqrt(weight.shape[1]))(weight)
+
+
+def factor_std(dim: int) -> float:
+    """0.1/√d: the width of the original's initial factors."""
+    return 0.1 / math.sqrt(dim)
+
+
+class Tower(nn.Module):
+    """Linear layers with ReLU between them over the concatenation of the inputs; see `tower`."""
+
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        relu_last: bool = False,
+        init: Init | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.relu_last = relu_last
+        active = widths[1:] if relu_last else widths[1:-1]
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in active) if batch_norm else None
+        self.dropout = dropout
+        self.buffers_ = Buffers()
+        self.sink: Sink | None = None  # set by whoever owns the gradients
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            if init is not None:
+                init(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *parts: Tensor) -> Tensor: ...
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        plain = self.norms is not None or self.dropout > 0
+        cpu = parts[0].device.type == "cpu" and len(parts[0]) > 0
+        if cpu and not plain and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            params = [p for layer in self.layers for p in (layer.weight, layer.bias)]
+            return FusedTower.apply(self.buffers_, self.relu_last, self.sink, len(parts), *parts, *params)  # type: ignore[no-any-return, no-untyped-call]
+        h = torch.cat([part.flatten(1) for part in parts], 1) if len(parts) > 1 else parts[0].flatten(1)
+        for i, layer in enumerate(self.layers):
+            h = F.linear(h, layer.weight, layer.bias)  # type: ignore[arg-type]
+            if i < len(self.layers) - 1 or self.relu_last:
+                h = F.relu(h)
+                if self.norms is not None:
+                    h = self.norms[i](h)
+                h = F.dropout(h, self.dropout, self.training)
+        return h
+
+
+def tower(
+    inputs: int,
+    *widths: int,
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+    relu_last: bool = False,
+    init: Init | None = None,
+) -> Tower:
+    """An MLP `inputs → widths…`: ReLU (then batch norm, then dropout) after every layer but the last.
+
+    It takes its inputs in parts, [B, …] each, and concatenates them itself. Training runs as one fused node unless
+    dropout or batch norm ask for plain layers; evaluation is always plain, so that export sees standard operators.
+
+    >>> tower(7, 4, 1)(torch.ones(2, 3, 2), torch.ones(2, 1)).shape
+    torch.Size([2, 1])
+    """
+    return Tower((inputs, *widths), dropout, batch_norm, relu_last, init)
+
+
+class Wide(nn.Module):
+    """The first-order part: Σ_j w_j + a·x + b, w the rows' first weights and x the dense values."""
+
+    def __init__(self, dense: int, init: Init | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dense))
+        self.bias = nn.Parameter(torch.zeros(1))
+        if init is not None and dense:
+            init(self.weight)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, first: Tensor, dense: Tensor) -> Tensor: ...
+
+    def forward(self, first: Tensor, dense: Tensor) -> Tensor:
+        return first.sum(1) + dense @ self.weight + self.bias
+
+
+class FieldVectors(nn.Module):
+    """Every field as a vector [B, S+F, d]: a slot's pooled factors, and x_i·A_i for a dense value x_i."""
+
+    def __init__(self, dense: int, width: int, init: Init) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.zeros(dense, width))
+        if dense and width:
+            init(self.vectors)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, factors: Tensor, dense: Tensor) -> Tensor: ...
+
+    def forward(self, factors: Tensor, dense: Tensor) -> Tensor:
+        if not len(self.vectors):
+            return factors
+        return torch.cat([factors, dense.unsqueeze(2) * self.vectors], 1)
+
+
+def fm_pairs(fields: Tensor) -> Tensor:
+    """Σ_{f<g} ⟨e_f, e_g⟩ of field vectors [B, n, d], in O(n·d): half of the squared sum less the sum of squares.
+
+    >>> fm_pairs(torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]))  # 11 + 17 + 39
+    tensor([67.])
+    """
+    return (fields.sum(1).square() - fields.square().sum(1)).sum(1) / 2
+
+
+class Pairs(nn.Module):
+    """Index pairs i < j of n things, row by row: (0,1), (0,2), …, (1,2), …"""
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        left, right = torch.triu_indices(n, n, 1)
+        self.register_buffer("left", left, persistent=False)
+        self.register_buffer("right", right, persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.left)

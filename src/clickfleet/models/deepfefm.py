@@ -1,0 +1,92 @@
+"""DeepFEFM."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from clickfleet.layers import Pairs, Tower, Wide, by_fan_in, factor_std, normal, tower, truncated
+from clickfleet.losses import l2
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+
+
+class DeepFEFM(Model):
+    """A symmetric matrix for every pair of fields, whose products also feed an MLP (arXiv:2009.09931).
+
+    z_ij = e_iᵀ (M_ij + M_ijᵀ) e_j for i < j; logit = Σ_j w_j + a·x + b + Σ z_ij + MLP([e, x, z]).
+    Dense columns take part in pairs where the schema also declares them as bucketed slots.
+    """
+
+    original_rows = TableInit(SMALL, SMALL)
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        hidden: tuple[int, ...] = (400, 400, 400)
+        """Widths of the MLP, input side first."""
+        dropout: float = 0.0
+        l2_matrices: float | None = None
+        """L2 on the matrices M; 1e-7 in the original, else none."""
+        l2_deep: float | None = None
+        """L2 on the weights of the MLP; 1e-7 in the original, else none."""
+        paddlerec: bool = False
+        """Dropout 0.2 after every linear layer and every ReLU, the output too; the MLP sees a∘x for x and no bucketed
+        slots; no bias. The original's L2 on rows is not here: a model does not see rows."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        d, small, original = shape.factors, truncated(factor_std(shape.dim)), config.paddlerec
+        self.wide = Wide(shape.dense, small if original else None)
+        self.pairs = Pairs(shape.slots)
+        self.matrices = nn.Parameter(torch.zeros(len(self.pairs), d, d))
+        if len(self.pairs):
+            small(self.matrices)
+        plain = [slot for slot in range(shape.slots) if not original or slot not in shape.bucketed]
+        self.plain: list[int] | None = plain if len(plain) < shape.slots else None
+        width = len(plain) * d + shape.dense + len(self.pairs)
+        self.original = original
+        self.deep: Tower | DroppedTower
+        if original:
+            self.wide.bias.requires_grad_(False)
+            self.deep = DroppedTower((width, *config.hidden, 1), 0.2)
+        else:
+            self.deep = tower(width, *config.hidden, 1, dropout=config.dropout)
+        default = 1e-7 if original else 0.0
+        self.l2_matrices = default if config.l2_matrices is None else config.l2_matrices
+        self.l2_deep = default if config.l2_deep is None else config.l2_deep
+
+    def extra_loss(self) -> Tensor | None:
+        loss = l2([self.matrices], self.l2_matrices) if self.l2_matrices else None
+        if self.l2_deep:
+            deep = l2([p for p in self.deep.parameters() if p.ndim == 2], self.l2_deep)
+            loss = deep if loss is None else loss + deep
+        if self.original:
+            loss = l2([self.wide.weight], 1e-6) if loss is None else loss + l2([self.wide.weight], 1e-6)
+        return loss
+
+    def forward(self, x: Inputs) -> Tensor:
+        e = x.factors.transpose(0, 1)  # [S, B, d]: one product of matrices for all pairs
+        symmetric = self.matrices + self.matrices.transpose(1, 2)
+        z = (torch.bmm(e[self.pairs.left], symmetric) * e[self.pairs.right]).sum(2).t()  # [B, pairs]
+        factors = x.factors if self.plain is None else x.factors[:, self.plain]
+        first = x.first if self.plain is None else x.first[:, self.plain]
+        dense = x.dense * self.wide.weight if self.original else x.dense
+        return self.wide(first, x.dense) + z.sum(1) + self.deep(factors, dense, z).squeeze(1)
+
+
+class DroppedTower(nn.Module):
+    """The original's MLP: dropout after each linear layer and each ReLU."""
+
+    def __init__(self, widths: tuple[int, ...], dropout: float) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            linear = nn.Linear(a, b)
+            by_fan_in(1.0, normal)(linear.weight)
+            nn.init.zeros_(linear.bias)
+            layers += [linear, nn.Dropout(dropout), nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*layers[:-2])  # the output has no ReLU
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        out: Tensor = self.layers(torch.cat([part.flatten(1) for part in parts], 1))
+        return out

@@ -1,0 +1,44 @@
+"""DeepFM."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from clickfleet.layers import FieldVectors, Wide, by_fan_in, factor_std, fm_pairs, tower, truncated
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+
+
+class DeepFM(Model):
+    """A factorization machine and an MLP over the same rows (arXiv:1703.04247).
+
+    logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f, e_g⟩ + MLP([e, x])
+    """
+
+    original_rows = TableInit(SMALL, SMALL)
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        hidden: tuple[int, ...] = (400, 400, 400)
+        """Widths of the MLP, input side first."""
+        dropout: float = 0.0
+        paddlerec: bool = False
+        """Dense values become fields x_i·A_i of the pairs and the MLP; no bias; the original's initial values."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        small = truncated(factor_std(shape.dim))
+        self.wide = Wide(shape.dense, small if config.paddlerec else None)
+        self.fields: FieldVectors | None = None
+        width, start = shape.width, None
+        if config.paddlerec:
+            self.wide.bias.requires_grad_(False)  # the original had one and never added it
+            self.fields = FieldVectors(shape.dense, shape.factors, small)
+            width, start = (shape.slots + shape.dense) * shape.factors, by_fan_in(1.0)
+        self.deep = tower(width, *config.hidden, 1, dropout=config.dropout, init=start)
+
+    def forward(self, x: Inputs) -> Tensor:
+        wide = self.wide(x.first, x.dense)
+        if self.fields is not None:
+            fields = self.fields(x.factors, x.dense)
+            return wide + fm_pairs(fields) + self.deep(fields).squeeze(1)
+        return wide + fm_pairs(x.factors) + self.deep(x.factors, x.dense).squeeze(1)

@@ -1,0 +1,55 @@
+"""DLRM."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clickfleet.errors import ConfigError
+from clickfleet.layers import Pairs, by_fan_in, tower, truncated
+from clickfleet.models import Inputs, Model, Shape, TableInit
+
+
+class DLRM(Model):
+    """Products of all pairs of slot vectors and an MLP of the dense values (arXiv:1906.00091).
+
+    u = MLP_bottom(x) ∈ R^d; T = [e_1, …, e_S, u]; logit = MLP_top([u, ⟨T_i, T_j⟩ for i < j])
+    """
+
+    rows = TableInit(embedx="normal(0.01)")
+    original_rows = TableInit(embedx="truncated(1)")
+    original_epsilon = 0.0  # softmax cross-entropy
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        bottom: tuple[int, ...] = (512, 256, 64)
+        """Widths over the dense values; a last layer of width d follows."""
+        top: tuple[int, ...] = (512, 256)
+        """Widths over the products."""
+        paddlerec: bool = False
+        """ReLU and batch norm after every layer, the two output logits too, as the original had by accident."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        if not shape.dense:
+            raise ConfigError(
+                "model dlrm needs dense columns for its bottom MLP, and the schema has none", "try dcn_v2"
+            )
+        self.pairs = Pairs(shape.slots + 1)
+        original = config.paddlerec
+        start = by_fan_in(1.0, truncated) if original else None
+        width = shape.factors
+        self.bottom = tower(shape.dense, *config.bottom, width, relu_last=True, batch_norm=original, init=start)
+        outputs = 2 if original else 1
+        self.top = tower(
+            width + len(self.pairs), *config.top, outputs, relu_last=original, batch_norm=original, init=start
+        )
+
+    def forward(self, x: Inputs) -> Tensor:
+        u = self.bottom(x.dense)
+        t = torch.cat([x.factors, u.unsqueeze(1)], 1)
+        products = (t @ t.transpose(1, 2))[:, self.pairs.left, self.pairs.right]
+        out = self.top(u, products)
+        # Softmax over two logits is the sigmoid of their difference, so the difference is the logit, and the
+        # cross-entropy over two classes is the log loss of it.
+        return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out.squeeze(1)

@@ -1,0 +1,38 @@
+"""CTR-DNN."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from clickfleet.layers import by_fan_in, tower
+from clickfleet.models import Inputs, Model, Shape, TableInit
+
+
+class DNN(Model):
+    """logit = MLP([e, x]), the deep half of arXiv:1606.07792 alone."""
+
+    original_rows = TableInit(embedx="uniform(-1,1)")
+    original_epsilon = 0.0  # softmax cross-entropy
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        hidden: tuple[int, ...] = (400, 400, 400)
+        """Widths of the MLP, input side first."""
+        dropout: float = 0.0
+        batch_norm: bool = False
+        paddlerec: bool = False
+        """Two outputs and softmax, rows uniform in ±1, as the original had."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        start = by_fan_in(1.0) if config.paddlerec else None
+        outputs = 2 if config.paddlerec else 1
+        self.deep = tower(
+            shape.width, *config.hidden, outputs, dropout=config.dropout, batch_norm=config.batch_norm, init=start
+        )
+
+    def forward(self, x: Inputs) -> Tensor:
+        out = self.deep(x.factors, x.dense)
+        # Softmax over two logits is the sigmoid of their difference, so the difference is the logit, and the
+        # cross-entropy over two classes is the log loss of it.
+        return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out.squeeze(1)

@@ -1,0 +1,40 @@
+"""Field-aware factorization machine."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clickfleet.layers import FieldVectors, Wide, constant, factor_std, truncated
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+
+
+class FFM(Model):
+    """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f^(g), e_g^(f)⟩, a vector per field and partner (Juan, RecSys 2016).
+
+    Fields are the slots, then the dense columns; a row holds one vector of width d for every field.
+    """
+
+    original_rows = TableInit(SMALL, SMALL)
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        paddlerec: bool = False
+        """Start a and A at 1.0 and first-order weights at random, as the original did."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.count, self.dim = shape.slots + shape.dense, shape.dim
+        self.wide = Wide(shape.dense, constant(1.0) if config.paddlerec else None)
+        start = constant(1.0) if config.paddlerec else truncated(factor_std(shape.dim))
+        self.fields = FieldVectors(shape.dense, shape.factors, start)
+
+    @classmethod
+    def row_factors(cls, config: object, dim: int, slots: int, dense: int) -> int:
+        return (slots + dense) * dim
+
+    def forward(self, x: Inputs) -> Tensor:
+        e = torch.unflatten(self.fields(x.factors, x.dense), 2, (self.count, self.dim))  # [B, f, g, d]
+        own = torch.diagonal(e, dim1=1, dim2=2)  # e_f^(f), no pair
+        both = (e * e.transpose(1, 2)).sum((1, 2, 3)) - own.square().sum((1, 2))  # each pair twice
+        return self.wide(x.first, x.dense) + both / 2

@@ -1,0 +1,84 @@
+"""FinalMLP."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clickfleet.errors import ConfigError
+from clickfleet.layers import by_fan_in, tower
+from clickfleet.models import Inputs, Model, Shape, TableInit
+
+
+class FinalMLP(Model):
+    """Two MLPs that see the input through different gates, joined by a bilinear product (arXiv:2304.00902).
+
+    x₀ = [e, x]; o_i = MLP_i(x₀ ∘ 2σ(gate_i)); logit = u·o₁ + v·o₂ + c + Σ_h o₁_hᵀ W_h o₂_h.
+    A gate is an MLP of the slots named for it, or of a learned vector where none is named.
+    """
+
+    rows = TableInit(embedx="normal(0.01)")
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        hidden1: tuple[int, ...] = (400, 400, 400)
+        """Widths of the first MLP, input side first."""
+        hidden2: tuple[int, ...] = (400, 400)
+        """Widths of the second MLP; the last must suit `heads` too."""
+        heads: int = 2
+        """Into how many pieces o₁ and o₂ are cut for the bilinear product."""
+        gate_hidden: int = 64
+        gate1_slots: tuple[str, ...] = ()
+        gate2_slots: tuple[str, ...] = ()
+        dropout: float = 0.0
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        a, b = config.hidden1[-1], config.hidden2[-1]
+        if a % config.heads or b % config.heads:
+            raise ConfigError(
+                f"the last widths of model.hidden1 ({a}) and model.hidden2 ({b}) must be multiples of "
+                f"model.heads ({config.heads})",
+                "change the widths or the number of heads",
+            )
+        n = shape.width
+        self.gate1 = Gate(config.gate1_slots, config.gate_hidden, shape)
+        self.gate2 = Gate(config.gate2_slots, config.gate_hidden, shape)
+        self.deep1 = tower(n, *config.hidden1, relu_last=True, dropout=config.dropout)
+        self.deep2 = tower(n, *config.hidden2, relu_last=True, dropout=config.dropout)
+        self.out = nn.Linear(a + b, 1)
+        self.heads = config.heads
+        self.bilinear = nn.Parameter(torch.empty(config.heads, a // config.heads, b // config.heads))
+        nn.init.normal_(self.bilinear, std=(a // config.heads) ** -0.5)
+
+    def forward(self, x: Inputs) -> Tensor:
+        x0 = torch.cat([x.factors.flatten(1), x.dense], 1)
+        o1 = self.deep1(x0 * self.gate1(x.factors))
+        o2 = self.deep2(x0 * self.gate2(x.factors))
+        linear = F.linear(torch.cat([o1, o2], 1), self.out.weight, self.out.bias).squeeze(1)
+        left, right = (torch.unflatten(o, 1, (self.heads, 1, -1)) for o in (o1, o2))  # [B, heads, 1, w]
+        return linear + (left @ self.bilinear * right).sum((1, 2, 3))
+
+
+class Gate(nn.Module):
+    """2σ(MLP(c)) over the input's width: 1 where the gate has no opinion."""
+
+    def __init__(self, slots: tuple[str, ...], hidden: int, shape: Shape) -> None:
+        super().__init__()
+        for name in slots:
+            if name not in shape.slot_names:
+                raise ConfigError(
+                    f"final_mlp: a gate names slot {name!r}, which the schema does not have",
+                    f"slots are: {', '.join(shape.slot_names)}",
+                )
+        self.slots = [shape.slot_names.index(name) for name in slots]
+        width = len(slots) * shape.factors if slots else shape.factors
+        self.context = None if slots else nn.Parameter(torch.zeros(1, width))
+        self.inner, self.outer = nn.Linear(width, hidden), nn.Linear(hidden, shape.width)
+        by_fan_in(0.1)(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, factors: Tensor) -> Tensor:
+        c = factors[:, self.slots].flatten(1) if self.context is None else self.context
+        return 2 * torch.sigmoid(self.outer(F.relu(self.inner(c))))

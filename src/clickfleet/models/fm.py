@@ -1,0 +1,28 @@
+"""Factorization machine."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from clickfleet.layers import FieldVectors, Wide, constant, factor_std, fm_pairs, truncated
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+
+
+class FM(Model):
+    """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f, e_g⟩ over all fields, dense ones as x_i·A_i (Rendle, ICDM 2010)."""
+
+    original_rows = TableInit(SMALL, SMALL)
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        paddlerec: bool = False
+        """Start a and A at 1.0 and first-order weights at random, as the original did."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.wide = Wide(shape.dense, constant(1.0) if config.paddlerec else None)
+        start = constant(1.0) if config.paddlerec else truncated(factor_std(shape.dim))
+        self.fields = FieldVectors(shape.dense, shape.factors, start)
+
+    def forward(self, x: Inputs) -> Tensor:
+        return self.wide(x.first, x.dense) + fm_pairs(self.fields(x.factors, x.dense))

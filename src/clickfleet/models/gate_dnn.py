@@ -1,0 +1,58 @@
+"""GateNet on an MLP."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clickfleet.layers import by_fan_in
+from clickfleet.models import Inputs, Model, Shape, TableInit
+
+
+class GateDNN(Model):
+    """An MLP whose slots and hidden layers pass through gates (arXiv:2007.03519).
+
+    e_j ← e_j·σ(g_j Σ_k e_jk); h ← ReLU(W h + b), h ← h ∘ tanh(G h); logit = v·h + c
+    """
+
+    rows = TableInit(embedx="normal(0.01)")  # a row of zeros stays behind a gate of zero
+    original_rows = TableInit(embedx="uniform(-1,1)")
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        hidden: tuple[int, ...] = (400, 400, 400)
+        """Widths of the MLP, input side first."""
+        embedding_gate: bool = True
+        hidden_gate: bool = True
+        paddlerec: bool = False
+        """The original's initial values, rows uniform in ±1."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.gates = nn.Parameter(torch.ones(shape.slots)) if config.embedding_gate else None
+        if self.gates is not None and config.paddlerec:
+            nn.init.normal_(self.gates)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((shape.width, *config.hidden)))
+        squares = config.hidden if config.hidden_gate else ()
+        self.hidden_gates = nn.ParameterList(torch.empty(size, size) for size in squares)
+        self.out = nn.Linear(config.hidden[-1], 1)
+        for gate in self.hidden_gates:
+            by_fan_in(1.0)(gate)
+        for linear in (*self.layers, self.out):
+            assert isinstance(linear, nn.Linear)
+            if config.paddlerec:
+                by_fan_in(1.0)(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Inputs) -> Tensor:
+        e = x.factors
+        if self.gates is not None:
+            e = e * torch.sigmoid(self.gates * e.sum(2)).unsqueeze(2)
+        h = torch.cat([e.flatten(1), x.dense], 1)
+        for layer, linear in enumerate(self.layers):
+            h = F.relu(linear(h))
+            if len(self.hidden_gates):
+                h = h * torch.tanh(h @ self.hidden_gates[layer])
+        return F.linear(h, self.out.weight, self.out.bias).squeeze(1)

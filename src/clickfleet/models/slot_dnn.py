@@ -1,0 +1,33 @@
+"""The MLP of online learning over many multi-valued slots."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from clickfleet.layers import by_fan_in, tower
+from clickfleet.models import Inputs, Model, Shape
+
+
+class SlotDNN(Model):
+    """logit = MLP([w, e, x]): the tower sees each slot's whole row, the first-order weight too.
+
+    The network of PaddleRec's streaming example, after the deep half of arXiv:1606.07792.
+    """
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        hidden: tuple[int, ...] = (512, 256, 128)
+        """Widths of the MLP, input side first."""
+        dropout: float = 0.0
+        paddlerec: bool = False
+        """The logit is cut off at ±15, weights start as N(0.2/√fan_in)."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        start = by_fan_in(0.2) if config.paddlerec else None
+        self.deep = tower(shape.slots + shape.width, *config.hidden, 1, dropout=config.dropout, init=start)
+        self.bound = 15.0 if config.paddlerec else None
+
+    def forward(self, x: Inputs) -> Tensor:
+        logits = self.deep(x.first, x.factors, x.dense).squeeze(1)
+        return logits if self.bound is None else logits.clamp(-self.bound, self.bound)

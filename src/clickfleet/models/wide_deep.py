@@ -1,0 +1,35 @@
+"""Wide & Deep."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clickfleet.layers import Wide, by_fan_in, tower, truncated
+from clickfleet.models import Inputs, Model, Shape, TableInit
+
+
+class WideDeep(Model):
+    """logit = Σ_j w_j + a·x + b + MLP([e, x]): memory beside generalisation (arXiv:1606.07792)."""
+
+    original_rows = TableInit(embedx="uniform(-1,1)")
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        hidden: tuple[int, ...] = (400, 400, 400)
+        """Widths of the MLP, input side first."""
+        dropout: float = 0.0
+        paddlerec: bool = False
+        """Leave the slots out of the wide part, as the original did."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.dense_only = config.paddlerec
+        std = max(shape.dense, 1) ** -0.5
+        self.wide = Wide(shape.dense, truncated(std) if config.paddlerec else None)
+        start = by_fan_in(1.0) if config.paddlerec else None
+        self.deep = tower(shape.width, *config.hidden, 1, dropout=config.dropout, init=start)
+
+    def forward(self, x: Inputs) -> Tensor:
+        first = torch.zeros_like(x.first) if self.dense_only else x.first
+        return self.wide(first, x.dense) + self.deep(x.factors, x.dense).squeeze(1)

@@ -1,0 +1,67 @@
+"""xDeepFM."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from clickfleet.layers import FieldVectors, Wide, by_fan_in, constant, factor_std, tower, truncated
+from clickfleet.losses import l2
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+
+
+class XDeepFM(Model):
+    """A compressed interaction network (CIN), an MLP and a linear part (arXiv:1803.05170).
+
+    X⁰ = the field vectors, dense ones as x_i·A_i; X^k_h = Σ_{i,j} W^{k,h}_{ij} (X⁰_i ∘ X^{k−1}_j);
+    logit = Σ_j w_j + a·x + b + v·[Σ_d X¹, Σ_d X², …] + MLP(X⁰)
+    """
+
+    original_rows = TableInit(SMALL, SMALL)
+
+    @dataclass(frozen=True)
+    class Config(Model.Config):
+        cin: tuple[int, ...] = (128, 32)
+        """Maps of each CIN layer."""
+        hidden: tuple[int, ...] = (400, 400)
+        """Widths of the MLP, input side first."""
+        dropout: float = 0.0
+        l2: float | None = None
+        """L2 on CIN, CIN output and MLP weights; none by default, 1e-4 in the original."""
+        paddlerec: bool = False
+        """Start a and A at 1.0 and first-order weights at random, with L2 1e-4, as the original did."""
+
+    def __init__(self, config: Config, shape: Shape) -> None:
+        super().__init__(config, shape)
+        n = shape.slots + shape.dense
+        original = config.paddlerec
+        one, small = constant(1.0), truncated(factor_std(shape.dim))
+        self.wide = Wide(shape.dense, one if original else None)
+        self.fields = FieldVectors(shape.dense, shape.factors, one if original else small)
+        self.cin = nn.ParameterList(torch.empty(h, n * below) for below, h in pairwise((n, *config.cin)))
+        for weight in self.cin:
+            by_fan_in(1.0)(weight)
+        self.out = nn.Linear(sum(config.cin), 1, bias=False)
+        by_fan_in(0.1)(self.out.weight)
+        start = by_fan_in(1.0) if original else None
+        self.deep = tower(n * shape.factors, *config.hidden, 1, dropout=config.dropout, init=start)
+        if original:
+            last = self.deep.layers[-1]
+            assert isinstance(last, nn.Linear)
+            by_fan_in(0.1)(last.weight)
+        self.l2 = (1e-4 if original else 0.0) if config.l2 is None else config.l2
+
+    def extra_loss(self) -> Tensor | None:
+        matrices = (p for p in self.deep.parameters() if p.ndim == 2)
+        return l2([*self.cin, self.out.weight, *matrices], self.l2) if self.l2 else None
+
+    def forward(self, x: Inputs) -> Tensor:
+        x0 = self.fields(x.factors, x.dense)  # [B, n, d]
+        maps, sums = x0, []
+        for weight in self.cin:
+            products = (x0.unsqueeze(2) * maps.unsqueeze(1)).flatten(1, 2)  # X⁰_i ∘ X^{k−1}_j: [B, n·h, d]
+            maps = weight @ products  # [B, h', d]
+            sums.append(maps.sum(2))
+        cin = (torch.cat(sums, 1) @ self.out.weight.t()).squeeze(1)
+        return self.wide(x.first, x.dense) + cin + self.deep(x0).squeeze(1)

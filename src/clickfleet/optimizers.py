@@ -1,0 +1,263 @@
+"""Dense optimizers: torch's, run over all parameters as one vector, so that a step is one fused call."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from clickfleet import schedules, sections
+from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.fused import Sink
+from clickfleet.layers import Tower
+
+ALIGN = 16  # floats: every parameter starts on a cache line
+
+
+Config = sections.Dense
+
+
+class Flat:
+    """All trainable parameters of a model as one vector, and their gradients as another.
+
+    The model's tensors become views of `values`. Fused towers write their gradients straight into the vector, and
+    `grads` gathers whatever autograd left elsewhere; call `backward()` on such a model, not `torch.autograd.grad`.
+
+    >>> flat = Flat(nn.Linear(3, 1))
+    >>> flat.values.shape, [name for name in flat.spans]
+    (torch.Size([32]), ['weight', 'bias'])
+    """
+
+    def __init__(self, model: nn.Module, values: Tensor | None = None) -> None:
+        self.model = model
+        self.spans: dict[str, tuple[int, int]] = {}
+        end = 0
+        params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        for name, p in params.items():
+            self.spans[name] = (end, p.numel())
+            end += -(-p.numel() // ALIGN) * ALIGN
+        like = next(iter(params.values()), torch.empty(0))
+        self.values = torch.zeros(end, dtype=like.dtype, device=like.device) if values is None else values
+        self.vector = torch.zeros_like(self.values)
+        for name, view in self.views(self.values).items():
+            if values is None:
+                view.copy_(params[name].data)
+            params[name].data = view  # no version-counted alias: a thread may step while another is in backward
+        grads = self.views(self.vector)
+        self.sinks: list[Sink] = []
+        self.written: list[tuple[nn.Parameter, Tensor]] = []  # by fused towers, into their sinks
+        self.added: list[tuple[nn.Parameter, Tensor]] = []  # by autograd, where .grad points
+        for prefix, module in model.named_modules():
+            if isinstance(module, Tower):
+                layers = f"{prefix}.layers" if prefix else "layers"
+                names = [f"{layers}.{i}.{part}" for i in range(len(module.layers)) for part in ("weight", "bias")]
+                module.sink = None
+                if all(name in grads for name in names):  # neither frozen nor shared with another tower
+                    module.sink = Sink([grads[name] for name in names])
+                    self.sinks.append(module.sink)
+                    self.written += [(params[name], grads.pop(name)) for name in names]
+        for p, _ in self.written:
+            p.grad = None
+        for name, view in grads.items():
+            params[name].grad = view
+            self.added.append((params[name], view))
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """A vector of this layout by the names and in the shapes of the parameters."""
+        shapes = {name: p.shape for name, p in self.model.named_parameters()}
+        return {name: vector[start : start + n].view(shapes[name]) for name, (start, n) in self.spans.items()}
+
+    @property
+    def grads(self) -> Tensor:
+        for sink in self.sinks:
+            sink.settle()
+        for p, view in self.written:
+            if p.grad is not None:  # the tower ran as plain layers: dropout, evaluation mode, another device
+                view.add_(p.grad)
+                p.grad = None
+        for p, view in self.added:
+            if p.grad is not view:  # someone set it to None
+                view.zero_() if p.grad is None else view.copy_(p.grad)
+                p.grad = view
+        return self.vector
+
+    def zero_grads(self) -> None:
+        for sink in self.sinks:
+            sink.fresh = True
+        for p, _ in self.written:
+            p.grad = None
+        for p, view in self.added:
+            view.zero_()
+            p.grad = view
+
+    def replica(self) -> Flat:
+        """A copy of the model on the same values, with gradients of its own: one for each hogwild thread."""
+        return Flat(copy.deepcopy(self.model), self.values)
+
+
+class Optimizer:
+    """One optimizer over one vector; threads and shards may share it.
+
+    >>> values = torch.ones(2)
+    >>> Optimizer(Config("sgd", lr=0.5), values).step(torch.tensor([1.0, 0.0]))
+    >>> values
+    tensor([0.5000, 1.0000])
+    """
+
+    def __init__(self, config: Config, values: Tensor) -> None:
+        check(config)
+        self.config, self.values = config, values
+        self.steps = 0
+        self.kept = {key: torch.full_like(values, start) for key, start in keeps(config).items()}
+        self.lock = threading.Lock()
+
+    @property
+    def lr(self) -> float:
+        """The rate of the next step."""
+        return self.config.lr * schedules.factor(self.config.schedule, self.steps)
+
+    @torch.no_grad()
+    def step(self, grads: Tensor, scale: float = 1.0, lr: float | None = None) -> None:
+        """Moves the values by `grads`, which are first multiplied by `scale` and clipped, in place."""
+        if self.config.clip_norm is not None or self.config.clip_value is not None:
+            clip(self.config, grads.mul_(scale))
+            scale = 1.0
+        divisor = None if scale == 1.0 else torch.tensor(1.0 / scale)
+        with self.lock:
+            apply(self.config, self.values, grads, self.kept, self.steps, self.lr if lr is None else lr, divisor)
+            self.steps += 1
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a resumed run needs, as tensors."""
+        with self.lock:
+            return {"steps": torch.tensor(self.steps), **{key: value.clone() for key, value in self.kept.items()}}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """The exact inverse of `state`, for the same optimizer over a vector of the same length."""
+        expected = {"steps", *self.kept}
+        if set(state) != expected:
+            raise CheckpointError(
+                f"the saved state holds {sorted(state)}, and {self.config.optimizer} keeps {sorted(expected)}",
+                "resume with the dense.optimizer of the saved run, or start one with train.init_from",
+            )
+        for key, kept in self.kept.items():
+            if state[key].shape != kept.shape:
+                raise CheckpointError(
+                    f"the saved {key} has {state[key].numel()} values and the model has {kept.numel()}",
+                    "resume with the model settings of the saved run",
+                )
+        with self.lock:
+            self.steps = int(state["steps"])
+            for key, kept in self.kept.items():
+                kept.copy_(state[key])
+
+
+def keeps(config: Config) -> dict[str, float]:
+    """What each optimizer remembers of every value, and where that begins."""
+    match config.optimizer:
+        case "sgd":
+            return {"momentum": 0.0} if config.momentum else {}
+        case "adagrad":
+            return {"sum": config.initial_sum or 0.0}
+        case "adam" | "adamw":
+            return {"mean": 0.0, "square": 0.0}
+
+
+def apply(
+    config: Config,
+    values: Tensor,
+    grads: Tensor,
+    kept: dict[str, Tensor],
+    steps: int,
+    lr: float,
+    divisor: Tensor | None,
+) -> None:
+    """torch's fused kernels, by its functional interface: its optimizer objects wrap more Python around them."""
+    step, decay, eps = torch.tensor(float(steps)), config.weight_decay, config.eps
+    match config.optimizer:
+        case "sgd":
+            sgd(
+                [values],
+                [grads],
+                [kept.get("momentum")],
+                fused=True,
+                grad_scale=divisor,
+                weight_decay=decay or 0.0,
+                momentum=config.momentum or 0.0,
+                lr=lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+        case "adagrad":
+            adagrad(
+                [values],
+                [grads],
+                [kept["sum"]],
+                [step],
+                fused=True,
+                grad_scale=divisor,
+                lr=lr,
+                weight_decay=decay or 0.0,
+                lr_decay=0.0,
+                eps=1e-10 if eps is None else eps,
+                maximize=False,
+            )
+        case "adam" | "adamw":
+            decoupled = config.optimizer == "adamw"
+            beta1, beta2 = config.betas or (0.9, 0.999)
+            adam(
+                [values],
+                [grads],
+                [kept["mean"]],
+                [kept["square"]],
+                [],
+                [step],
+                fused=True,
+                grad_scale=divisor,
+                decoupled_weight_decay=decoupled,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=lr,
+                weight_decay=(0.01 if decoupled else 0.0) if decay is None else decay,
+                eps=1e-8 if eps is None else eps,
+                maximize=False,
+            )
+
+
+TAKES = {
+    "sgd": {"momentum"},
+    "adam": {"betas", "eps"},
+    "adamw": {"betas", "eps"},
+    "adagrad": {"eps", "initial_sum"},
+}
+
+
+def check(config: Config) -> None:
+    """Refuses settings that the chosen optimizer would not obey."""
+    for key in ("momentum", "betas", "eps", "initial_sum"):
+        if getattr(config, key) is not None and key not in TAKES[config.optimizer]:
+            fit = " and ".join(name for name, keys in TAKES.items() if key in keys)
+            raise ConfigError(
+                f"dense.{key} belongs to {fit}, and dense.optimizer is {config.optimizer}", f"remove {key}"
+            )
+    for key in ("lr", "clip_norm", "clip_value"):
+        value = getattr(config, key)
+        if value is not None and value <= 0:
+            raise ConfigError(f"dense.{key} is {value:g}, and must be above 0", "leave it out for its default")
+    schedules.check(config.schedule)
+
+
+def clip(config: Config, grads: Tensor) -> None:
+    if config.clip_value is not None:
+        grads.clamp_(-config.clip_value, config.clip_value)
+    if config.clip_norm is not None:
+        norm = float(torch.linalg.vector_norm(grads))
+        if norm > config.clip_norm:
+            grads.mul_(config.clip_norm / norm)

@@ -1,0 +1,117 @@
+"""How far long work has come: a bar on a terminal, a plain line now and then elsewhere; always on stderr.
+
+>>> with progress("counting", total=3) as bar:
+...     for _ in range(3):
+...         bar.advance(1)
+>>> bar.done
+3
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+INTERVAL_S = 10.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class Bar:
+    """Counts what is done and shows it as a line per interval."""
+
+    def __init__(self, what: str, total: int | None, unit: str, stream: IO[str], interval_s: float) -> None:
+        self.what, self.total, self.unit, self.done = what, total, unit, 0
+        self._stream, self._interval_s = stream, interval_s
+        self._start = self._shown = time.monotonic()
+
+    def advance(self, amount: int) -> None:
+        """`amount` more is done."""
+        self.done += amount
+        now = time.monotonic()
+        if now - self._shown >= self._interval_s:
+            self._shown = now
+            print(self._line(now), file=self._stream, flush=True)
+
+    def expect(self, total: int | None) -> None:
+        """The whole amount, once it is known."""
+        self.total = total
+
+    def _line(self, now: float) -> str:
+        share = f" ({self.done / self.total:.0%})" if self.total else ""
+        speed = self.done / max(now - self._start, 1e-9)
+        return f"{self.what}: {amount(self.done, self.unit)}{share}, {amount(round(speed), self.unit)}/s"
+
+
+class _RichBar(Bar):
+    """The same as a moving bar."""
+
+    def __init__(self, what: str, total: int | None, unit: str, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        super().__init__(what, total, unit, stream, float("inf"))
+        counts = (
+            (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
+        )
+        self.rich = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            *counts,
+            TimeRemainingColumn(),
+            console=Console(file=stream),
+            transient=True,
+        )
+        self._task = self.rich.add_task(what, total=total)
+
+    def advance(self, amount: int) -> None:
+        self.done += amount
+        self.rich.advance(self._task, amount)
+
+    def expect(self, total: int | None) -> None:
+        super().expect(total)
+        self.rich.update(self._task, total=total)
+
+
+@contextmanager
+def progress(
+    what: str,
+    total: int | None = None,
+    unit: str = "rows",
+    stream: IO[str] | None = None,
+    interval_s: float = INTERVAL_S,
+) -> Iterator[Bar]:
+    """A bar for work of `total` units (None: unknown); call its `advance` as the work goes on."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield Bar(what, total, unit, stream, interval_s)
+        return
+    bar = _RichBar(what, total, unit, stream)
+    with bar.rich:
+        yield bar
+
+
+def amount(number: int, unit: str) -> str:
+    """A number as people read it.
+
+    >>> amount(4041125592, "bytes"), amount(1234567, "rows")
+    ('4.04 GB', '1,234,567 rows')
+    """
+    if unit != "bytes":
+        return f"{number:,} {unit}"
+    size = float(number)
+    for name in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {name}"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -1,0 +1,297 @@
+"""The sections of a configuration file: every key, its default and what it means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+_DURATIONS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_SIZES = {"B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
+_SIZES |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
+
+
+class Unit:
+    """Marks a number that is written with a unit, and says which one it is kept in."""
+
+    def __init__(self, base: str, units: dict[str, float], example: str) -> None:
+        self.base, self.units, self.example = base, units, example
+
+    def parse(self, value: Any) -> float:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
+        if match is None or match[2] not in self.units:
+            raise PydanticCustomError(
+                "unit",
+                "needs a number and a unit of {units}, such as {example}",
+                {"units": ", ".join(self.units), "example": self.example},
+            )
+        return float(match[1]) * self.units[match[2]]
+
+    def text(self, value: float) -> str:
+        return f"{value:.15g}{self.base}"
+
+
+SECONDS = Unit("s", _DURATIONS, "5min")
+BYTES = Unit("B", _SIZES, "8GiB")
+Seconds = Annotated[float, BeforeValidator(SECONDS.parse), SECONDS]
+Bytes = Annotated[int, BeforeValidator(lambda value: int(BYTES.parse(value))), BYTES]
+
+
+def _beside(value: str, info: ValidationInfo) -> str:
+    """A relative path is relative to the configuration file; URLs are left alone."""
+    base = (info.context or {}).get("base")
+    if base is None or "://" in value or Path(value).is_absolute():
+        return value
+    return str(Path(base) / value)
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+FilePath = Annotated[str, AfterValidator(_beside)]
+FilePaths = Annotated[tuple[FilePath, ...], BeforeValidator(_several)]
+Count = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Port = Annotated[int, Ge(0), Le(65535)]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A file of a plug-in folder (or a user's own, by its path), and the settings of its `Config`."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def plugin(default: str | None) -> BeforeValidator:
+    """Reads `name`, or {name, settings…}; the name may be left out where there is a default."""
+
+    def parse(value: Any, info: ValidationInfo) -> Any:
+        given = {"name": value} if isinstance(value, str) else value
+        name = given.get("name", default) if isinstance(given, dict) else None
+        if not isinstance(name, str):
+            raise PydanticCustomError("plugin", "needs a name and, beside it, settings")
+        settings = {key: item for key, item in given.items() if key != "name"}
+        return Plugin(_beside(name, info) if name.endswith(".py") else name, settings)
+
+    return BeforeValidator(parse)
+
+
+@dataclass(frozen=True)
+class Data:
+    format: Annotated[Plugin, plugin("criteo")] = field(default_factory=lambda: Plugin("criteo"))
+    """A file of `formats/`, or {name, settings…}."""
+    train: FilePaths = ()
+    """Files, folders, patterns or URLs to train on."""
+    test: FilePaths = ()
+    """The same to evaluate on after each epoch."""
+    schema: FilePath | None = None
+    """A schema.yaml; the format's own by default."""
+    preset: str | None = None
+    """A ready schema by name, such as criteo-paddle, instead of a file."""
+    batch_size: Count = 1000
+    test_batch_size: Count | None = None
+    """As batch_size by default."""
+    shuffle: Annotated[int, Ge(0)] | Literal["global"] = 0
+    """Rows shuffled at a time, or all of them in memory; also shuffles the files."""
+    interleave: Count | None = None
+    """Files read by turns."""
+    threads: Annotated[int, Ge(0)] = 1
+    """Threads that parse."""
+    bad_lines: Literal["error", "skip", "quarantine"] = "error"
+    max_bad_fraction: Share = 0.1
+    quarantine: FilePath | None = None
+    """Where bad lines go with their reason; in the run folder by default."""
+
+
+@dataclass(frozen=True)
+class TableInit:
+    """`zero`, `uniform(a, b)`, `normal(s)` or `truncated(s)`; the model's own by default."""
+
+    embed: str | None = None
+    embedx: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    dim: Annotated[int, Ge(0), Le(65536)] = 10
+    """Factors of one field."""
+    preset: Literal["plain", "online"] = "plain"
+    rule: Annotated[Plugin, plugin("adagrad")] = field(default_factory=lambda: Plugin("adagrad"))
+    """How rows are updated, {name, settings…}."""
+    embed_rule: Annotated[Plugin, plugin(None)] | None = None
+    """Another rule for the first-order weight."""
+    init: TableInit = field(default_factory=TableInit)
+    admission: str | None = None
+    """When rows get factors: `birth`, `score(s)`, `count(n)` or `probability(p)`; the preset's by default."""
+    memory_limit: Bytes | None = None
+    snapshot_reserve: Bytes | None = None
+    padding_key: Annotated[int, Ge(0), Lt(2**64)] | None = None
+    """A key whose row is always zero."""
+    nonclick_coeff: float | None = None
+    click_coeff: float | None = None
+    base_threshold: float | None = None
+    delta_threshold: float | None = None
+    delta_keep_days: float | None = None
+    decay_rate: float | None = None
+    delete_threshold: float | None = None
+    delete_after_unseen_days: float | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    name: Literal["constant", "step", "cosine", "exponential"] = "constant"
+    warmup: int = 0
+    """Steps over which the rate first rises from 0 in a straight line; any schedule can have them."""
+    every: int | None = None
+    """step, exponential: steps for one decay."""
+    decay: float | None = None
+    """step, exponential: the factor of one decay."""
+    steps: int | None = None
+    """cosine: steps after the warm-up until the floor is reached."""
+    floor: float = 0.0
+    """cosine: the last factor."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
+    lr: float = 0.001
+    schedule: Schedule = field(default_factory=Schedule)
+    clip_norm: float | None = None
+    """Gradients are scaled down to this norm, taken over all of them."""
+    clip_value: float | None = None
+    """Every gradient is cut off at ± this."""
+    weight_decay: float | None = None
+    """As each optimizer has it: added to the gradient, or in adamw (0.01 by default) to the step."""
+    momentum: float | None = None
+    """sgd only."""
+    betas: tuple[float, float] | None = None
+    """adam and adamw only."""
+    eps: float | None = None
+    """adam, adamw and adagrad only."""
+    initial_sum: float | None = None
+    """adagrad only: where the sums of squares begin."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    reduction: Literal["mean", "sum"] = "mean"
+    """How dense gradients are scaled: by Σ weights, or, as in the original CTR-DNN, not at all."""
+    epsilon: float | None = None
+    """Added inside the logarithms; the model's own by default (1e-4 in the originals, else 0)."""
+    negatives_kept: float = 1.0
+    """Share of the negatives that down-sampling left in the training data; predictions are corrected for it."""
+    l2: float = 0.0
+    """L2 on every dense weight matrix."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    thresholds: Count = 4096
+    """Buckets of the AUC, less one."""
+    sliding: Annotated[int, Ge(0)] = 20
+    """Batches of the sliding AUC; 0 for none."""
+    continuous: bool = False
+    """Training metrics go on over epochs instead of starting anew."""
+    slices: str | None = None
+    """A slot whose values get metrics of their own in evaluation."""
+
+
+@dataclass(frozen=True)
+class Train:
+    epochs: Count = 1
+    seed: int = 7
+    threads: Count | None = None
+    """Cores used; all by default."""
+    hogwild: Count | None = None
+    """Trainer threads; by measurement by default."""
+    deterministic: bool = False
+    eval_every: Count | None = None
+    """Steps between evaluations besides those after each epoch."""
+    patience: Count | None = None
+    """Evaluations without a better test AUC before training stops."""
+    init_from: FilePath | None = None
+    """A model to start from."""
+    device: str = "cpu"
+    profile: bool = False
+    loss: Loss = field(default_factory=Loss)
+    metrics: Metrics = field(default_factory=Metrics)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    shards: Count = 2
+    workers: Count = 2
+    threads: Count = 1
+    address: str | None = None
+    """Of a running Ray cluster; a private one on this machine by default."""
+    on_loss: Literal["rollback", "continue"] = "rollback"
+
+
+@dataclass(frozen=True)
+class Run:
+    dir: FilePath = "run"
+    """The run folder; by default `run` beside the configuration."""
+    checkpoint_every: Seconds | None = 300.0
+    checkpoint_every_steps: Count | None = None
+    keep: Count = 3
+    """Checkpoints kept, besides those at the end of an epoch."""
+    keep_epochs: bool = True
+
+
+@dataclass(frozen=True)
+class Kafka:
+    brokers: str
+    topic: str
+    rows_per_pass: Count
+
+
+@dataclass(frozen=True)
+class Online:
+    dir: FilePath | None = None
+    """Logs as <dir>/<day>/<split>/; or give kafka."""
+    kafka: Kafka | None = None
+    start_day: int | None = None
+    """YYYYMMDD."""
+    end_day: int | None = None
+    """The last day; none to run for ever."""
+    split_interval: Seconds = 3600.0
+    splits_per_pass: Count = 1
+    done_file: str | None = "_DONE"
+    checkpoint_every_passes: Count = 1
+    delta_every_passes: Count = 1
+    validate: Literal["progressive", "none"] = "progressive"
+    timezone: str = "UTC"
+
+
+@dataclass(frozen=True)
+class Guard:
+    auc_drop: float | None = 0.02
+    """An entry whose AUC fell by more is held back."""
+    copc: tuple[float, float] | None = (0.8, 1.25)
+    """So is one whose calibration lies outside."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    guard: Guard = field(default_factory=Guard)
+    freshness_slo: Seconds = 60.0
+    keep_chains: Count = 2
+
+
+@dataclass(frozen=True)
+class Serve:
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    grpc_port: Port | None = 8081
+    workers: Count = 1
+    max_queue_ms: Positive = 50.0
+    token_file: FilePath | None = None

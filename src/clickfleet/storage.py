@@ -1,0 +1,226 @@
+"""Directories that are there whole or not at all, and know when they are broken.
+
+`write(path, kind)` collects files in a hidden directory beside `path`, flushes them, writes `manifest.json` and renames; a crash leaves
+nothing under `path`. The manifest is canonical JSON (sorted keys, no blanks, UTF-8):
+
+    {"files": {name: {"bytes": n, "xxh3_128": hex}, …}, "format": "clickfleet/<kind>", "hash": hex, "version": 1, …facts of the writer}
+
+`hash` is the BLAKE2b-256 of the manifest without `hash`. A reader refuses what it does not know: another format, a newer version, a
+file that is missing, has another length or another checksum; it names the file and loads nothing.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import xxhash
+
+from clickfleet.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+Manifest = dict[str, Any]
+
+
+def canonical(value: Any) -> bytes:
+    """
+    >>> canonical({"b": 1, "a": [2.5, None]})
+    b'{"a":[2.5,null],"b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest(value: Any) -> str:
+    return hashlib.blake2b(canonical(value), digest_size=32).hexdigest()
+
+
+class HashedFile:
+    """A binary file for writing that hashes what passes; flushed to the disk when closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[bytes] = path.open("xb")
+        self._hash = xxhash.xxh3_128()
+        self.bytes = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        self._file.write(view)
+        self.bytes += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def abandon(self) -> None:
+        with suppress(OSError):  # what is left in its buffer may not fit on the disk
+            self._file.close()
+
+    def facts(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "xxh3_128": self._hash.hexdigest()}
+
+
+class Writer:
+    """The files of a directory in the making; `facts` go into its manifest."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path, self.kind = path, kind
+        self.facts: dict[str, Any] = {}
+        self._hidden = path.parent / f".{path.name}.writing"
+        self._files: dict[str, HashedFile] = {}
+
+    def file(self, name: str) -> HashedFile:
+        self._files[name] = HashedFile(self._hidden / name)
+        return self._files[name]
+
+    def __enter__(self) -> Self:
+        if self.path.exists():
+            raise CheckpointError(f"{self.path} exists already", "choose another name, or remove it first")
+        shutil.rmtree(self._hidden, ignore_errors=True)  # of a writer that was killed
+        self._hidden.mkdir(parents=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._finish()
+        except OSError as failure:
+            error = failure
+        for file in self._files.values():
+            file.abandon()
+        if error is not None:
+            shutil.rmtree(self._hidden, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _plain(error, self.path) from error
+
+    def _finish(self) -> None:
+        for file in self._files.values():
+            file.close()
+        manifest = {
+            "format": f"clickfleet/{self.kind}",
+            "version": 1,
+            "files": {name: file.facts() for name, file in self._files.items()},
+            **self.facts,
+        }
+        out = self.file(MANIFEST)
+        out.write(canonical({**manifest, "hash": digest(manifest)}))
+        out.close()
+        _flush_directory(self._hidden)
+        self._hidden.rename(self.path)
+        _flush_directory(self.path.parent)
+
+
+def write(path: Path | str, kind: str) -> Writer:
+    """A directory of that kind; it appears under `path` when the `with` block ends without an error."""
+    return Writer(Path(path), kind)
+
+
+def read_manifest(path: Path | str, kind: str, version: int = 1) -> Manifest:
+    """The manifest of a directory, checked; its files are not."""
+    path = Path(path)
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        what = f"{path} has no {MANIFEST}" if path.is_dir() else f"there is no {path}"
+        raise CheckpointError(what, f"expected a saved {kind}") from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path / MANIFEST} is broken: {error}") from error
+    if not isinstance(manifest, dict) or not str(manifest.get("format", "")).startswith("clickfleet/"):
+        raise CheckpointError(f"{path / MANIFEST} was not written by clickfleet")
+    if isinstance(manifest.get("version"), int) and manifest["version"] > version:
+        raise CheckpointError(
+            f"{path} has format {manifest['version']} and this version reads up to {version}", "upgrade clickfleet to load it"
+        )
+    if manifest.pop("hash", None) != digest(manifest):
+        raise CheckpointError(f"{path / MANIFEST} is broken: its hash does not fit")
+    if manifest["format"] != f"clickfleet/{kind}":
+        raise CheckpointError(f"{path} is a {manifest['format'].removeprefix('clickfleet/')}, not a {kind}")
+    return manifest
+
+
+def verify_files(path: Path | str, manifest: Manifest) -> None:
+    """Reads every file the manifest names and compares lengths and checksums."""
+    for name, facts in manifest["files"].items():
+        file = Path(path) / name
+        try:
+            found = file.stat().st_size
+            if found != facts["bytes"]:
+                raise CheckpointError(f"{file} is broken: {facts['bytes']} bytes were written, {found} are there")
+            with file.open("rb", buffering=0) as source:
+                state = xxhash.xxh3_128()
+                while chunk := source.read(1 << 22):
+                    state.update(chunk)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+        if state.hexdigest() != facts["xxh3_128"]:
+            raise CheckpointError(f"{file} is broken: its checksum does not fit", "use another checkpoint")
+
+
+def write_pointer(path: Path, text: str) -> None:
+    """Replaces a small file at once: readers see the old text or the new one."""
+    hidden = path.parent / f".{path.name}.writing"
+    with _plainly(path):
+        with hidden.open("w") as out:
+            out.write(text + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+        hidden.replace(path)
+        _flush_directory(path.parent)
+
+
+@contextmanager
+def _plainly(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _plain(error, path) from error
+
+
+def _plain(error: OSError, path: Path) -> CheckpointError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CheckpointError(f"the disk is full: {path} was not written, older ones are as they were", "free space and save again")
+    return CheckpointError(f"{path} was not written: {error.strerror or error}")
+
+
+def _flush_directory(path: Path) -> None:
+    if os.name == "nt":  # a directory cannot be opened there; renames are durable enough
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Removes a directory so that a crash in between leaves nothing that looks whole."""
+    hidden = path.parent / f".{path.name}.removing"
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)

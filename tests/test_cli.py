@@ -1,0 +1,78 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import clickfleet
+from clickfleet import cli
+from clickfleet.cli import frame
+from clickfleet.errors import ConfigError
+
+
+def run(*argv: str) -> int:
+    return frame.run(cli.build(), list(argv))
+
+
+def test_version(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"clickfleet {clickfleet.__version__}\n"
+
+
+def test_doctor_says_what_is_there(capsys):
+    assert run("doctor") == 0
+    out = capsys.readouterr().out
+    assert "training: numpy" in out
+
+
+def test_json_is_the_last_line_of_stdout_and_all_else_goes_to_stderr(capsys):
+    assert run("doctor", "--json") == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1
+    assert json.loads(captured.out)["ok"] is True
+    assert "training" in captured.err
+
+
+def test_wrong_usage_is_2(capsys):
+    assert run("no-such-command") == 2
+    assert run("doctor", "--no-such-option") == 2
+    assert "no-such-option" in capsys.readouterr().err
+
+
+def failing(error: BaseException) -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @frame.command(app)
+    def fail() -> None:
+        raise error
+
+    @frame.command(app)
+    def other() -> None: ...
+
+    return app
+
+
+def test_a_users_error_is_one_message_and_1(capsys):
+    assert frame.run(failing(ConfigError("unknown key a.b", "did you mean a.c?")), ["fail"]) == 1
+    assert capsys.readouterr().err == "error: unknown key a.b\n  did you mean a.c?\n"
+
+
+def test_our_fault_is_3(capsys):
+    assert frame.run(failing(ZeroDivisionError()), ["fail"]) == 3
+    assert "fault of clickfleet" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130(capsys):
+    assert frame.run(failing(KeyboardInterrupt()), ["fail"]) == 130
+    capsys.readouterr()
+
+
+def test_results_are_strict_json():
+    assert frame.to_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": None}}) == '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
+
+
+@pytest.mark.parametrize("heavy", ["torch", "pyarrow", "ray", "pandas"])
+def test_import_is_light(heavy):
+    code = f"import sys, clickfleet, clickfleet.cli; clickfleet.cli.build(); sys.exit({heavy!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
