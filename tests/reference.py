@@ -27,7 +27,9 @@ def first_state(rule: Rule, w: np.ndarray) -> np.ndarray:
         case "shared_adam":
             return np.array([0, 0, p["beta1"], p["beta2"]], F)
         case "ftrl":
-            return np.concatenate([-w * (p["beta"] / p["lr"] + p["l2"]) - np.sign(w) * p["l1"], np.zeros(n, F)]).astype(F)
+            return np.concatenate([-w * (p["beta"] / p["lr"] + p["l2"]) - np.sign(w) * p["l1"], np.zeros(n, F)]).astype(
+                F
+            )
     raise AssertionError(rule.name)
 
 
@@ -159,7 +161,10 @@ class ModelTable:
         before = len(self.rows)
         for key, row in list(self.rows.items()):
             row.show, row.click = row.show * self.policy.decay_rate, row.click * self.policy.decay_rate
-            if self.score(row.show, row.click) < self.policy.delete_threshold or row.unseen > self.policy.delete_after_unseen_days:
+            if (
+                self.score(row.show, row.click) < self.policy.delete_threshold
+                or row.unseen > self.policy.delete_after_unseen_days
+            ):
                 del self.rows[key]
         return before - len(self.rows)
 
@@ -176,6 +181,8 @@ def rows_of(batches: Any) -> dict[int, dict[str, Any]]:
         for i, key in enumerate(columns["key"].tolist()):
             assert key not in found, "a key came twice"
             found[key] = {
-                name: tuple(values.reshape(size, -1)[i].tolist()) for name, values in columns.items() if isinstance(values, np.ndarray)
+                name: tuple(values.reshape(size, -1)[i].tolist())
+                for name, values in columns.items()
+                if isinstance(values, np.ndarray)
             }
     return found

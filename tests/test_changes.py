@@ -4,16 +4,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import rows_of
 
 from clickfleet import Table, checkpoint
 from clickfleet.errors import TableError
+from reference import rows_of
 
 F = np.float32
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(0, 2)),
-        st.tuples(st.sampled_from(["shrink", "day", "publish", "publish", "publish base", "hold", "held base", "reload"])),
+        st.tuples(
+            st.sampled_from(["shrink", "day", "publish", "publish", "publish base", "hold", "held base", "reload"])
+        ),
     ),
     min_size=5,
     max_size=60,

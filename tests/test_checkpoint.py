@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import random
@@ -10,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from reference import rows_of
 
 from clickfleet import Table, checkpoint, storage
 from clickfleet.errors import CheckpointError
-from clickfleet.rules import specs
 from clickfleet.rules import rule as update_rule
+from clickfleet.rules import specs
+from reference import rows_of
 
 F = np.float32
 
@@ -69,7 +70,19 @@ def test_row_files_are_plain_arrow(tmp_path):
     path = checkpoint.save(table, tmp_path / "a", files=2)
     with pa.memory_map(str(path / "rows-00000-of-00002.arrow")) as source:
         found = pa.ipc.open_file(source).read_all()
-    assert found.column_names == ["key", "slot", "show", "click", "unseen_days", "delta_score", "published", "embed_w", "embed_state", "embedx", "embedx_state"]
+    assert found.column_names == [
+        "key",
+        "slot",
+        "show",
+        "click",
+        "unseen_days",
+        "delta_score",
+        "published",
+        "embed_w",
+        "embed_state",
+        "embedx",
+        "embedx_state",
+    ]
     mixed = np.empty(len(found), np.uint64)
     from clickfleet import _core
 
@@ -176,10 +189,8 @@ def test_kill_during_a_save_leaves_the_old_state_or_the_new_one(tmp_path):
         saver = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path), str(step)], stdout=subprocess.PIPE)
         for _ in range(1 + dice.randrange(3)):
             saver.stdout.readline()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             saver.wait(dice.random() * 0.25)
-        except subprocess.TimeoutExpired:
-            pass
         saver.send_signal(signal.SIGKILL)
         saver.wait()
         saver.stdout.close()

@@ -69,7 +69,10 @@ def test_an_interrupt_is_130(capsys):
 
 
 def test_results_are_strict_json():
-    assert frame.to_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": None}}) == '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
+    assert (
+        frame.to_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": None}})
+        == '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
+    )
 
 
 @pytest.mark.parametrize("heavy", ["torch", "pyarrow", "ray", "pandas"])

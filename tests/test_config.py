@@ -23,7 +23,7 @@ online: {dir: logs, start_day: 20260101, end_day: 20260103, split_interval: 60mi
          checkpoint_every_passes: 1, delta_every_passes: 1, validate: progressive, timezone: UTC}
 publish: {guard: {auc_drop: 0.02, copc: [0.8, 1.25]}, freshness_slo: 60s, keep_chains: 2}
 serve:  {host: 127.0.0.1, port: 8080, grpc_port: 8081, workers: 2, max_queue_ms: 50, token_file: null}
-"""  # noqa: E501
+"""
 
 
 def write(tmp_path: Path, text: str) -> Path:

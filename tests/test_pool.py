@@ -40,7 +40,9 @@ def test_pool_and_its_gradient_agree_with_plain_loops(case):
         for i in range(begin, end):
             w = weight(values, mean, slots, cell, i, end - begin)
             expected[cell] += w * rows[where[i]]
-            expected_grads[where[i]] += w * np.concatenate([[d_first.reshape(-1)[cell]], d_out.reshape(-1, factors)[cell] if factors else []])
+            expected_grads[where[i]] += w * np.concatenate(
+                [[d_first.reshape(-1)[cell]], d_out.reshape(-1, factors)[cell] if factors else []]
+            )
     np.testing.assert_allclose(first.ravel(), expected[:, 0], atol=1e-5)
     np.testing.assert_allclose(out.reshape(batch * slots, factors), expected[:, 1:], atol=1e-5)
     _core.unpool(offsets, where, values, mean, d_first, d_out, grads)
@@ -64,4 +66,12 @@ def test_statistics_are_summed_over_occurrences(case, given_show):
 
 def test_wrong_dtypes_are_refused():
     with pytest.raises(TypeError):
-        _core.pool(np.zeros(2, np.int64), np.zeros(1, np.uint32), None, None, np.zeros((1, 2), F), np.zeros((1, 1)), np.zeros((1, 1, 1), F))
+        _core.pool(
+            np.zeros(2, np.int64),
+            np.zeros(1, np.uint32),
+            None,
+            None,
+            np.zeros((1, 2), F),
+            np.zeros((1, 1)),
+            np.zeros((1, 1, 1), F),
+        )

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import first_state, step
 
 from clickfleet import _core
 from clickfleet.errors import ConfigError
 from clickfleet.rules import Rule, rule, specs
+from reference import first_state, step
 
 F = np.float32
 LEVELS = ["base", _core.cpu_level()]
@@ -53,7 +53,9 @@ floats = st.floats(-3, 3, width=32)
 @given(data=st.data())
 def test_agrees_with_numpy(name, data):
     n = data.draw(st.integers(1, 40))
-    one = rule(name, lr=data.draw(st.sampled_from([0.001, 0.05, 0.5])), **({"l1": 0.1, "l2": 0.01} if name == "ftrl" else {}))
+    one = rule(
+        name, lr=data.draw(st.sampled_from([0.001, 0.05, 0.5])), **({"l1": 0.1, "l2": 0.01} if name == "ftrl" else {})
+    )
     w = data.draw(st.lists(floats, min_size=n, max_size=n))
     state = first_state(one, np.array(w, F))
     np.testing.assert_allclose(_core.rule_state(name, dict(one.settings), np.array(w, F)), state, rtol=1e-6)

@@ -4,11 +4,11 @@ import threading
 
 import numpy as np
 import pytest
-from reference import rows_of
 
 from clickfleet import Table, checkpoint
 from clickfleet.errors import TableError
 from clickfleet.rules import rule
+from reference import rows_of
 
 F = np.float32
 COUNTING = rule("sgd", lr=1.0, scale="none", bounds=(-1e9, 1e9))

@@ -35,9 +35,18 @@ def test_initial_values_are_frozen():
     }
     expected = {
         "zero": [[0, 0, 0, 0], [0, 0, 0, 0]],
-        "uniform(-0.5, 1)": [[0.01423204, -0.09195518, -0.39958587, -0.41260764], [0.26266372, -0.20799112, 0.56720459, 0.48418242]],
-        "normal(0.1)": [[-0.04047751, -0.06066852, -0.14989543, -0.15695356], [0.00211638, -0.08608054, 0.05576836, 0.04019013]],
-        "truncated(0.1)": [[-0.03853932, -0.05757188, -0.13616957, -0.1416184], [0.00202007, -0.08114102, 0.05297225, 0.03826709]],
+        "uniform(-0.5, 1)": [
+            [0.01423204, -0.09195518, -0.39958587, -0.41260764],
+            [0.26266372, -0.20799112, 0.56720459, 0.48418242],
+        ],
+        "normal(0.1)": [
+            [-0.04047751, -0.06066852, -0.14989543, -0.15695356],
+            [0.00211638, -0.08608054, 0.05576836, 0.04019013],
+        ],
+        "truncated(0.1)": [
+            [-0.03853932, -0.05757188, -0.13616957, -0.1416184],
+            [0.00202007, -0.08114102, 0.05297225, 0.03826709],
+        ],
     }
     for init, values in expected.items():
         np.testing.assert_allclose(found[init], values, atol=1e-6, err_msg=init)
@@ -48,7 +57,11 @@ def test_initial_values_are_frozen():
     [("uniform(-1, 3)", 1, 4 / 12**0.5, -1, 3), ("normal(2)", 0, 2, -12, 12), ("truncated(2)", 0, 2 * 0.8796, -4, 4)],
 )
 def test_initial_values_have_their_distribution(init, mean, deviation, low, high):
-    values = Table(factors=15, init=init, rule=rule("sgd", bounds=(-99, 99))).pull(np.arange(20000, dtype=np.uint64))[:, 1:].ravel()
+    values = (
+        Table(factors=15, init=init, rule=rule("sgd", bounds=(-99, 99)))
+        .pull(np.arange(20000, dtype=np.uint64))[:, 1:]
+        .ravel()
+    )
     assert values.min() >= low
     assert values.max() <= high
     assert abs(values.mean() - mean) < 0.02
@@ -87,7 +100,9 @@ def test_short_rows_read_zeros_and_the_admitting_push_does_not_train_factors():
         assert not table.pull(keys(9))[0, 1:].any()
         table.push(keys(9), ones(1, 2))
     assert table.stats()["full_rows"] == 1
-    np.testing.assert_array_equal(table.pull(keys(9))[0], [-1, 1, 1])  # embed_w from the first push on, factors as they start
+    np.testing.assert_array_equal(
+        table.pull(keys(9))[0], [-1, 1, 1]
+    )  # embed_w from the first push on, factors as they start
     table.push(keys(9), ones(1, 2))
     np.testing.assert_array_equal(table.pull(keys(9))[0], [-2, 0, 0])
 

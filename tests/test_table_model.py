@@ -8,16 +8,18 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from reference import ModelTable, rows_of
 
 from clickfleet import Table, checkpoint
 from clickfleet.rules import rule as update_rule
 from clickfleet.rules import specs
+from reference import ModelTable, rows_of
 
 KEYS = [0, 1, 2, 3, 5, 8, 2**63, 2**64 - 1, *range(100, 140)]
 F = np.float32
 batches = st.lists(
-    st.tuples(st.sampled_from(KEYS), st.floats(-2, 2, width=32), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=60
+    st.tuples(st.sampled_from(KEYS), st.floats(-2, 2, width=32), st.integers(0, 3), st.integers(0, 2)),
+    min_size=1,
+    max_size=60,
 )
 
 

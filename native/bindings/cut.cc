@@ -51,7 +51,11 @@ void bind_cut(nb::module_& m) {
           "__init__",
           [](Cut* self, Table& table, const std::string& kind, int files) {
             const nb::gil_scoped_release nogil;
-            new (self) Cut(table, kind == "snapshot" ? Cut::snapshot : kind == "base" ? Cut::base : Cut::changes, files);
+            new (self) Cut(table,
+                           kind == "snapshot" ? Cut::snapshot
+                           : kind == "base"   ? Cut::base
+                                              : Cut::changes,
+                           files);
           },
           nb::arg("table"), nb::arg("kind"), nb::arg("files"), nb::keep_alive<1, 2>())
       .def("next", &next, "The next rows as a dictionary of columns; None after the last.")

@@ -22,16 +22,15 @@ void each_rule(const Visit& visit) {
   each_rule(visit, std::make_index_sequence<kRules>{});
 }
 
-const char* name_of(Scale scale) {
-  return scale == Scale::show ? "show" : scale == Scale::batch ? "batch" : "none";
-}
+const char* name_of(Scale scale) { return scale == Scale::show ? "show" : scale == Scale::batch ? "batch" : "none"; }
 
 nb::list describe() {
   nb::list all;
   each_rule([&](const auto& rule) {
     nb::list fields;
-    std::apply([&](const auto&... field) { (fields.append(nb::make_tuple(field.name, rule.*field.value, field.help)), ...); },
-               rule.fields());
+    std::apply(
+        [&](const auto&... field) { (fields.append(nb::make_tuple(field.name, rule.*field.value, field.help)), ...); },
+        rule.fields());
     nb::dict one;
     one["name"] = rule.name;
     one["scale"] = name_of(rule.scale);
@@ -48,7 +47,8 @@ Rule rule_from(const nb::handle& name, const nb::dict& settings) {
   Rule found;
   each_rule([&](auto rule) {
     if (wanted != rule.name) return;
-    std::apply([&](const auto&... field) { ((rule.*field.value = nb::cast<float>(settings[field.name])), ...); }, rule.fields());
+    std::apply([&](const auto&... field) { ((rule.*field.value = nb::cast<float>(settings[field.name])), ...); },
+               rule.fields());
     found = rule;
   });
   return found;
@@ -79,13 +79,14 @@ void bind_rules(nb::module_& m) {
         const Rule rule = rule_from(nb::cast(name), settings);
         std::visit(
             [&](const auto& r) {
-              kernels(level.c_str()).apply[rule.index()](&r, {lower, upper}, w.data(), state.data(), g.data(),
-                                                         static_cast<int>(w.size()), divisor);
+              kernels(level.c_str())
+                  .apply[rule.index()](&r, {lower, upper}, w.data(), state.data(), g.data(), static_cast<int>(w.size()),
+                                       divisor);
             },
             rule);
       },
-      nb::arg("name"), nb::arg("settings"), nb::arg("w"), nb::arg("state"), nb::arg("g"), nb::arg("divisor"), nb::arg("lower"),
-      nb::arg("upper"), nb::arg("level"), "One step of a rule in place, as the table takes it.");
+      nb::arg("name"), nb::arg("settings"), nb::arg("w"), nb::arg("state"), nb::arg("g"), nb::arg("divisor"),
+      nb::arg("lower"), nb::arg("upper"), nb::arg("level"), "One step of a rule in place, as the table takes it.");
 }
 
 }  // namespace clickfleet

@@ -78,14 +78,16 @@ nb::dict stats(const Table& table) {
 }
 
 void restore(Table& table, bool full, const Array<const uint64_t>& key, const Array<const uint16_t>& slot,
-             const Array<const double>& show, const Array<const double>& click, const Array<const uint16_t>& unseen_days,
-             const Array<const float>& delta_score, const Array<const uint8_t>& published, const Array<const float>& embed_w,
-             const Array<const float>& embed_state, const Array<const float>& embedx, const Array<const float>& embedx_state,
-             int first_shard, int last_shard) {
+             const Array<const double>& show, const Array<const double>& click,
+             const Array<const uint16_t>& unseen_days, const Array<const float>& delta_score,
+             const Array<const uint8_t>& published, const Array<const float>& embed_w,
+             const Array<const float>& embed_state, const Array<const float>& embedx,
+             const Array<const float>& embedx_state, int first_shard, int last_shard) {
   const nb::gil_scoped_release nogil;
-  table.restore({key.size(), full, key.data(), slot.data(), show.data(), click.data(), unseen_days.data(), delta_score.data(),
-                 published.data(), embed_w.data(), embed_state.data(), embedx.data(), embedx_state.data()},
-                first_shard, last_shard);
+  table.restore(
+      {key.size(), full, key.data(), slot.data(), show.data(), click.data(), unseen_days.data(), delta_score.data(),
+       published.data(), embed_w.data(), embed_state.data(), embedx.data(), embedx_state.data()},
+      first_shard, last_shard);
 }
 
 }  // namespace
@@ -113,7 +115,8 @@ void bind_table(nb::module_& m) {
              const std::optional<Array<const float>>& show, const std::optional<Array<const float>>& click,
              const std::optional<Array<const uint16_t>>& slot, float n) {
             const nb::gil_scoped_release nogil;
-            table.push({keys.data(), grads.data(), data_or_null(show), data_or_null(click), data_or_null(slot), keys.size(), n});
+            table.push({keys.data(), grads.data(), data_or_null(show), data_or_null(click), data_or_null(slot),
+                        keys.size(), n});
           },
           nb::arg("keys").noconvert(), nb::arg("grads").noconvert(), nb::arg("show").none(), nb::arg("click").none(),
           nb::arg("slot").none(), nb::arg("n"))
@@ -124,10 +127,11 @@ void bind_table(nb::module_& m) {
       .def_prop_ro("embed_state", [](const Table& table) { return table.layout().embed_state; })
       .def_prop_ro("embedx_state", [](const Table& table) { return table.layout().embedx_state; })
       .def("restore", &restore)
-      .def("restore_changes", [](Table& table, const Array<const uint64_t>& changed, const Array<const uint64_t>& deleted) {
-        const nb::gil_scoped_release nogil;
-        table.restore_changes(changed.data(), changed.size(), deleted.data(), deleted.size());
-      });
+      .def("restore_changes",
+           [](Table& table, const Array<const uint64_t>& changed, const Array<const uint64_t>& deleted) {
+             const nb::gil_scoped_release nogil;
+             table.restore_changes(changed.data(), changed.size(), deleted.data(), deleted.size());
+           });
 }
 
 }  // namespace clickfleet

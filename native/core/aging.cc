@@ -72,9 +72,9 @@ void Table::trim(int tightly) {
 
 // ---- the memory limit ----
 
-// A shelf grows while rows then take less than 97% of their part of the limit. After that rows take the last free slots, and before the
-// next push the lowest-scored are evicted, worth 5%. While a shelf is copied both copies count: that may use the part of the undo log, which
-// is empty unless a cut is being read.
+// A shelf grows while rows then take less than 97% of their part of the limit. After that rows take the last free
+// slots, and before the next push the lowest-scored are evicted, worth 5%. While a shelf is copied both copies count:
+// that may use the part of the undo log, which is empty unless a cut is being read.
 
 bool Table::fits(size_t bytes) const {
   return config_.memory_limit == 0 || budget_.used() + bytes <= (cut_ == nullptr ? config_.memory_limit : room());
@@ -97,8 +97,8 @@ void Table::make_room() {
   crowded_ = 0;
 }
 
-// What rows are evicted by, lowest first: the score, then a hash of the key. Not mix64 itself: rows are in order of that, and shelves
-// would fill up at one end if rows of equal score always went from the other.
+// What rows are evicted by, lowest first: the score, then a hash of the key. Not mix64 itself: rows are in order of
+// that, and shelves would fill up at one end if rows of equal score always went from the other.
 uint64_t Table::rank(Row row) const {
   const auto bits = std::bit_cast<uint32_t>(static_cast<float>(config_.policy.score(row.show(), row.click())));
   const uint32_t ordered = (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;  // floats in the order of integers

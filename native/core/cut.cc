@@ -101,8 +101,10 @@ Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files
     stripe->deleted.clear();
   }
   if (kind == snapshot && table.pending_ != nullptr) {  // saved as if they were aborted
-    for (const auto& keys : table.pending_->deleted_) deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());
-    for (const auto& keys : table.pending_->changed_) changed_keys_.insert(changed_keys_.end(), keys.begin(), keys.end());
+    for (const auto& keys : table.pending_->deleted_)
+      deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());
+    for (const auto& keys : table.pending_->changed_)
+      changed_keys_.insert(changed_keys_.end(), keys.begin(), keys.end());
   }
   if (kind != snapshot) {
     pending_ = true;
@@ -192,7 +194,8 @@ void Cut::commit() {
     table_.visit_keys(changed_, [&](Stripe&, Row row) { list(row); });
   for (const auto& stripe : table_.stripes_) {
     const std::unique_lock alone(stripe->lock);
-    stripe->deleted.insert(stripe->deleted.end(), stripe->deleted_if_committed.begin(), stripe->deleted_if_committed.end());
+    stripe->deleted.insert(stripe->deleted.end(), stripe->deleted_if_committed.begin(),
+                           stripe->deleted_if_committed.end());
     stripe->deleted_if_committed.clear();
   }
   settle();
@@ -276,7 +279,8 @@ void Cut::read_range() {
   images_.clear();
   found_.clear();
   const int begin = file_ * kStripes / files_, end = (file_ + 1) * kStripes / files_;
-  for (int s = begin; s < end; ++s) gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
+  for (int s = begin; s < end; ++s)
+    gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
   if (timed_out_) throw Error("the snapshot was given up: it was not read for 60 s while pushes waited for it");
   size_t images = 0;
   const CountedVector<char>& late = late_[range_];
@@ -370,8 +374,12 @@ void Cut::emit(bool full) {
     if ((images_[found.image] != 0) != full) continue;
     const Row row = row_of(images_.data() + found.image, full);
     // Images are not aligned: copy bytes.
-    const auto weights = [&](size_t first, size_t count, float* to) { std::memcpy(to, row.hot + Row::kWeights + 4 * first, 4 * count); };
-    const auto state = [&](size_t first, size_t count, float* to) { std::memcpy(to, row.cold + Row::kState + 4 * first, 4 * count); };
+    const auto weights = [&](size_t first, size_t count, float* to) {
+      std::memcpy(to, row.hot + Row::kWeights + 4 * first, 4 * count);
+    };
+    const auto state = [&](size_t first, size_t count, float* to) {
+      std::memcpy(to, row.cold + Row::kState + 4 * first, 4 * count);
+    };
     batch.key[i] = row.key();
     batch.slot[i] = row.slot();
     weights(0, 1, &batch.embed_w[i]);
@@ -403,7 +411,8 @@ void Cut::finish() {
     for (const auto& keys : deleted_) left_.insert(left_.end(), keys.begin(), keys.end());
     sort_unique(left_);
     sort_unique(reborn_);
-    std::set_difference(left_.begin(), left_.end(), reborn_.begin(), reborn_.end(), std::back_inserter(deleted_keys_), by_hash);
+    std::set_difference(left_.begin(), left_.end(), reborn_.begin(), reborn_.end(), std::back_inserter(deleted_keys_),
+                        by_hash);
   } else {
     sort_unique(deleted_keys_);
   }

@@ -1,8 +1,9 @@
 // A consistent cut through a table, read while pushes go on.
 //
-// Making the cut waits for pushes under way and raises the table's epoch; that is all the others notice. A row carries the epoch of its
-// last write: its first write after the cut logs the row as it was (Table::touch). Reading goes by ranges of hashes through the
-// files' stripes: a row not written since is copied from its place, any other from the log.
+// Making the cut waits for pushes under way and raises the table's epoch; that is all the others notice. A row carries
+// the epoch of its last write: its first write after the cut logs the row as it was (Table::touch). Reading goes by
+// ranges of hashes through the files' stripes: a row not written since is copied from its place, any other from the
+// log.
 //
 //   snapshot   every row, for a checkpoint
 //   base       every row that may be published, for readers that have nothing
@@ -40,8 +41,9 @@ class Cut {
 
   Kind kind() const { return kind_; }
   bool tracking() const { return was_tracking_; }  // something was published before
-  bool next(Batch& batch);  // false after the last
-  // After the last batch: of a snapshot, the changed keys and the deleted keys at the cut; of the others, keys to delete.
+  bool next(Batch& batch);                         // false after the last
+  // After the last batch: of a snapshot, the changed keys and the deleted keys at the cut; of the others, keys to
+  // delete.
   const std::vector<uint64_t>& changed_keys() const { return changed_keys_; }
   const std::vector<uint64_t>& deleted_keys() const { return deleted_keys_; }
   void commit();

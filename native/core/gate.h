@@ -1,5 +1,5 @@
-// Lets many writers through at a time, or one who must be alone: a cut, a shrink, an eviction. Whoever must be alone is not kept
-// waiting by writers that come later.
+// Lets many writers through at a time, or one who must be alone: a cut, a shrink, an eviction. Whoever must be alone is
+// not kept waiting by writers that come later.
 #pragma once
 #include <condition_variable>
 #include <mutex>

@@ -4,7 +4,8 @@
 #include <cstring>
 #include <new>
 
-#if (defined(__unix__) || defined(__APPLE__)) && !defined(CLICKFLEET_SANITIZED)  // sanitizers watch the heap, not mappings
+#if (defined(__unix__) || defined(__APPLE__)) && \
+    !defined(CLICKFLEET_SANITIZED)  // sanitizers watch the heap, not mappings
 #include <sys/mman.h>
 #define CLICKFLEET_MMAP
 #endif

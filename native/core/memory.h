@@ -1,4 +1,5 @@
-// Where the table's bytes come from. Every one of them is counted in a Budget, so that a memory limit means what it says.
+// Where the table's bytes come from. Every one of them is counted in a Budget, so that a memory limit means what it
+// says.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -30,7 +31,8 @@ inline void prefetch(const void* at) {
 #endif
 }
 
-// Zeroed memory at a cache line's start; from 2 MB on it is aligned for huge pages and asks for them: random rows cost TLB misses.
+// Zeroed memory at a cache line's start; from 2 MB on it is aligned for huge pages and asks for them: random rows cost
+// TLB misses.
 char* allocate_pages(size_t bytes);
 void free_pages(char* pages, size_t bytes);
 

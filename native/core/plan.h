@@ -33,7 +33,8 @@ struct Plan {
     }
   }
 
-  // Calls visit(s) for every stripe with keys once lock(s, wait) got it. Busy stripes come last, so that threads pass each other.
+  // Calls visit(s) for every stripe with keys once lock(s, wait) got it. Busy stripes come last, so that threads pass
+  // each other.
   template <class Lock, class Visit>
   void each_stripe(const Lock& lock, const Visit& visit) const {
     int left[kStripes], n = 0;

@@ -3,15 +3,18 @@
 namespace clickfleet {
 namespace {
 
-// visit(b, s, cell, weight) for every key i of every cell, where weight is its value over the count if the slot takes the mean.
+// visit(b, s, cell, weight) for every key i of every cell, where weight is its value over the count if the slot takes
+// the mean.
 template <class Visit>
 void each_key(const Ragged& keys, const Visit& visit) {
   size_t cell = 0;
   for (size_t b = 0; b < keys.batch; ++b)
     for (size_t s = 0; s < keys.slots; ++s, ++cell) {
       const int64_t begin = keys.offsets[cell], end = keys.offsets[cell + 1];
-      const float share = keys.mean != nullptr && keys.mean[s] != 0 && end > begin ? 1.0F / static_cast<float>(end - begin) : 1.0F;
-      for (int64_t i = begin; i < end; ++i) visit(b, s, cell, i, keys.values == nullptr ? share : share * keys.values[i]);
+      const float share =
+          keys.mean != nullptr && keys.mean[s] != 0 && end > begin ? 1.0F / static_cast<float>(end - begin) : 1.0F;
+      for (int64_t i = begin; i < end; ++i)
+        visit(b, s, cell, i, keys.values == nullptr ? share : share * keys.values[i]);
     }
 }
 

@@ -5,13 +5,14 @@
 
 namespace clickfleet {
 
-// The keys of a batch: those of row b and slot s are [offsets[b·S + s], offsets[b·S + s + 1]); key i is row `where[i]` of the pulled ones.
+// The keys of a batch: those of row b and slot s are [offsets[b·S + s], offsets[b·S + s + 1]); key i is row `where[i]`
+// of the pulled ones.
 struct Ragged {
   size_t batch = 0, slots = 0;
   const int64_t* offsets = nullptr;
   const uint32_t* where = nullptr;
-  const float* values = nullptr;   // multiply a row before pooling; nullptr: 1
-  const uint8_t* mean = nullptr;   // [slots]: divide the sum by the number of keys; nullptr: no slot does
+  const float* values = nullptr;  // multiply a row before pooling; nullptr: 1
+  const uint8_t* mean = nullptr;  // [slots]: divide the sum by the number of keys; nullptr: no slot does
 };
 
 // first[b, s] and factors[b, s, :] = Σ value · rows[where, 0] and rows[where, 1:]; no key: zeros.

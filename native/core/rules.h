@@ -1,8 +1,9 @@
 // The update rules of a row's weights: one header each in rules/, listed once here.
 //
-// A rule has: `name`; `fields()`, from which Python takes keywords, defaults and help; `scale`, what a gradient is divided by unless the
-// user says otherwise; `state(n)`, the floats kept beside n weights; `init(w, s, n)`, their first values; and
-// `apply(w, s, g, n, div)`, one step with the gradient g/div. All of it in float32, in an order that vector widths cannot change.
+// A rule has: `name`; `fields()`, from which Python takes keywords, defaults and help; `scale`, what a gradient is
+// divided by unless the user says otherwise; `state(n)`, the floats kept beside n weights; `init(w, s, n)`, their first
+// values; and `apply(w, s, g, n, div)`, one step with the gradient g/div. All of it in float32, in an order that vector
+// widths cannot change.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -12,7 +13,8 @@
 #if defined(_MSC_VER)
 #define CLICKFLEET_INLINE __forceinline
 #else
-#define CLICKFLEET_INLINE [[gnu::always_inline]] inline  // kernels.cc is compiled per CPU level: no shared out-of-line copy
+#define CLICKFLEET_INLINE \
+  [[gnu::always_inline]] inline  // kernels.cc is compiled per CPU level: no shared out-of-line copy
 #endif
 
 namespace clickfleet {

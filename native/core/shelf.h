@@ -1,9 +1,10 @@
 // Rows of one width, found by hash.
 //
-// Slots come in buckets of 31. Each bucket has one cache line of 16-bit tags, the 32nd number of which counts the rows that wanted to be
-// in this bucket, or further before, and stand further on. So a look-up reads one line of tags and one row, at any load up to the last
-// slot, and erasing leaves no traces. A row's home is proportional to its hash: slots lie nearly in order of mix64(key), growing
-// is one pass over both arrays, and any range of hashes is a stretch of buckets.
+// Slots come in buckets of 31. Each bucket has one cache line of 16-bit tags, the 32nd number of which counts the rows
+// that wanted to be in this bucket, or further before, and stand further on. So a look-up reads one line of tags and
+// one row, at any load up to the last slot, and erasing leaves no traces. A row's home is proportional to its hash:
+// slots lie nearly in order of mix64(key), growing is one pass over both arrays, and any range of hashes is a stretch
+// of buckets.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -169,7 +170,7 @@ class Shelf {
     budget_.give(bytes_if(buckets_));
     buckets_ = size_ = limit_ = 0;
   }
-  void swap(Shelf& other) {
+  void swap(Shelf& other) noexcept {
     std::swap(tags_, other.tags_);
     std::swap(hot_, other.hot_);
     std::swap(cold_, other.cold_);

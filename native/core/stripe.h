@@ -15,7 +15,8 @@ inline uint32_t upper(uint64_t hash) { return static_cast<uint32_t>(hash >> 32);
 class Ref {
  public:
   Ref() = default;
-  Ref(bool full, uint32_t slot) : bits_(slot == Shelf::kNone ? Shelf::kNone : slot << 1 | static_cast<uint32_t>(full)) {}
+  Ref(bool full, uint32_t slot)
+      : bits_(slot == Shelf::kNone ? Shelf::kNone : slot << 1 | static_cast<uint32_t>(full)) {}
   explicit operator bool() const { return bits_ != Shelf::kNone; }
   bool full() const { return (bits_ & 1) != 0; }
   uint32_t slot() const { return bits_ >> 1; }
@@ -36,11 +37,12 @@ struct alignas(64) Stripe {
   mutable std::shared_mutex lock;
   Shelf shelves[2];  // short rows, full rows
 
-  // For publishing: keys of rows with kChanged; keys readers must forget; keys they must forget once pending changes are committed.
+  // For publishing: keys of rows with kChanged; keys readers must forget; keys they must forget once pending changes
+  // are committed.
   CountedVector<uint64_t> changed, deleted, deleted_if_committed;
 
-  // For the cut that is being read: rows as they were at the cut, each behind a byte that tells full from short, and the upper half of
-  // hashes below which rows have been read already.
+  // For the cut that is being read: rows as they were at the cut, each behind a byte that tells full from short, and
+  // the upper half of hashes below which rows have been read already.
   CountedVector<char> undo;
   uint64_t read_below = 0;
 

@@ -1,5 +1,5 @@
-// Walking over rows on behalf of who is alone in the gate. In pieces: between two of them readers get the lock, and the undo log of a
-// cut that is being read may empty.
+// Walking over rows on behalf of who is alone in the gate. In pieces: between two of them readers get the lock, and the
+// undo log of a cut that is being read may empty.
 #pragma once
 #include <algorithm>
 

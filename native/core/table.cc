@@ -24,8 +24,11 @@ void copy_floats(const float* from, float* to, int n) {
 }
 
 Layout layout_of(const Config& config) {
-  const auto state = [](const Rule& rule, int n) { return std::visit([n](const auto& r) { return r.state(n); }, rule); };
-  return {config.factors, state(config.embed.rule, 1), config.factors > 0 ? state(config.embedx.rule, config.factors) : 0};
+  const auto state = [](const Rule& rule, int n) {
+    return std::visit([n](const auto& r) { return r.state(n); }, rule);
+  };
+  return {config.factors, state(config.embed.rule, 1),
+          config.factors > 0 ? state(config.embedx.rule, config.factors) : 0};
 }
 
 bool at_birth(const Config& config) {
@@ -82,32 +85,36 @@ void Table::pull(const uint64_t* keys, size_t n, bool training, float* out) cons
 }
 
 void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const {
-  // With many keys nearly every stripe is needed: if none is busy, have them all at once and leave the keys in their order.
+  // With many keys nearly every stripe is needed: if none is busy, have them all at once and leave the keys in their
+  // order.
   if (n >= 4 * kStripes) {
     int locked = 0;
     while (locked < kStripes && stripes_[locked]->lock.try_lock_shared()) ++locked;
     if (locked == kStripes)
-      pull_keys([&](uint64_t hash) -> const Stripe& { return *stripes_[stripe_of(hash)]; }, [&](size_t i) { return mix64(keys[i]); },
-                [&](size_t i) { return i; }, keys, n, training, out);
+      pull_keys([&](uint64_t hash) -> const Stripe& { return *stripes_[stripe_of(hash)]; },
+                [&](size_t i) { return mix64(keys[i]); }, [&](size_t i) { return i; }, keys, n, training, out);
     for (int s = 0; s < locked; ++s) stripes_[s]->lock.unlock_shared();
     if (locked == kStripes) return;
   }
   plan.make(keys, n);
   plan.each_stripe(
-      [&](int s, bool wait) { return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared(); },
+      [&](int s, bool wait) {
+        return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared();
+      },
       [&](int s) {
         const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
         const uint32_t begin = plan.begin[s];
-        pull_keys([&](uint64_t) -> const Stripe& { return *stripes_[s]; }, [&](size_t i) { return plan.hash[begin + i]; },
-                  [&](size_t i) { return plan.where[begin + i]; }, keys, plan.end[s] - begin, training, out);
+        pull_keys([&](uint64_t) -> const Stripe& { return *stripes_[s]; },
+                  [&](size_t i) { return plan.hash[begin + i]; }, [&](size_t i) { return plan.where[begin + i]; }, keys,
+                  plan.end[s] - begin, training, out);
       });
 }
 
-// Three tight loops over blocks of keys: tags of one block are fetched while rows of the block before are, and those of the block before
-// that are read.
+// Three tight loops over blocks of keys: tags of one block are fetched while rows of the block before are, and those of
+// the block before that are read.
 template <class Home, class Hash, class Where>
-void Table::pull_keys(const Home& home, const Hash& hash_of, const Where& where, const uint64_t* keys, size_t n, bool training,
-                      float* out) const {
+void Table::pull_keys(const Home& home, const Hash& hash_of, const Where& where, const uint64_t* keys, size_t n,
+                      bool training, float* out) const {
   constexpr size_t kBlock = 16;
   const int width = 1 + config_.factors;
   uint64_t hashes[3][kBlock];
@@ -248,7 +255,8 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
     const auto at = static_cast<uint32_t>(items.size());
     const uint32_t first = seen.put(p.hash[i], at, hashes);
     if (first == at) {
-      items.push_back({p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from], {}});
+      items.push_back(
+          {p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from], {}});
       hashes.push_back(p.hash[i]);
       continue;
     }
@@ -263,7 +271,6 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
     item.click += click;
     if (push.slot != nullptr) item.slot = push.slot[from];
   }
-
 }
 
 void Table::push_items(Stripe& stripe, Item* items, uint32_t size, float n) {
@@ -298,8 +305,8 @@ void Table::update(Stripe& stripe, const Item& item, float n) {
   mark_changed(stripe, row);
   if (ref.full()) {
     if (config_.factors > 0)
-      apply_embedx_(embedx_rule_, config_.embedx.bounds, row.embedx(), layout_.state_of_embedx(row), item.g + 1, config_.factors,
-                    divisor(config_.embedx.scale, item.show, n));
+      apply_embedx_(embedx_rule_, config_.embedx.bounds, row.embedx(), layout_.state_of_embedx(row), item.g + 1,
+                    config_.factors, divisor(config_.embedx.scale, item.show, n));
   } else if (admits(row, item.show)) {
     admit(stripe, item.hash, ref);  // its factors are trained from the next push on
   }
@@ -345,7 +352,8 @@ bool Table::admits(Row row, double show) const {
     case Admission::count:
       return row.show() >= admission.threshold;
     case Admission::probability: {
-      // Each show has the same chance, however shows are spread over pushes; the draw depends on nothing but seed, key and shows.
+      // Each show has the same chance, however shows are spread over pushes; the draw depends on nothing but seed, key
+      // and shows.
       const uint64_t bits = mix64(mix64(config_.seed ^ row.key()) ^ load<uint64_t>(row.cold));
       const double chance = show > 0 ? 1 - std::pow(1 - admission.threshold, show) : 0;
       return static_cast<double>(bits >> 11) * 0x1p-53 < chance;

@@ -1,8 +1,8 @@
 // The sparse table: key -> row, growing from nothing, used by several threads at once.
 //
-// A call sorts its keys by stripe, locks one stripe after the other (busy ones last) and prefetches entries, then rows, well before
-// it needs them. Writers pass the gate, so that a cut sees each push wholly or not at all; whatever rewrites the whole table
-// (shrink, end_day, eviction) passes it alone.
+// A call sorts its keys by stripe, locks one stripe after the other (busy ones last) and prefetches entries, then rows,
+// well before it needs them. Writers pass the gate, so that a cut sees each push wholly or not at all; whatever
+// rewrites the whole table (shrink, end_day, eviction) passes it alone.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -83,8 +83,8 @@ class Table {
   // table.cc
   void pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const;
   template <class Home, class Hash, class Where>
-  void pull_keys(const Home& home, const Hash& hash_of, const Where& where, const uint64_t* keys, size_t n, bool training,
-                 float* out) const;
+  void pull_keys(const Home& home, const Hash& hash_of, const Where& where, const uint64_t* keys, size_t n,
+                 bool training, float* out) const;
   void read_unknown(uint64_t key, bool training, float* out) const;
   void merge(const Plan& plan, int s, const Push& push, std::vector<Item>& items) const;
   void push_items(Stripe& stripe, Item* items, uint32_t size, float n);
@@ -116,8 +116,8 @@ class Table {
 
   // cut.cc
   void touch(Stripe& stripe, Row row, bool full, uint64_t hash);  // before a row is written
-  void take_undo(size_t images);       // waits until so many rows may be logged
-  void give_back_undo(size_t images);  // the same number: what was not logged is room again
+  void take_undo(size_t images);                                  // waits until so many rows may be logged
+  void give_back_undo(size_t images);                             // the same number: what was not logged is room again
   void give_undo(size_t images);
 
   const Config config_;

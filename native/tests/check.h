@@ -22,15 +22,15 @@ struct Register {
 
 }  // namespace clickfleet::test
 
-#define TEST(name)                                                       \
-  static void test_##name();                                             \
+#define TEST(name)                                                             \
+  static void test_##name();                                                   \
   static const clickfleet::test::Register register_##name(#name, test_##name); \
   static void test_##name()
 
-#define CHECK(condition)                                                                \
-  do {                                                                                  \
-    if (!(condition)) {                                                                 \
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
       std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                     \
-    }                                                                                   \
+      std::abort();                                                                      \
+    }                                                                                    \
   } while (false)

@@ -40,7 +40,9 @@ std::map<uint64_t, std::vector<float>> read(Cut& cut) {
       file[batch.full] = batch.file;
       last[batch.full] = hash;
       std::vector<float> row{batch.embed_w[i]};
-      if (d > 0) row.insert(row.end(), batch.embedx.begin() + static_cast<ptrdiff_t>(i * d), batch.embedx.begin() + static_cast<ptrdiff_t>((i + 1) * d));
+      if (d > 0)
+        row.insert(row.end(), batch.embedx.begin() + static_cast<ptrdiff_t>(i * d),
+                   batch.embedx.begin() + static_cast<ptrdiff_t>((i + 1) * d));
       CHECK(rows.emplace(batch.key[i], row).second);
     }
   }

@@ -60,7 +60,13 @@ def save(table: Table, path: Path | str, *, files: int = 8, **facts: Any) -> Pat
     with storage.write(path, "checkpoint") as out, table.snapshot(files) as rows:
         counts = _write_rows(out, rows, files)
         _write_changed(out, rows.changed, rows.deleted)
-        out.facts = {"table": table.describe(), "rows": sum(counts), "row_files": files, "tracking": rows.tracking, **facts}
+        out.facts = {
+            "table": table.describe(),
+            "rows": sum(counts),
+            "row_files": files,
+            "tracking": rows.tracking,
+            **facts,
+        }
     return path
 
 
@@ -69,7 +75,9 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
     path = Path(path)
     manifest = storage.read_manifest(path, "checkpoint")
     if not 0 <= shard < shards <= _core.VIRTUAL_SHARDS:
-        raise CheckpointError(f"there is no shard {shard} of {shards}", f"shards are numbered from 0, at most {_core.VIRTUAL_SHARDS}")
+        raise CheckpointError(
+            f"there is no shard {shard} of {shards}", f"shards are numbered from 0, at most {_core.VIRTUAL_SHARDS}"
+        )
     storage.verify_files(path, manifest)
     table = Table.like({**manifest["table"], **changes})
     first, last = (_core.VIRTUAL_SHARDS * s // shards for s in (shard, shard + 1))
@@ -162,7 +170,11 @@ def _to_batch(columns: Columns) -> pa.RecordBatch:
         if name not in _LISTS:
             return values
         width = len(values) // size
-        return pa.ListArray.from_arrays(pa.array(np.arange(0, (size + 1) * width, width) if width else np.zeros(size + 1), pa.int32()), values, _FLOATS)
+        return pa.ListArray.from_arrays(
+            pa.array(np.arange(0, (size + 1) * width, width) if width else np.zeros(size + 1), pa.int32()),
+            values,
+            _FLOATS,
+        )
 
     return pa.RecordBatch.from_arrays([column(name) for name in ROWS.names], schema=ROWS)
 
@@ -194,10 +206,16 @@ def _restore(table: Table, batch: pa.RecordBatch, first: int, last: int) -> None
 
     columns = {name: column(name) for name in ROWS.names}
     full = len(columns["embedx"]) > 0 or table.factors == 0
-    widths = {"embed_state": table.core.embed_state, "embedx": table.factors * full, "embedx_state": table.core.embedx_state * full}
+    widths = {
+        "embed_state": table.core.embed_state,
+        "embedx": table.factors * full,
+        "embedx_state": table.core.embedx_state * full,
+    }
     for name, width in widths.items():
         if len(columns[name]) != batch.num_rows * width:
-            raise CheckpointError(f"the checkpoint's {name} does not fit the table: {width} floats per row were expected")
+            raise CheckpointError(
+                f"the checkpoint's {name} does not fit the table: {width} floats per row were expected"
+            )
     order = ("key", "slot", "show", "click", "unseen_days", "delta_score", "published", "embed_w", *_LISTS)
     table.core.restore(full, *(columns[name] for name in order), first, last)
 

@@ -106,7 +106,9 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; null stands for "no limit"."""
-        numbers = {name: None if value == math.inf else value for name, value in vars(self).items() if name != "admission"}
+        numbers = {
+            name: None if value == math.inf else value for name, value in vars(self).items() if name != "admission"
+        }
         return {"admission": str(self.admission), **numbers}
 
     @staticmethod

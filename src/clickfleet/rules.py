@@ -44,7 +44,9 @@ class Spec:
 def specs() -> Mapping[str, Spec]:
     """Every rule by name."""
     return {
-        one["name"]: Spec(one["name"], one["scale"], tuple((name, _short(value), text) for name, value, text in one["fields"]))
+        one["name"]: Spec(
+            one["name"], one["scale"], tuple((name, _short(value), text) for name, value, text in one["fields"])
+        )
         for one in _core.rules()
     }
 
@@ -63,7 +65,9 @@ def rule(
     known = {field: value for field, value, _ in spec.fields}
     for key, value in settings.items():
         if key not in known:
-            raise ConfigError(f"unknown key {key} for {name}{_hint(key, known)}", f"keys are {', '.join(known)}, scale, bounds")
+            raise ConfigError(
+                f"unknown key {key} for {name}{_hint(key, known)}", f"keys are {', '.join(known)}, scale, bounds"
+            )
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
             raise ConfigError(f"{key} of {name} must be a number of at least 0, not {value!r}")
     if scale is not None and scale not in SCALES:

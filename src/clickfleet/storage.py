@@ -106,7 +106,9 @@ class Writer:
         self._hidden.mkdir(parents=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if error is None:
                 self._finish()
@@ -155,7 +157,8 @@ def read_manifest(path: Path | str, kind: str, version: int = 1) -> Manifest:
         raise CheckpointError(f"{path / MANIFEST} was not written by clickfleet")
     if isinstance(manifest.get("version"), int) and manifest["version"] > version:
         raise CheckpointError(
-            f"{path} has format {manifest['version']} and this version reads up to {version}", "upgrade clickfleet to load it"
+            f"{path} has format {manifest['version']} and this version reads up to {version}",
+            "upgrade clickfleet to load it",
         )
     if manifest.pop("hash", None) != digest(manifest):
         raise CheckpointError(f"{path / MANIFEST} is broken: its hash does not fit")
@@ -204,7 +207,9 @@ def _plainly(path: Path) -> Iterator[None]:
 
 def _plain(error: OSError, path: Path) -> CheckpointError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CheckpointError(f"the disk is full: {path} was not written, older ones are as they were", "free space and save again")
+        return CheckpointError(
+            f"the disk is full: {path} was not written, older ones are as they were", "free space and save again"
+        )
     return CheckpointError(f"{path} was not written: {error.strerror or error}")
 
 

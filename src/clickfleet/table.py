@@ -72,7 +72,9 @@ class Table:
         self.seed = seed % 2**64
         self.padding_key = padding_key
         self.memory_limit = memory_limit
-        self.snapshot_reserve = memory_limit // 10 if memory_limit and snapshot_reserve is None else snapshot_reserve or 0
+        self.snapshot_reserve = (
+            memory_limit // 10 if memory_limit and snapshot_reserve is None else snapshot_reserve or 0
+        )
         self.core = _core.Table(self._core_config())
 
     def _core_config(self) -> dict[str, Any]:
@@ -151,7 +153,12 @@ class Table:
         width = 1 + self.factors
         if out is None:
             out = np.empty((len(keys), width), np.float32)
-        elif out.dtype != np.float32 or out.shape != (len(keys), width) or not out.flags.c_contiguous or not out.flags.writeable:
+        elif (
+            out.dtype != np.float32
+            or out.shape != (len(keys), width)
+            or not out.flags.c_contiguous
+            or not out.flags.writeable
+        ):
             raise TableError(f"out must be a writable, contiguous float32 array of shape {(len(keys), width)}")
         self.core.pull(keys, training, out)
         return out
@@ -236,7 +243,9 @@ class Snapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -270,7 +279,11 @@ def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | 
     if not isinstance(array, np.ndarray):
         raise TableError(f"{name} must be a NumPy array {wanted}, not {type(array).__name__}")
     if array.dtype != dtype:
-        raise TableError(f"{name} must be {wanted}, not {array.dtype}", f"convert with {name}.astype(np.{np.dtype(dtype).name})")
-    if array.ndim != len(shape) or any(want is not None and want != got for want, got in zip(shape, array.shape, strict=True)):
+        raise TableError(
+            f"{name} must be {wanted}, not {array.dtype}", f"convert with {name}.astype(np.{np.dtype(dtype).name})"
+        )
+    if array.ndim != len(shape) or any(
+        want is not None and want != got for want, got in zip(shape, array.shape, strict=True)
+    ):
         raise TableError(f"{name} must have shape {wanted}, not {list(array.shape)}")
     return np.ascontiguousarray(array)

@@ -8,9 +8,8 @@ struct Adagrad {
   static constexpr auto name = "adagrad";
   static constexpr Scale scale = Scale::show;
   static constexpr auto fields() {
-    return std::tuple{
-        Field<Adagrad>{"lr", &Adagrad::lr, "step size"},
-        Field<Adagrad>{"initial_g2sum", &Adagrad::initial_g2sum, "how slowly the step shrinks at first"}};
+    return std::tuple{Field<Adagrad>{"lr", &Adagrad::lr, "step size"},
+                      Field<Adagrad>{"initial_g2sum", &Adagrad::initial_g2sum, "how slowly the step shrinks at first"}};
   }
   static int state(int) { return 1; }
   void init(const float*, float* s, int) const { *s = 0; }

@@ -50,7 +50,9 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[F], F]:
             "json",
             inspect.Parameter.KEYWORD_ONLY,
             default=False,
-            annotation=Annotated[bool, typer.Option("--json", help="Print the result as one JSON line, last on stdout.")],
+            annotation=Annotated[
+                bool, typer.Option("--json", help="Print the result as one JSON line, last on stdout.")
+            ],
         )
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
         app.command(name or function.__name__.replace("_", "-"))(run)
