@@ -7,6 +7,7 @@ Every pair is measured in alternation in this process; what is printed are media
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -106,7 +107,7 @@ def plain_python(path: Path, rows: int) -> None:
         for number, line in enumerate(file, 1):
             fields = line.rstrip("\n").split("\t")
             labels.append(float(fields[0]))
-            dense.append([np.log1p(float(x)) if x else 0.0 for x in fields[1:14]])
+            dense.append([math.log1p(float(x)) if x else 0.0 for x in fields[1:14]])
             keys.append([hash(str(i) + x) for i, x in enumerate(fields[14:], 14)])
             if number % 1000 == 0:
                 _ = np.array(labels, np.float32), np.array(dense, np.float32), np.array(keys, np.int64)

@@ -1,4 +1,5 @@
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -184,26 +185,35 @@ void bind_parse(nb::module_& m) {
           "slot"_a, "column"_a, "low"_a, "high"_a, "buckets"_a, "boundaries"_a, "offset"_a);
 
   m.def(
-      "spread_keys",
-      [](const In<uint64_t>& distinct, const In<int32_t>& uses, KeysOut out) {
-        const size_t n = uses.size(), stride = checked_stride(out, n);
-        for (size_t i = 0; i < n; ++i)
-          if (uses.data()[i] < 0 || static_cast<size_t>(uses.data()[i]) >= distinct.size())
-            throw nb::value_error("a use points outside the dictionary");
+      "weave",
+      [](const std::vector<std::pair<In<uint64_t>, std::optional<In<int32_t>>>>& columns,
+         nb::ndarray<uint64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> out) {
+        const size_t rows = out.shape(0);
+        std::vector<KeyColumn> plain;
+        for (const auto& [keys, uses] : columns) {
+          if ((uses ? uses->size() : keys.size()) != rows || (rows > 0 && keys.size() == 0))
+            throw nb::value_error("the columns have different lengths");
+          plain.push_back({keys.data(), keys.size(), uses ? uses->data() : nullptr});
+        }
+        if (plain.size() != out.shape(1)) throw nb::value_error("the output has another number of columns");
         nb::gil_scoped_release nogil;
-        spread_keys(distinct.data(), uses.data(), n, out.data(), stride);
+        if (!weave(plain, rows, out.data())) throw std::invalid_argument("a use points outside its dictionary");
       },
-      "distinct"_a.noconvert(), "uses"_a.noconvert(), "out"_a.noconvert(), "out[i] = distinct[uses[i]]");
+      "columns"_a, "out"_a.noconvert(), "Columns (keys, and which of them each row uses, or None) side by side.");
 
   nb::class_<Delimited>(m, "Delimited", "Parses lines of fields between separators.")
       .def(
           "__init__",
-          [](Delimited* self, const Layout& layout, const std::vector<std::pair<Role, int>>& fields, char separator,
-             char list_separator, bool quotes) {
-            new (self) Delimited{layout, separator, list_separator, quotes, {}};
-            for (const auto& [role, index] : fields) self->fields.push_back({role, index});
+          [](Delimited* self, const Layout& layout, const std::vector<std::vector<std::pair<Role, int>>>& columns,
+             char separator, char list_separator, bool quotes) {
+            new (self) Delimited{layout, separator, list_separator, quotes, {}, {}};
+            for (const auto& uses : columns) {
+              for (size_t i = 1; i < uses.size(); ++i)
+                self->also.push_back({self->fields.size(), {uses[i].first, uses[i].second}});
+              self->fields.push_back(uses.empty() ? Field{Role::skip, 0} : Field{uses[0].first, uses[0].second});
+            }
           },
-          "layout"_a, "fields"_a, "separator"_a, "list_separator"_a, "quotes"_a)
+          "layout"_a, "columns"_a, "separator"_a, "list_separator"_a, "quotes"_a)
       .def("parse", &parse_block<Delimited>, "block"_a, "on_bad"_a);
 
   nb::enum_<Slotted::Token>(m, "Token")
@@ -228,9 +238,12 @@ void bind_parse(nb::module_& m) {
       .def(
           "__init__",
           [](MultiSlot* self, const Layout& layout, const std::vector<DenseGroup>& groups,
-             const std::vector<std::tuple<Role, int, int>>& steps) {
+             const std::vector<std::pair<std::vector<std::pair<Role, int>>, int>>& steps) {
             new (self) MultiSlot{layout, groups, {}};
-            for (const auto& [role, index, width] : steps) self->steps.push_back({{role, index}, width});
+            for (const auto& [uses, width] : steps) {
+              self->steps.push_back({{}, width});
+              for (const auto& [role, index] : uses) self->steps.back().uses.push_back({role, index});
+            }
           },
           "layout"_a, "groups"_a, "steps"_a)
       .def("parse", &parse_block<MultiSlot>, "block"_a, "on_bad"_a);

@@ -34,6 +34,8 @@ Delimited delimited(KeyRule rule, bool multi, bool quotes) {
   plan.quotes = quotes;
   plan.fields = {{Role::label, 0}, {Role::dense, 0}, {Role::dense, 1},
                  {Role::slot, 0},  {Role::slot, 1},  {Role::skip, 0}};
+  plan.layout.group = true;
+  plan.also = {{3, {Role::group, 0}}, {5, {Role::group, 0}}};
   return plan;
 }
 
@@ -54,7 +56,7 @@ MultiSlot multislot(KeyRule rule) {
   MultiSlot plan;
   plan.layout = layout(rule, true);
   plan.groups = {{0, 1}};
-  plan.steps = {{{Role::dense, 0}, 2}, {{Role::slot, 0}, 1}, {{Role::slot, 1}, 0}, {{Role::label, 0}, 1}};
+  plan.steps = {{{{Role::dense, 0}}, 2}, {{{Role::slot, 0}}, 1}, {{{Role::slot, 1}}, 0}, {{{Role::label, 0}}, 1}};
   return plan;
 }
 
@@ -69,6 +71,7 @@ void check_whole(Rows& rows, const Layout& plan, size_t lines, OnBad on_bad) {
   CHECK(rows.rows + rows.bad_lines == rows.lines);
   CHECK(rows.lines == lines || (on_bad == OnBad::stop && rows.bad_lines == 1));
   CHECK(rows.labels.size == rows.rows);
+  CHECK(!plan.group || rows.groups.size == rows.rows);
   CHECK(rows.dense.size == rows.rows * plan.dense.size());
   for (size_t i = 0; i < rows.dense.size; ++i) CHECK(std::isfinite(rows.dense.data()[i]));
   if (!rows.one_each) {

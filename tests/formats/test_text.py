@@ -312,6 +312,27 @@ def test_bucketed_slots(write):
     ]
 
 
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("slots", "label:1 user:5 n:6"),
+        ("csv", "n,label,user\r\n6,1,5\r\n"),
+        ("csv", '"user",label,n\n"5",1,"6"'),
+        ("feasign", "1:label 5:user 6:n"),
+        ("multislot", "1 6 1 5 1 1"),
+    ],
+)
+def test_a_column_may_have_several_uses(write, form, text):
+    """A user is a slot and the group, a number is dense and a slot."""
+    schema = Schema((Dense("count", source="n"),), (Slot("user"), Slot("n2", source="n")), click="label", group="user")
+    options = {"name": "multislot", "order": ["n", "user", "label"]} if form == "multislot" else form
+    (batch,) = read(write("a", text), options, schema)
+    assert batch.keys.tolist() == [_core.hash64("user", b"5"), _core.hash64("n2", b"6")]
+    assert batch.groups.tolist() == [_core.hash64("user", b"5")]
+    assert batch.dense.tolist() == [[6]]
+    assert batch.labels.tolist() == batch.clicks.tolist() == [1]
+
+
 @pytest.mark.parametrize("form", ["slots", "csv", "multislot"])
 def test_formats_without_values_have_ones(write, form):
     schema = Schema(slots=(Slot("a"), Slot("b")), keys=RAW, values=True)

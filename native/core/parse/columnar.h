@@ -34,9 +34,30 @@ size_t integer_keys(const Layout& layout, size_t slot, const Integer* values, si
   return n;
 }
 
-// The keys of a dictionary's entries to those that use them.
-inline void spread_keys(const uint64_t* distinct, const int32_t* uses, size_t n, uint64_t* out, size_t stride) {
-  for (size_t i = 0; i < n; ++i) out[i * stride] = distinct[uses[i]];
+// Columns side by side into rows, some rows at a time so that those stay in the cache.
+struct KeyColumn {
+  const uint64_t* keys;
+  size_t size;
+  const int32_t* uses;  // entry of `keys` per row, or null: one per row
+};
+
+// False where a use points outside its keys; `out` is [rows, columns].
+inline bool weave(const std::vector<KeyColumn>& columns, size_t rows, uint64_t* out) {
+  constexpr size_t kSome = 128;
+  bool inside = true;
+  for (size_t first = 0; first < rows; first += kSome) {
+    const size_t last = first + kSome < rows ? first + kSome : rows;
+    for (size_t c = 0; c < columns.size(); ++c) {
+      const KeyColumn& column = columns[c];
+      uint64_t* to = out + first * columns.size() + c;
+      for (size_t i = first; i < last; ++i, to += columns.size()) {
+        const size_t at = column.uses == nullptr ? i : static_cast<size_t>(static_cast<uint32_t>(column.uses[i]));
+        inside = inside && at < column.size;
+        *to = column.keys[inside ? at : 0];
+      }
+    }
+  }
+  return inside;
 }
 
 // Not a number is missing. Returns the first value that is out of range, or n.

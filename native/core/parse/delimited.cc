@@ -36,6 +36,7 @@ class Pass {
         quickly(line, ends);
       else
         plainly(line, ends);
+      if (!careful_ && row_.good()) use_again(line, ends);
       if (row_.good()) row_.commit();
       bool go_on = true;
       if (!row_.good()) {
@@ -59,6 +60,15 @@ class Pass {
       const char* const stop = begin_ + ends[f];
       if (!field(f, p, f + 1 == n && stop > p && stop[-1] == '\r' ? stop - 1 : stop)) return;
       p = stop + 1;
+    }
+  }
+
+  void use_again(const char* line, const uint32_t* ends) {
+    for (const auto& [f, what] : plan_.also) {
+      const char* const p = f == 0 ? line : begin_ + ends[f - 1] + 1;
+      const char* const stop = begin_ + ends[f];
+      const bool last = f + 1 == plan_.fields.size();
+      if (!use(f, what, p, last && stop > p && stop[-1] == '\r' ? stop - 1 : stop)) return;
     }
   }
 
@@ -103,7 +113,7 @@ class Pass {
         value_end = p;
       }
       more = p < stop;
-      if (f < plan_.fields.size() && !field(f, value, value_end)) {
+      if (f < plan_.fields.size() && !every_use(f, value, value_end)) {
         row_.fail(f, row_.bad.why, start, p, row_.bad.detail);
         return;
       }
@@ -125,8 +135,15 @@ class Pass {
     return nullptr;
   }
 
-  bool field(size_t f, const char* p, const char* end) {
-    const Field& what = plan_.fields[f];
+  bool every_use(size_t f, const char* p, const char* end) {
+    for (const auto& [column, what] : plan_.also)
+      if (column == f && !use(f, what, p, end)) return false;
+    return field(f, p, end);
+  }
+
+  bool field(size_t f, const char* p, const char* end) { return use(f, plan_.fields[f], p, end); }
+
+  bool use(size_t f, const Field& what, const char* p, const char* end) {
     switch (what.role) {
       case Role::slot:
         if constexpr (Flat) return row_.key(f, static_cast<size_t>(what.index), p, end);

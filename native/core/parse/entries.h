@@ -1,5 +1,6 @@
 // The keys of one line in the order they were met, brought into the order of the slots.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "layout.h"
@@ -13,6 +14,7 @@ class Entries {
   void clear() {
     entries_.clear();
     std::fill(counts_.begin(), counts_.end(), 0);
+    filled_ = 0;
     sorted_ = true;
   }
 
@@ -21,24 +23,25 @@ class Entries {
   void add(size_t slot, uint64_t key, float value) {
     sorted_ = sorted_ && (entries_.empty() || entries_.back().slot <= slot);
     entries_.push_back({key, static_cast<uint32_t>(slot), value});
-    ++counts_[slot];
+    filled_ += counts_[slot]++ == 0;
   }
 
   // Appends a row; a single-valued slot without a value gets the key of the empty one.
   void commit(const Layout& layout, Rows& out) {
-    for (size_t s = 0; s < counts_.size(); ++s)
-      if (counts_[s] == 0 && !layout.slots[s].multi) add(s, layout.slots[s].missing, 1.0f);
+    if (filled_ < counts_.size())
+      for (size_t s = 0; s < counts_.size(); ++s)
+        if (counts_[s] == 0 && !layout.slots[s].multi) add(s, layout.slots[s].missing, 1.0f);
     const size_t n = entries_.size(), base = out.keys.size;
     out.keys.reserve(base + n);
     if (layout.values) out.values.reserve(base + n);
-    out.offsets.reserve(out.offsets.size + counts_.size());
-    int64_t position = static_cast<int64_t>(base);
-    for (size_t s = 0; s < counts_.size(); ++s) {
-      next_[s] = position;
-      out.one_each = out.one_each && counts_[s] == 1;
-      position += counts_[s];
-      out.offsets.data()[out.offsets.size++] = position;
+    const bool one_each = filled_ == n && n == counts_.size();
+    if (out.one_each && !one_each) {  // the first such row: until now, offsets just counted
+      out.one_each = false;
+      out.offsets.reserve(base + 1);
+      for (size_t i = 0; i <= base; ++i) out.offsets.data()[i] = static_cast<int64_t>(i);
+      out.offsets.size = base + 1;
     }
+    if (!out.one_each || !sorted_) place(out, base);
     uint64_t* const keys = out.keys.data();
     float* const values = layout.values ? out.values.data() : nullptr;
     for (size_t i = 0; i < n; ++i) {
@@ -51,6 +54,17 @@ class Entries {
   }
 
  private:
+  // Where the keys of each slot begin, and the row's offsets where they are needed.
+  void place(Rows& out, size_t base) {
+    if (!out.one_each) out.offsets.reserve(out.offsets.size + counts_.size());
+    auto position = static_cast<int64_t>(base);
+    for (size_t s = 0; s < counts_.size(); ++s) {
+      next_[s] = position;
+      position += counts_[s];
+      if (!out.one_each) out.offsets.data()[out.offsets.size++] = position;
+    }
+  }
+
   struct Entry {
     uint64_t key;
     uint32_t slot;
@@ -59,6 +73,7 @@ class Entries {
   std::vector<Entry> entries_;
   std::vector<int> counts_;
   std::vector<int64_t> next_;
+  size_t filled_ = 0;  // slots with at least one key
   bool sorted_ = true;
 };
 

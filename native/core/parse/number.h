@@ -49,6 +49,18 @@ inline bool to_i64(const char* p, const char* end, int64_t& out) {
 inline constexpr double kPowersOfTen[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
                                           1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
 
+// Reads digits into `x` (which wraps if there are too many) and moves past them.
+inline void read_digits(const char*& p, const char* end, uint64_t& x) {
+  while (end - p >= 8) {
+    bool valid;
+    const uint64_t eight = eight_digits(hashing::load64(p), valid);
+    if (!valid) break;
+    x = x * 100000000 + eight;
+    p += 8;
+  }
+  for (; p < end && static_cast<unsigned char>(*p - '0') <= 9; ++p) x = x * 10 + static_cast<unsigned>(*p - '0');
+}
+
 // [+-] digits [. digits] [e [+-] digits], finite. Up to 15 digits and a small exponent need one exact division.
 inline bool to_double(const char* p, const char* end, double& out) {
   const char* const text = p;
@@ -56,13 +68,11 @@ inline bool to_double(const char* p, const char* end, double& out) {
   if (p < end && (*p == '-' || *p == '+')) ++p;
   uint64_t mantissa = 0;
   const char* const digits = p;
-  for (; p < end && static_cast<unsigned char>(*p - '0') <= 9; ++p)
-    mantissa = mantissa * 10 + static_cast<unsigned>(*p - '0');
+  read_digits(p, end, mantissa);
   ptrdiff_t seen = p - digits, fraction = 0;
   if (p < end && *p == '.') {
     const char* const point = p++;
-    for (; p < end && static_cast<unsigned char>(*p - '0') <= 9; ++p)
-      mantissa = mantissa * 10 + static_cast<unsigned>(*p - '0');
+    read_digits(p, end, mantissa);
     fraction = p - point - 1;
     seen += fraction;
   }

@@ -16,7 +16,6 @@ class RowWriter {
       : layout_(layout), block_(block), entries_(layout.slots.size()) {
     out.dense.reserve(lines * layout.dense.size());
     out.keys.reserve(lines * layout.slots.size());
-    if (!Flat) out.offsets.push(0);
     each_side([lines](bool wanted, auto& column) {
       if (wanted) column.reserve(lines);
     });

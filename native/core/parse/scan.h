@@ -23,7 +23,9 @@ struct IndexSpace {
 
 class Index {
  public:
-  Index(std::string_view block, char separator) {
+  Index(std::string_view block, char separator) : Index(block, separator, separator) {}
+
+  Index(std::string_view block, char separator, char other) {
     if (block.size() >= UINT32_MAX) throw std::invalid_argument("a block is smaller than 4 GiB");
     lines_.clear();
     if (space_.size < block.size() + 16) {  // a field may end at every byte; pages that are not used cost nothing
@@ -33,11 +35,12 @@ class Index {
     ends_ = space_.ends.get();
     const char* const begin = block.data();
     size_t at = 0;
-    for (; at + 64 <= block.size(); at += 64) add(begin + at, at, separator, ~0ULL);
+    for (; at + 64 <= block.size(); at += 64) add(begin + at, at, separator, other, ~0ULL);
     if (at < block.size()) {
       char last[64] = {};
       std::memcpy(last, begin + at, block.size() - at);
-      add(last, at, separator, ~0ULL >> (64 - (block.size() - at)));  // a separator of zero must not match the padding
+      const uint64_t keep = ~0ULL >> (64 - (block.size() - at));  // a separator of zero must not match the padding
+      add(last, at, separator, other, keep);
     }
   }
 
@@ -45,9 +48,9 @@ class Index {
   const std::vector<uint32_t>& lines() const { return lines_; }  // how many fields there are up to each newline
 
  private:
-  void add(const char* p, size_t at, char separator, uint64_t keep) {
+  void add(const char* p, size_t at, char separator, char other, uint64_t keep) {
     const uint64_t newlines = match(p, '\n') & keep;
-    uint64_t both = (match(p, separator) & keep) | newlines;
+    uint64_t both = ((match(p, separator) | (other == separator ? 0 : match(p, other))) & keep) | newlines;
     for (uint64_t left = newlines; left != 0; left &= left - 1)
       lines_.push_back(count_ + static_cast<uint32_t>(std::popcount(both & (left ^ (left - 1)))));
     uint32_t* out = ends_ + count_;

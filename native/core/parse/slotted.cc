@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "row.h"
+#include "scan.h"
 
 namespace clickfleet::parse {
 namespace {
@@ -82,14 +83,22 @@ class Groups {
 class SlottedPass {
  public:
   SlottedPass(const Slotted& plan, std::string_view block)
-      : plan_(plan), begin_(block.data()), row_(plan.layout, begin_, count_lines(block)), groups_(plan.groups) {}
+      : plan_(plan),
+        begin_(block.data()),
+        row_(plan.layout, begin_, count_lines(block)),
+        groups_(plan.groups),
+        index_(block, ' ', ':') {}
 
   Rows run(std::string_view block, OnBad on_bad) {
-    return each_line(block, on_bad, row_, [this](const char* p, const char* end) { return line(p, end); });
+    return each_line(block, on_bad, row_, [this](const char* p, const char* end) {
+      const size_t number = row_.out.lines;
+      return line(p, end, index_.ends() + (number == 0 ? 0 : index_.lines()[number - 1]));
+    });
   }
 
  private:
-  bool line(const char* const first, const char* const end) {
+  // `mark` walks over the blanks and colons of the line, its newline last.
+  bool line(const char* const first, const char* const end, const uint32_t* mark) {
     const char* p = first;
     groups_.clear();
     size_t n = 0;
@@ -100,9 +109,20 @@ class SlottedPass {
       while (p < end && blank(*p)) ++p;
     }
     if (plan_.token == Slotted::Token::name_key_value && !leading_label(p, end)) return false;
+    while (begin_ + *mark < p) ++mark;
     while (p < end) {
-      const char* const stop = find_char(p, end, ' ');
-      if (!token(n++, p, stop)) return false;
+      const char *colon = nullptr, *second = nullptr, *stop;
+      for (;; ++mark) {
+        stop = begin_ + *mark;
+        if (stop >= end || *stop == ' ') break;
+        if (colon == nullptr)
+          colon = stop;
+        else if (second == nullptr)
+          second = stop;
+      }
+      stop = stop < end ? stop : end;
+      if (!token(n++, p, colon, second, stop)) return false;
+      ++mark;
       p = stop + 1;
     }
     return groups_.finish(row_, first, end);
@@ -118,38 +138,33 @@ class SlottedPass {
     return row_.label(0, text, stop);
   }
 
-  bool token(size_t n, const char* p, const char* stop) {
-    const char* const colon = find_char(p, stop, ':');
-    if (colon == stop) return row_.fail(n, Why::not_a_token, p, stop);
-    const char *name = p, *name_end = colon, *value = colon + 1, *value_end = stop;
+  // The token [p, stop) with its first two colons, null where there are none.
+  bool token(size_t n, const char* p, const char* colon, const char* second, const char* stop) {
+    if (colon == nullptr) return row_.fail(n, Why::not_a_token, p, stop);
+    const char *name = p, *name_end = colon, *value = colon + 1, *value_end = second != nullptr ? second : stop;
     float weight = 1.0f;
-    switch (plan_.token) {
-      case Slotted::Token::name_value:
-        value_end = find_char(value, stop, ':');
-        break;
-      case Slotted::Token::value_name:
-        std::swap(name, value);
-        name_end = stop;
-        value_end = colon;
-        break;
-      case Slotted::Token::name_key_value: {
-        value_end = find_char(value, stop, ':');
-        double x;
-        if (value_end == stop) return row_.fail(n, Why::not_a_token, p, stop);
-        if (!to_double(value_end + 1, stop, x)) return row_.fail(n, Why::not_a_number, value_end + 1, stop);
-        weight = static_cast<float>(x);
-        if (!std::isfinite(weight)) return row_.fail(n, Why::out_of_range, value_end + 1, stop);
-        break;
-      }
+    if (plan_.token == Slotted::Token::value_name) {
+      std::swap(name, value);
+      name_end = stop;
+      value_end = colon;
+    } else if (plan_.token == Slotted::Token::name_key_value) {
+      double x;
+      if (second == nullptr) return row_.fail(n, Why::not_a_token, p, stop);
+      if (!to_double(second + 1, stop, x)) return row_.fail(n, Why::not_a_number, second + 1, stop);
+      weight = static_cast<float>(x);
+      if (!std::isfinite(weight)) return row_.fail(n, Why::out_of_range, second + 1, stop);
     }
-    const Field* const what = field(n, {name, static_cast<size_t>(name_end - name)});
-    return what == nullptr || set(n, *what, value, value_end, weight);
+    const std::vector<Field>* const uses = find(n, {name, static_cast<size_t>(name_end - name)});
+    if (uses == nullptr) return true;
+    for (const Field& what : *uses)
+      if (!set(n, what, value, value_end, weight)) return false;
+    return true;
   }
 
   // Lines are mostly alike: the name at this place in the line before is tried first.
-  const Field* field(size_t n, std::string_view name) {
-    if (n < guesses_.size() && guesses_[n].name == name) return guesses_[n].field;
-    const Field* const found = plan_.find(name);
+  const std::vector<Field>* find(size_t n, std::string_view name) {
+    if (n < guesses_.size() && guesses_[n].name == name) return guesses_[n].uses;
+    const std::vector<Field>* const found = plan_.find(name);
     if (n < 4096) {
       if (guesses_.size() <= n) guesses_.resize(n + 1);
       guesses_[n] = {name, found};
@@ -176,13 +191,14 @@ class SlottedPass {
 
   struct Guess {
     std::string_view name;
-    const Field* field = nullptr;
+    const std::vector<Field>* uses = nullptr;
   };
 
   const Slotted& plan_;
   const char* const begin_;
   RowWriter<false> row_;
   Groups groups_;
+  const Index index_;
   std::vector<Guess> guesses_;
 };
 
@@ -221,7 +237,8 @@ class MultiSlotPass {
       for (uint64_t i = 0; i < n; ++i) {
         const Text value = next(p, end);
         if (value.p == value.end) return row_.fail(s, Why::short_line, end, end);
-        if (!set(s, step.what, value)) return false;
+        for (const Field& what : step.uses)
+          if (!set(s, what, value)) return false;
       }
     }
     const Text more = next(p, end);
@@ -252,7 +269,7 @@ class MultiSlotPass {
 
 }  // namespace
 
-const Field* Slotted::find(std::string_view text) const {
+const std::vector<Field>* Slotted::find(std::string_view text) const {
   const auto found = fields_.find(text);
   return found == fields_.end() ? nullptr : &found->second;
 }

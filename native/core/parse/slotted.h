@@ -23,21 +23,21 @@ struct Slotted {
   Token token = Token::name_value;
   std::vector<DenseGroup> groups;
 
-  void name(const std::string& text, Field field) { fields_[text] = field; }
+  void name(const std::string& text, Field field) { fields_[text].push_back(field); }
   Rows parse(std::string_view block, OnBad on_bad) const;
-  const Field* find(std::string_view text) const;
+  const std::vector<Field>* find(std::string_view text) const;  // all uses of a name, or null
 
  private:
   struct Hash {
     using is_transparent = void;
     size_t operator()(std::string_view s) const { return hash_bytes(0, s.data(), s.size()); }
   };
-  std::unordered_map<std::string, Field, Hash, std::equal_to<>> fields_;
+  std::unordered_map<std::string, std::vector<Field>, Hash, std::equal_to<>> fields_;
 };
 
 struct MultiSlot {
   struct Step {
-    Field what;
+    std::vector<Field> uses;
     int width;  // 0: any number of values
   };
 

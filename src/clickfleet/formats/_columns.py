@@ -176,16 +176,35 @@ class _Work:
         )
         if ragged:
             return self._ragged(columns, dense)
-        keys = np.empty((self.rows, len(slots)), np.uint64)
+        woven: list[tuple[Keys, Any]] = []  # keys, and which of them each row uses
         buckets = 0
         for i, (slot, column) in enumerate(zip(slots, columns, strict=True)):
-            out = keys[:, i : i + 1]
+            if column is not None and self._by_dictionary(column):
+                woven.append(self._dictionary(i, slot, column))
+                continue
+            out = np.empty((self.rows, 1), np.uint64)
             if column is None:
                 self.plan.bucket_keys(dense, out, buckets)
                 buckets += 1
             else:
                 self._slot_keys(i, slot, column, out, None)
+            woven.append((out[:, 0], None))
+        keys = np.empty((self.rows, len(slots)), np.uint64)
+        _core.weave(woven, keys)
         return keys.reshape(-1), None, None
+
+    def _by_dictionary(self, column: pa.Array) -> bool:
+        # Under the rule raw a bad entry must be traced to its rows.
+        return pa.types.is_dictionary(column.type) and self.schema.keys.name != "raw"
+
+    def _dictionary(self, i: int, slot: Slot, column: pa.Array) -> tuple[Keys, Any]:
+        """The keys of a dictionary's entries, the last that of a missing value, and which entry each row uses."""
+        uses = column.indices.cast(pa.int32())
+        uses = uses.fill_null(len(column.dictionary)) if uses.null_count else uses
+        keys = np.empty((len(column.dictionary) + 1, 1), np.uint64)
+        keys[-1] = self.plan.missing_key(i)
+        self._slot_keys(i, slot, column.dictionary, keys[:-1], None)
+        return keys[:, 0], uses.to_numpy()
 
     def _ragged(self, columns: list[Any], dense: Floats) -> tuple[Keys, Any, Any]:
         found: list[tuple[Keys, NDArray[np.int64], Any]] = []  # keys, how many per row, values
@@ -243,16 +262,12 @@ class _Work:
         """The keys of one value per entry of `column`; `rows` says which row each belongs to."""
         kind, n = column.type, len(column)
         name = slot.source or slot.name
+        if self._by_dictionary(column):
+            keys, uses = self._dictionary(i, slot, column)
+            out[:, 0] = keys[uses]
+            return
         if pa.types.is_dictionary(kind):
-            if self.schema.keys.name == "raw":  # a bad entry must be traced to its rows
-                return self._slot_keys(i, slot, column.dictionary_decode(), out, rows)
-            uses = column.indices.cast(pa.int32())
-            uses = uses.fill_null(len(column.dictionary)) if uses.null_count else uses
-            distinct = np.empty((len(column.dictionary) + 1, 1), np.uint64)
-            distinct[-1] = self.plan.missing_key(i)
-            self._slot_keys(i, slot, column.dictionary, distinct[:-1], None)
-            _core.spread_keys(distinct[:, 0], uses.to_numpy(), out)
-            return None
+            column, kind = column.dictionary_decode(), kind.value_type
         if pa.types.is_boolean(kind):
             column, kind = column.cast(pa.int8()), pa.int8()
         if pa.types.is_integer(kind):
@@ -272,7 +287,6 @@ class _Work:
             raise self._wrong(name, kind, "a key (text and integers can; numbers with a fraction cannot)")
         if column.null_count:
             out[column.is_null().to_numpy(zero_copy_only=False), 0] = self.plan.missing_key(i)
-        return None
 
 
 def _is_list(kind: Any) -> bool:

@@ -43,7 +43,7 @@ class Delimited(Lines):
 
 def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], path: str) -> Parser:
     role = _core.Role
-    fields = [(role.skip, 0)] * len(columns)
+    uses: list[list[tuple[object, int]]] = [[] for _ in columns]
 
     def place(name: str, kind: object, index: int, what: str) -> None:
         if name not in columns:
@@ -51,7 +51,7 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
                 f"{path}: there is no column {name!r} for {what}{closest(name, columns)}",
                 "name it in the schema as it is in the file (source: …)",
             )
-        fields[columns.index(name)] = (kind, index)
+        uses[columns.index(name)].append((kind, index))
 
     has_label = schema.label in columns
     if has_label:
@@ -64,7 +64,7 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
         if slot.bucket is None:
             place(slot.source or slot.name, role.slot, i, f"the slot {slot.name}")
     plan = _core.Delimited(
-        layout(schema, label=has_label), fields, form.separator, form.list_separator or "\0", form.quotes
+        layout(schema, label=has_label), uses, form.separator, form.list_separator or "\0", form.quotes
     )
     what = {"\t": "tab", ",": "comma"}.get(form.separator, repr(form.separator))
     expected = f"{len(columns)} {what}-separated fields"

@@ -10,7 +10,7 @@ from clickfleet.schema import Schema
 if TYPE_CHECKING:
     from clickfleet.formats._columns import Columns
 
-BLOCK_ROWS = 8192  # its keys stay in the cache while column after column is written into them
+BLOCK_ROWS = 16384
 
 
 @dataclass(slots=True)

@@ -1,6 +1,5 @@
 """multislot: blocks `n v1 … vn` in a fixed order without names: `13 0.05 … 0.04 1 715353 1 817085 … 1 787527 1 0`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +7,19 @@ from clickfleet import _core
 from clickfleet.errors import ConfigError
 from clickfleet.find import closest
 from clickfleet.formats._lines import Lines, Parser
-from clickfleet.formats._native import NativeParser, layout
+from clickfleet.formats._native import NativeParser, dense_groups, layout
 from clickfleet.formats._slotted import named_fields
 from clickfleet.schema import Schema, preset
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block: its name, what its values are for, how many there must be (0: any), and their dense columns."""
+
+    name: str
+    uses: list[tuple[Any, int]]
+    width: int
+    dense: list[int]
 
 
 @dataclass(frozen=True)
@@ -28,62 +37,47 @@ class Multislot(Lines):
 
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
         steps = self.steps(schema)
-        names = [name for name, *_ in steps]
-        if _blocks(first_line) == len(steps) - 1 and schema.label in names:
-            del steps[names.index(schema.label)]  # rows without a label
-        groups: list[list[int]] = []
-        native = []
-        names = [name for name, *_ in steps]
-        for _, role, index, width, columns in steps:
-            if role == _core.Role.dense:
-                index = len(groups)
-                groups.append(columns)
-            native.append((role, index, width))
-        plan = _core.MultiSlot(layout(schema, label=schema.label in names), groups, native)
-        return NativeParser(plan, schema, lambda field: names[field] if field < len(names) else "")
-
-    def steps(self, schema: Schema) -> list[tuple[str, Any, int, int, list[int]]]:
-        """(name, role, index, width or 0, dense columns) of each block."""
-        role = _core.Role
-        found = {name: (kind, index) for name, kind, index in named_fields(schema)}
-        slots = [slot.source or slot.name for slot in schema.read_slots]
-        order: Sequence[str] = self.order or [
-            *(["dense"] if schema.dense else []),
-            *slots,
-            *schema.sides.values(),
-            schema.label,
+        labels = [i for i, step in enumerate(steps) if step.name == schema.label]
+        if labels and _blocks(first_line) == len(steps) - 1:
+            del steps[labels[0]]  # rows without a label
+        plan = layout(schema, label=any(step.name == schema.label for step in steps))
+        groups = [step.dense for step in steps]
+        native = [
+            ([*((_core.Role.dense, i) for _ in step.dense[:1]), *step.uses], step.width) for i, step in enumerate(steps)
         ]
-        steps: list[tuple[str, Any, int, int, list[int]]] = []
-        for name, given in (("ins_id", self.ins_id), ("content", self.content)):
-            if given:
-                steps.append((name, role.skip, 0, 1, []))
-        for name in order:
-            if name == "dense" and "dense" not in found:
-                steps.append((name, role.dense, 0, len(schema.dense), list(range(len(schema.dense)))))
-                continue
-            if name not in found:
-                raise ConfigError(f"data.format.order: the schema has no {name!r}{closest(name, [*found, 'dense'])}")
-            kind, index = found[name]
-            if kind == role.dense:
-                columns = [i for i, column in enumerate(schema.dense) if (column.source or column.name) == name]
-                steps.append((name, kind, 0, len(columns), columns))
-            else:
-                multi = kind == role.slot and schema.slots[index].multi
-                steps.append((name, kind, index, 0 if multi else 1, []))
-        self._complete(schema, steps)
-        return steps
+        names = [step.name for step in steps]
+        return NativeParser(
+            _core.MultiSlot(plan, groups, native), schema, lambda field: names[field] if field < len(names) else ""
+        )
 
-    @staticmethod
-    def _complete(schema: Schema, steps: Sequence[tuple[str, Any, int, int, list[int]]]) -> None:
-        names = [name for name, *_ in steps]
-        dense = [column for _, _, _, _, columns in steps for column in columns]
-        absent = [slot.name for slot in schema.read_slots if (slot.source or slot.name) not in names]
+    def steps(self, schema: Schema) -> list[Step]:
+        """What each block is; a block may have several uses."""
+        known = {name: self._step(name, schema) for name, _, _ in named_fields(schema)}
+        every_dense = Step("dense", [], len(schema.dense), list(range(len(schema.dense))))
+        slots = [slot.source or slot.name for slot in schema.read_slots]
+        default = [*(["dense"] if schema.dense else []), *slots, *schema.sides.values(), schema.label]
+        steps = [Step(name, [], 1, []) for name in ("ins_id", "content") if getattr(self, name)]
+        for name in self.order or dict.fromkeys(default):
+            if name not in known and name != "dense":
+                raise ConfigError(f"data.format.order: the schema has no {name!r}{closest(name, [*known, 'dense'])}")
+            steps.append(known.get(name, every_dense))
+        names = [step.name for step in steps]
+        dense = [column for step in steps for column in step.dense]
+        absent = [name for name in known if name not in names and known[name].uses and name != schema.label]
         absent += [column.name for i, column in enumerate(schema.dense) if i not in dense]
-        absent += [name for name in schema.sides.values() if name not in names]
         if absent or len(set(names)) < len(names) or len(set(dense)) < len(dense):
             raise ConfigError(
                 f"data.format.order must name every column of the schema once; absent: {', '.join(absent) or 'none'}"
             )
+        return steps
+
+    @staticmethod
+    def _step(name: str, schema: Schema) -> Step:
+        fields = [(kind, index) for other, kind, index in named_fields(schema) if other == name]
+        dense = dense_groups(schema).get(name, [])
+        uses = [(kind, index) for kind, index in fields if kind != _core.Role.dense]
+        multi = bool(uses) and all(kind == _core.Role.slot and schema.slots[index].multi for kind, index in uses)
+        return Step(name, uses, len(dense) or (0 if multi else 1), dense)
 
 
 def _blocks(line: bytes) -> int:
