@@ -1,6 +1,6 @@
 """The sparse table against PyTorch's embeddings, against itself with two threads, and against the disk.
 
-    python benchmarks/table.py [--rows 20000000] [--quick] [--large]
+    python benchmarks/table.py [--rows 20000000] [--quick] [--large] [--only PART]
 
 Everything is measured in this process, in alternation; figures are medians, ratios are ours over theirs. `--quick` uses a twentieth of the
 rows, `--large` adds a table of 100 million short rows.
@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from clickfleet import Table, checkpoint
-from clickfleet.rules import rule
 
 BATCH = 26_000
 DIM = 10
@@ -52,7 +51,9 @@ def filled(keys: np.ndarray, factors: int = DIM, report: bool = False, **setting
             worst = max(worst, stats["bytes"] / stats["own_bytes"])
             if report and stats["rows"] >= shown:
                 seconds = time.perf_counter() - start
-                print(f"  {stats['rows'] / 1e6:5.0f}M rows after {seconds:6.1f} s, {stats['bytes'] / stats['rows']:.1f} bytes per row")
+                print(
+                    f"  {stats['rows'] / 1e6:5.0f}M rows after {seconds:6.1f} s, {stats['bytes'] / stats['rows']:.1f} bytes per row"
+                )
                 shown *= 2
     if report:
         stats = table.stats()
@@ -101,11 +102,12 @@ def train_step(n: int) -> None:
     adagrad = torch.optim.Adagrad(bag.parameters(), lr=0.05)
     offsets = torch.arange(BATCH)
 
+    grads = np.full((BATCH, 1 + DIM), 0.01, np.float32)
+    asked = [keys[some] for some in rows]
+
     def ours(i: int) -> None:
-        unique = np.unique(rows[i])
-        some = keys[unique]
-        table.pull(some)
-        table.push(some, np.full((len(some), 1 + DIM), 0.01, np.float32))
+        table.pull(asked[i])
+        table.push(asked[i], grads)  # keys that occur twice are merged
 
     def embedding(i: int) -> None:
         sparse_adam.zero_grad()
@@ -168,7 +170,9 @@ def snapshot(keys: np.ndarray, table: Table, what: str, draw: Callable[[int, int
             ratios.append(during / before)
     finally:
         shutil.rmtree(folder)
-    print(f"  pushes during a save of {len(table) / 1e6:.0f}M rows, {what} keys: {statistics.median(ratios):.2f}× of before")
+    print(
+        f"  pushes during a save of {len(table) / 1e6:.0f}M rows, {what} keys: {statistics.median(ratios):.2f}× of before"
+    )
 
 
 def disk(table: Table) -> None:
@@ -181,7 +185,11 @@ def disk(table: Table) -> None:
             saves.append(time.perf_counter() - start)
             size = sum(file.stat().st_size for file in path.iterdir())
             start = time.perf_counter()
-            subprocess.run(["dd", "if=/dev/zero", f"of={folder}/plain", "bs=1M", f"count={size >> 20}", "conv=fsync"], check=True, capture_output=True)
+            subprocess.run(
+                ["dd", "if=/dev/zero", f"of={folder}/plain", "bs=1M", f"count={size >> 20}", "conv=fsync"],
+                check=True,
+                capture_output=True,
+            )
             plain_out.append(time.perf_counter() - start)
             start = time.perf_counter()
             again = checkpoint.load(path)
@@ -207,41 +215,53 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--only", help="one part: pull, step, snapshot, short or large")
     options = parser.parse_args()
     torch.set_num_threads(1)
     n = options.rows // (20 if options.quick else 1)
 
-    print("rows of dim 10 with adagrad, full")
     keys = rng.integers(0, 2**64, n, dtype=np.uint64)
+    parts = {
+        "pull": lambda: pulls(keys),
+        "step": lambda: train_step(min(n, 1_000_000)),
+        "snapshot": lambda: snapshots(keys[: n // 2]),
+        "short": lambda: filled(keys, report=True, admission="count(1000000)"),
+    }
+    if options.large:
+        parts["large"] = large
+    for name, part in parts.items():
+        if options.only in (None, name):
+            print(name)
+            part()
+            gc.collect()
+
+
+def pulls(keys: np.ndarray) -> None:
+    n = len(keys)
     table = filled(keys, report=True)
     pull(keys, table, f"pull, {n / 1e6:.0f}M rows, uniform", uniform)
     pull(keys, table, f"pull, {n / 1e6:.0f}M rows, Zipf", zipf)
     threads(keys, table)
     del table
-    gc.collect()
     for dim in (DIM, 1, 8, 16, 64):
-        some = keys[: min(n, 1_000_000)]
-        smaller = filled(some, dim)
-        pull(some, smaller, f"pull, 1M rows, dim {dim}, uniform", uniform)
-    print("a training step")
-    train_step(min(n, 1_000_000))
-    print("snapshots")
-    some = keys[: n // 2]
-    half = filled(some)
-    snapshot(some, half, "uniform", uniform)
-    snapshot(some, half, "Zipf", zipf)
-    disk(half)
-    del half
-    gc.collect()
-    print("short rows")
-    filled(keys, report=True, admission="count(1000000)")
-    if options.large:
-        many = rng.integers(0, 2**64, 100_000_000, dtype=np.uint64)
-        table = filled(many, report=True, admission="count(1000000)", rule=rule("adagrad"))
-        out = np.empty((BATCH, 1 + DIM), np.float32)
-        asked = [many[uniform(len(many), BATCH)] for _ in range(60)]
-        seconds = alternate(60, ours=lambda i: table.pull(asked[i], out=out))
-        print(f"  pull, 100M short rows, uniform: {BATCH / seconds['ours'] / 1e6:.1f}M keys/s")
+        some = keys[:1_000_000]
+        pull(some, filled(some, dim), f"pull, 1M rows, dim {dim}, uniform", uniform)
+
+
+def snapshots(keys: np.ndarray) -> None:
+    table = filled(keys)
+    snapshot(keys, table, "uniform", uniform)
+    snapshot(keys, table, "Zipf", zipf)
+    disk(table)
+
+
+def large() -> None:
+    many = rng.integers(0, 2**64, 100_000_000, dtype=np.uint64)
+    table = filled(many, report=True, admission="count(1000000)")
+    out = np.empty((BATCH, 1 + DIM), np.float32)
+    asked = [many[uniform(len(many), BATCH)] for _ in range(60)]
+    seconds = alternate(60, ours=lambda i: table.pull(asked[i], out=out))
+    print(f"  pull, 100M short rows, uniform: {BATCH / seconds['ours'] / 1e6:.1f}M keys/s")
 
 
 if __name__ == "__main__":

@@ -70,14 +70,14 @@ def test_one_snapshot_at_a_time_and_closing_frees_it():
 
 
 def test_a_full_undo_log_makes_pushes_wait_for_the_reader():
-    table = counting_table(memory_limit=20_000_000, snapshot_reserve=400_000)
+    table = counting_table(memory_limit=20_000_000, snapshot_reserve=800_000)
     some = np.arange(40_000, dtype=np.uint64)
     table.push(some, np.ones((len(some), 4), F))
     cut = table.snapshot(2)
     pusher = threading.Thread(target=lambda: table.push(some, np.ones((len(some), 4), F)))
     pusher.start()
     pusher.join(0.2)
-    assert pusher.is_alive(), "40,000 images of 64 bytes fit into 400 kB?"
+    assert pusher.is_alive(), "40,000 images of 64 bytes fit into 800 kB?"
     rows = rows_of(cut)
     pusher.join(30)
     assert not pusher.is_alive()

@@ -80,10 +80,13 @@ bool Table::fits(size_t bytes) const {
   return config_.memory_limit == 0 || budget_.used() + bytes <= (cut_ == nullptr ? config_.memory_limit : room());
 }
 
+bool Table::may_resize(const Shelf& shelf, uint32_t buckets) const {
+  const size_t now = shelf.bytes_if(shelf.buckets()), then = shelf.bytes_if(buckets);
+  return config_.memory_limit == 0 || (budget_.used() + then - now <= room() / 100 * 97 && fits(then));
+}
+
 bool Table::may_grow(const Shelf& shelf, bool full) {
-  if (config_.memory_limit == 0) return true;
-  const size_t now = shelf.bytes_if(shelf.buckets()), then = shelf.bytes_if(shelf.larger());
-  if (budget_.used() + then - now <= room() / 100 * 97 && fits(then)) return true;
+  if (may_resize(shelf, shelf.larger())) return true;
   crowded_ |= 1 << static_cast<int>(full);
   return false;
 }

@@ -37,9 +37,7 @@ void Table::touch(Stripe& stripe, Row row, bool full, uint64_t hash) {
   row.epoch() = epoch_;
   if (upper(hash) < stripe.read_below || cut_->dropped_ || !cut_->wants(row)) return;
   ++logged;
-  stripe.undo.push_back(static_cast<char>(full));
-  stripe.undo.insert(stripe.undo.end(), row.hot, row.hot + layout_.hot_bytes(full));
-  stripe.undo.insert(stripe.undo.end(), row.cold, row.cold + layout_.cold_bytes(full));
+  stripe.undo.append(row, full);
   if (cut_->kind_ != Cut::snapshot) cut_->mark(stripe, row, cut_->fate(row));
 }
 
@@ -81,11 +79,11 @@ Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files
     table.epoch_ = 0;
   }
   ++table.epoch_;
-  const size_t reserve = table.config_.snapshot_reserve != 0
-                             ? table.config_.snapshot_reserve
-                             : std::max<size_t>(size_t{64} << 20, table.budget_.used() / 10);
-  // Half of it, because the log's arrays double when they grow.
-  table.undo_room_ = static_cast<int64_t>(reserve / 2 / static_cast<size_t>(table.layout_.bytes(true) + 1));
+  // Without a memory limit no push ever waits: a row is logged once at most.
+  const size_t image = static_cast<size_t>(table.layout_.bytes(true)) + 1;
+  table.undo_room_ = table.config_.memory_limit == 0
+                         ? INT64_MAX / 2
+                         : static_cast<int64_t>((table.config_.snapshot_reserve - kStripes * ImageLog::kBlock) / image);
   was_tracking_ = table.pending_ == nullptr ? table.tracking() : table.pending_->was_tracking_;
   for (const auto& stripe : table.stripes_) {
     const std::unique_lock guard(stripe->lock);
@@ -138,7 +136,7 @@ void Cut::close_locked() {
   table_.cut_ = nullptr;
   for (const auto& stripe : table_.stripes_) {
     const std::unique_lock guard(stripe->lock);
-    CountedVector<char>(stripe->undo.get_allocator()).swap(stripe->undo);
+    stripe->undo.clear();
   }
   late_.clear();
 }
@@ -271,7 +269,8 @@ void Cut::start_file() {
   }
   range_ = 0;
   ranges_ = static_cast<uint32_t>(rows_ / static_cast<size_t>(files_) / kBatchRows + 1);
-  late_.assign(ranges_, CountedVector<char>(Counted<char>(&table_.budget_)));
+  late_.clear();
+  for (uint32_t i = 0; i < ranges_; ++i) late_.emplace_back(table_.budget_, table_.layout_);
 }
 
 void Cut::read_range() {
@@ -282,19 +281,15 @@ void Cut::read_range() {
   for (int s = begin; s < end; ++s)
     gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
   if (timed_out_) throw Error("the snapshot was given up: it was not read for 60 s while pushes waited for it");
-  size_t images = 0;
-  const CountedVector<char>& late = late_[range_];
-  for (size_t at = 0; at < late.size(); ++images) {
-    const bool full = late[at] != 0;
-    const Row row = row_of(const_cast<char*>(late.data()) + at, full);
+  ImageLog& late = late_[range_];
+  late.each([&](Row row, bool full) {
     if (kind_ == snapshot || fate(row) == Fate::emit)
       take_image(row, full);
     else if (fate(row) == Fate::leave)
       left_.push_back(row.key());
-    at += 1 + static_cast<size_t>(table_.layout_.bytes(full));
-  }
-  CountedVector<char>(late.get_allocator()).swap(late_[range_]);
-  table_.give_undo(images);
+  });
+  table_.give_undo(late.size());
+  late.clear();
   ++range_;
   std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) { return a.hash < b.hash; });
   emit(false);
@@ -312,15 +307,7 @@ void Cut::gather(Stripe& stripe, size_t s, uint32_t first, uint32_t last) {
     if (kind_ != snapshot) mark(stripe, row, what);
   };
   const std::unique_lock guard(stripe.lock);
-  for (size_t at = 0; at < stripe.undo.size();) {
-    const bool full = stripe.undo[at] != 0;
-    const size_t bytes = 1 + static_cast<size_t>(table_.layout_.bytes(full));
-    const uint64_t hash = mix64(row_of(stripe.undo.data() + at, full).key());
-    const auto range = static_cast<uint32_t>(((hash >> 32) * ranges_) >> 32);
-    late_[range].insert(late_[range].end(), stripe.undo.begin() + static_cast<ptrdiff_t>(at),
-                        stripe.undo.begin() + static_cast<ptrdiff_t>(at + bytes));
-    at += bytes;
-  }
+  stripe.undo.each([&](Row row, bool full) { late_[((mix64(row.key()) >> 32) * ranges_) >> 32].append(row, full); });
   stripe.undo.clear();
   if (kind_ == changes) {
     auto& keys = changed_[s];

@@ -85,8 +85,8 @@ class Cut {
   size_t rows_ = 0;  // at the cut, about: how finely a file is divided
   int file_ = -1;
   uint32_t range_ = 0, ranges_ = 0;
-  std::vector<CountedVector<char>> late_;  // images from the undo log by range of this file
-  std::vector<char> images_;               // of the range being read
+  std::vector<ImageLog> late_;  // from the undo log, by range of this file
+  std::vector<char> images_;    // of the range being read
   std::vector<Found> found_;
   std::deque<Batch> ready_;
   std::vector<uint64_t> changed_keys_, deleted_keys_, left_, reborn_;

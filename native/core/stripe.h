@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <shared_mutex>
 
+#include "image_log.h"
 #include "shelf.h"
 
 namespace clickfleet {
@@ -32,7 +33,7 @@ struct alignas(64) Stripe {
         changed(Counted<uint64_t>(&budget)),
         deleted(Counted<uint64_t>(&budget)),
         deleted_if_committed(Counted<uint64_t>(&budget)),
-        undo(Counted<char>(&budget)) {}
+        undo(budget, layout) {}
 
   mutable std::shared_mutex lock;
   Shelf shelves[2];  // short rows, full rows
@@ -41,9 +42,9 @@ struct alignas(64) Stripe {
   // are committed.
   CountedVector<uint64_t> changed, deleted, deleted_if_committed;
 
-  // For the cut that is being read: rows as they were at the cut, each behind a byte that tells full from short, and
-  // the upper half of hashes below which rows have been read already.
-  CountedVector<char> undo;
+  // For the cut that is being read: rows as they were at the cut, and the upper half of hashes below which rows have
+  // been read.
+  ImageLog undo;
   uint64_t read_below = 0;
 
   Row row(Ref ref) const { return shelves[ref.full()].row(ref.slot()); }

@@ -49,7 +49,7 @@ Table::Table(const Config& config)
   if (config_.memory_limit == 0) return;
   // Room for a few buckets in every stripe, and for one piece of work in the undo log.
   const size_t rows = kStripes * 8 * stripes_[0]->shelves[1].bytes_if(1);
-  const size_t log = 4 * kPiece * static_cast<size_t>(layout_.bytes(true) + 1) * 2;
+  const size_t log = kStripes * ImageLog::kBlock + 4 * kPiece * static_cast<size_t>(layout_.bytes(true) + 1);
   if (config_.snapshot_reserve < log || config_.memory_limit < config_.snapshot_reserve + rows)
     throw Error("memory_limit is too small: this table needs at least " + std::to_string(rows / 1024) +
                 " KiB for rows and a snapshot_reserve of " + std::to_string(log / 1024) + " KiB");
@@ -278,6 +278,24 @@ void Table::mark_changed(Stripe& stripe, Row row) const {
 }
 
 // ---- restoring ----
+
+void Table::reserve(uint64_t short_rows, uint64_t full_rows) {
+  const Gate::Pass pass(gate_, true);
+  const double bytes =
+      static_cast<double>(short_rows) * layout_.bytes(false) + static_cast<double>(full_rows) * layout_.bytes(true);
+  const double share =
+      config_.memory_limit == 0 || bytes == 0 ? 1 : std::min(1.0, 0.85 * static_cast<double>(room()) / bytes);
+  const uint64_t wanted[2] = {static_cast<uint64_t>(share * static_cast<double>(short_rows)),
+                              static_cast<uint64_t>(share * static_cast<double>(full_rows))};
+  for (const auto& stripe : stripes_)
+    for (const int full : {0, 1}) {
+      Shelf& shelf = stripe->shelves[full];
+      const auto buckets = static_cast<uint32_t>(wanted[full] / kStripes * 103 / 100 / (Shelf::kBucket * 92 / 100) + 1);
+      if (wanted[full] == 0 || buckets <= shelf.buckets() || !may_resize(shelf, buckets)) continue;
+      const std::unique_lock guard(stripe->lock);
+      shelf.resize(buckets);
+    }
+}
 
 void Table::restore(const Rows& rows, int first, int last) {
   constexpr size_t kRows = 1 << 16;

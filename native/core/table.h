@@ -70,6 +70,9 @@ class Table {
   void end_day();     // every row is one day older
   Stats stats() const;
 
+  // Room for so many rows. Saved rows come in order of their hashes: without it they would crowd the low end of every
+  // shelf.
+  void reserve(uint64_t short_rows, uint64_t full_rows);
   // Puts saved rows in; those outside virtual shards [first, last) are left out.
   void restore(const Rows& rows, int first, int last);
   // Continues a published log: `changed` rows and `deleted` keys are part of the next changes.
@@ -110,6 +113,7 @@ class Table {
   uint64_t rank(Row row) const;
   size_t room() const { return config_.memory_limit - config_.snapshot_reserve; }  // for rows
   bool fits(size_t bytes) const;
+  bool may_resize(const Shelf& shelf, uint32_t buckets) const;
   bool may_grow(const Shelf& shelf, bool full);
   void make_room();
   void trim(int tightly);

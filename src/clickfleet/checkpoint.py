@@ -12,10 +12,11 @@ ones; each kind ascends by mix64(key) through the file. Columns, none with nulls
     embedx list<float32> (empty in a short row) · embedx_state list<float32> (likewise)
 
 `changed.arrow` holds what the next publication must carry: key uint64, deleted bool. The manifest holds the table's description, its
-number of rows and whether anything was published. Directories appear whole or not at all and carry checksums (storage.py). Saving what
+numbers of rows and whether anything was published. Directories appear whole or not at all and carry checksums (storage.py). Saving what
 was loaded gives the same bytes.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +63,8 @@ def save(table: Table, path: Path | str, *, files: int = 8, **facts: Any) -> Pat
         _write_changed(out, rows.changed, rows.deleted)
         out.facts = {
             "table": table.describe(),
-            "rows": sum(counts),
+            "short_rows": counts[0],
+            "full_rows": counts[1],
             "row_files": files,
             "tracking": rows.tracking,
             **facts,
@@ -83,10 +85,10 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
     first, last = (_core.VIRTUAL_SHARDS * s // shards for s in (shard, shard + 1))
     files = manifest["row_files"]
     per_file = _core.VIRTUAL_SHARDS // files
-    for file in range(files):
-        if file * per_file < last and (file + 1) * per_file > first:
-            for batch in _batches(path / _name(file, files), ROWS):
-                _restore(table, batch, first, last)
+    table.core.reserve(*(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows")))
+    mine = [file for file in range(files) if file * per_file < last and (file + 1) * per_file > first]
+    for batch in itertools.chain.from_iterable(_batches(path / _name(file, files), ROWS) for file in mine):
+        _restore(table, batch, first, last)
     changed = pa.Table.from_batches(_batches(path / "changed.arrow", CHANGED), CHANGED)
     if manifest["tracking"]:
         keys, deleted = changed["key"].to_numpy(), changed["deleted"].to_numpy()
@@ -147,8 +149,8 @@ def _name(file: int, files: int) -> str:
 
 
 def _write_rows(out: storage.Writer, rows: Any, files: int) -> list[int]:
-    """Row files in order; the number of rows in each."""
-    counts = [0] * files
+    """Row files in order; the number of short and of full rows."""
+    counts = [0, 0]
     batches = iter(rows)
     columns = next(batches, None)
     for file in range(files):
@@ -156,7 +158,7 @@ def _write_rows(out: storage.Writer, rows: Any, files: int) -> list[int]:
         with pa.ipc.new_file(sink, ROWS) as writer:
             while columns is not None and columns["file"] == file:
                 writer.write_batch(_to_batch(columns))
-                counts[file] += len(columns["key"])
+                counts[columns["full"]] += len(columns["key"])
                 columns = next(batches, None)
         sink.close()
     return counts
