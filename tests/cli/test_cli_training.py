@@ -75,7 +75,9 @@ def lines(folder: Path) -> list[str]:
 
 
 def test_a_file_with_settings_over_it_and_resume(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.yaml").write_text(f"data: {{train: {log}/train, batch_size: 100}}\nmodel: {{name: lr}}\ntrain: {{threads: 1}}")
+    (tmp_path / "a.yaml").write_text(
+        f"data: {{train: {log}/train, batch_size: 100}}\nmodel: {{name: lr}}\ntrain: {{threads: 1}}"
+    )
     assert result(capsys, "train", tmp_path / "a.yaml")["test_auc"] is None
     assert (tmp_path / "run/config.yaml").exists()
     assert run(build(), ["train", str(tmp_path / "a.yaml")]) == 1
@@ -83,7 +85,9 @@ def test_a_file_with_settings_over_it_and_resume(log: Path, tmp_path: Path, caps
     assert result(capsys, "train", tmp_path / "a.yaml", "train.epochs=2", "--resume")["rows"] == 1500
 
 
-def test_what_people_read(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_people_read(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(build(), ["train", f"data.train={log}/train", "run.dir=x", *SMALL]) == 0
     shown = capsys.readouterr()
@@ -97,9 +101,13 @@ def test_what_people_read(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "there is no nothing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[2] / "runs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "recipe", sorted((Path(__file__).parents[2] / "runs").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_recipe_trains(recipe: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["data.batch_size=500", "model.hidden=[8]"]
-    done = result(capsys, "train", recipe, f"data.train={log}/train", f"data.test={log}/test", f"run.dir={tmp_path}/r", *small)
+    done = result(
+        capsys, "train", recipe, f"data.train={log}/train", f"data.test={log}/test", f"run.dir={tmp_path}/r", *small
+    )
     assert done["rows"] == 1500
     assert 0 < done["test_auc"] < 1
