@@ -31,6 +31,17 @@ void bind_unique(nb::module_& m) {
                               nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(second, {n}, own_where));
       },
       nb::arg("keys"), "Each key once, in the order of first occurrence, and where every key went.");
+  m.def(
+      "unique_into",
+      [](const Array<const uint64_t>& keys, const Array<uint64_t>& distinct, const Array<uint32_t>& where) {
+        const size_t n = keys.size();
+        if (n >= (1ULL << 31) || distinct.size() < n || where.size() < n)
+          throw nb::value_error("the arrays must hold as many numbers as there are keys, fewer than 2^31");
+        const nb::gil_scoped_release nogil;
+        return unique(keys.data(), n, distinct.data(), where.data());
+      },
+      nb::arg("keys"), nb::arg("distinct").noconvert(), nb::arg("where").noconvert(),
+      "The same into arrays that are there already; how many distinct keys there are.");
 }
 
 }  // namespace clickfleet

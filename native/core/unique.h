@@ -10,7 +10,8 @@ namespace clickfleet {
 
 // `where[i]` becomes the position of keys[i] in the result; both arrays hold `n`. Returns how many distinct keys there
 // are.
-inline size_t unique(const uint64_t* keys, size_t n, uint64_t* distinct, int64_t* where) {
+template <class Index>
+size_t unique(const uint64_t* keys, size_t n, uint64_t* distinct, Index* where) {
   // Multiplying by an odd constant keeps every bit of a key in play; the table holds positions, so it stays in the
   // cache.
   constexpr uint64_t kSpread = 0x9e3779b97f4a7c15ULL;

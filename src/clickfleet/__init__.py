@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clickfleet.batch import Batch as Batch
     from clickfleet.reader import Reader as Reader
+    from clickfleet.run import load as load
+    from clickfleet.run import train as train
     from clickfleet.schema import Schema as Schema
     from clickfleet.table import Table as Table
 
@@ -22,9 +24,11 @@ _HOMES = {
     "Reader": "clickfleet.reader",
     "Schema": "clickfleet.schema",
     "Table": "clickfleet.table",
+    "load": "clickfleet.run",
+    "train": "clickfleet.run",
 }
 
-__all__ = ["Batch", "Reader", "Schema", "Table", "__version__"]
+__all__ = ["Batch", "Reader", "Schema", "Table", "__version__", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,9 @@
 """Checkpoints: everything training needs to go on, as a directory per step.
 
     <folder>/step-000000001200/  manifest.json  rows-00000-of-00008.arrow …  changed.arrow
+                                 dense.safetensors  optimizer.safetensors  metrics.safetensors  state.json  config.yaml
     <folder>/LATEST              the newest one's name and the hash of its manifest
+    <folder>/EPOCH-0003          the same of the one at the end of epoch 3 (counted from 0), which is kept
 
 Row files are Arrow IPC files, so DuckDB, Polars or pandas can query a model. Row file i of n (a power of two up to 32) holds the virtual
 shards [i·1024/n, (i+1)·1024/n), a row's shard being mix64(key) mod 1024. A record batch holds short rows (without factors) or full
@@ -12,13 +14,24 @@ ones; each kind ascends by mix64(key) through the file. Columns, none with nulls
     embedx list<float32> (empty in a short row) · embedx_state list<float32> (likewise)
 
 `changed.arrow` holds what the next publication must carry: key uint64, deleted bool. The manifest holds the table's description, its
-numbers of rows and whether anything was published. Directories appear whole or not at all and carry checksums (storage.py). Saving what
-was loaded gives the same bytes.
+numbers of rows and whether anything was published.
+
+A checkpoint of a training run also has, all written at the same instant between two steps:
+
+    dense.safetensors       parameters and buffers of the network by their names in torch
+    optimizer.safetensors   `steps`, and per parameter what the optimizer keeps: `mean/<name>`, `square/<name>` …
+    metrics.safetensors     the sums behind the training metrics
+    state.json              step, rows, epoch, the reader's position, random state, early stopping, arrangement of threads
+    config.yaml             the configuration of the run, every path absolute
+
+and in its manifest `schema`, `model` and `step`. A checkpoint without these is a table alone. Directories appear whole or not at all and
+carry checksums (storage.py). Saving what was loaded gives the same bytes.
 """
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +40,11 @@ import pyarrow as pa
 
 from clickfleet import _core, storage
 from clickfleet.errors import CheckpointError
-from clickfleet.table import Columns, Table
+from clickfleet.table import Columns, Snapshot, Table
 
 LATEST = "LATEST"
 _STEP = re.compile(r"^step-(\d{12})$")
+_EPOCH = re.compile(r"^EPOCH-(\d{4,})$")
 
 _FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
 ROWS = pa.schema(
@@ -55,10 +69,28 @@ CHANGED = pa.schema([pa.field("key", pa.uint64(), nullable=False), pa.field("del
 _LISTS = ("embed_state", "embedx", "embedx_state")
 
 
-def save(table: Table, path: Path | str, *, files: int = 8, **facts: Any) -> Path:
-    """Writes the table as it is at this instant, while others go on using it."""
+def save(
+    table: Table,
+    path: Path | str,
+    *,
+    files: int = 8,
+    attached: Mapping[str, bytes] | None = None,
+    snapshot: Snapshot | None = None,
+    **facts: Any,
+) -> Path:
+    """Writes the table as it is at this instant, or was when `snapshot` was taken in as many files, while others go on using it.
+
+    `attached` are further files by name.
+    """
     path = Path(path)
-    with storage.write(path, "checkpoint") as out, table.snapshot(files) as rows:
+    with (
+        storage.write(path, "checkpoint") as out,
+        table.snapshot(files) if snapshot is None else nullcontext(snapshot) as rows,
+    ):
+        for name, content in (attached or {}).items():
+            sink = out.file(name)
+            sink.write(content)
+            sink.close()
         counts = _write_rows(out, rows, files)
         _write_changed(out, rows.changed, rows.deleted)
         out.facts = {
@@ -92,8 +124,8 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
     changed = pa.Table.from_batches(_batches(path / "changed.arrow", CHANGED), CHANGED)
     if manifest["tracking"]:
         keys, deleted = changed["key"].to_numpy(), changed["deleted"].to_numpy()
-        mine = _in_shards(keys, first, last)
-        table.core.restore_changes(keys[~deleted & mine], keys[deleted & mine])
+        ours = _in_shards(keys, first, last)
+        table.core.restore_changes(keys[~deleted & ours], keys[deleted & ours])
     return table
 
 
@@ -104,13 +136,47 @@ def verify(path: Path | str) -> storage.Manifest:
     return manifest
 
 
-def write(table: Table, folder: Path | str, step: int, *, keep: int = 3, **facts: Any) -> Path:
-    """Saves the checkpoint of a step, points LATEST at it, then removes all but the newest `keep`."""
+def read(path: Path | str, name: str) -> bytes:
+    """An attached file of a checkpoint; `load` or `verify` checks it."""
+    try:
+        return (Path(path) / name).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} has no {name}", "it is the checkpoint of a table alone, not of a training run"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{Path(path) / name} cannot be read: {error.strerror}") from error
+
+
+def write(
+    table: Table, folder: Path | str, step: int, *, keep: int = 3, epoch: int | None = None, **contents: Any
+) -> Path:
+    """Saves the checkpoint of a step, points LATEST (and EPOCH-…) at it, then removes all but the newest `keep` and those of epochs."""
     folder = Path(folder)
-    path = save(table, folder / f"step-{step:012d}", step=step, **facts)
-    storage.write_pointer(folder / LATEST, f"{path.name} {storage.digest(storage.read_manifest(path, 'checkpoint'))}")
+    path = save(table, folder / f"step-{step:012d}", step=step, **contents)
+    _point(folder / LATEST, path)
+    if epoch is not None:
+        label_epoch(folder, epoch, path)
     prune(folder, keep)
     return path
+
+
+def label_epoch(folder: Path | str, epoch: int, path: Path) -> None:
+    """Keeps a checkpoint as the one of an epoch's end."""
+    _point(Path(folder) / f"EPOCH-{epoch:04d}", path)
+
+
+def _point(pointer: Path, path: Path) -> None:
+    storage.write_pointer(pointer, f"{path.name} {storage.digest(storage.read_manifest(path, 'checkpoint'))}")
+
+
+def epochs(folder: Path | str) -> dict[int, Path]:
+    """The checkpoints kept of epochs' ends, by epoch."""
+    folder = Path(folder)
+    found = (_EPOCH.match(entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
+    return {
+        epoch: _pointed(folder / f"EPOCH-{epoch:04d}") for epoch in sorted(int(match[1]) for match in found if match)
+    }
 
 
 def steps(folder: Path | str) -> list[int]:
@@ -122,26 +188,40 @@ def steps(folder: Path | str) -> list[int]:
 
 def latest(folder: Path | str) -> Path:
     """The checkpoint LATEST names, its manifest checked."""
-    folder = Path(folder)
+    return _pointed(Path(folder) / LATEST)
+
+
+def _pointed(pointer: Path) -> Path:
+    folder = pointer.parent
     try:
-        name, _, wanted = (folder / LATEST).read_text().strip().partition(" ")
+        name, _, wanted = pointer.read_text().strip().partition(" ")
     except FileNotFoundError:
         raise CheckpointError(f"{folder} holds no checkpoint yet") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder / LATEST} is broken: {error}") from error
+        raise CheckpointError(f"{pointer} is broken: {error}") from error
     if not _STEP.match(name) or storage.digest(storage.read_manifest(folder / name, "checkpoint")) != wanted:
         known = ", ".join(f"step-{step:012d}" for step in steps(folder)) or "none"
-        raise CheckpointError(f"{folder / LATEST} is broken", f"checkpoints there: {known}")
+        raise CheckpointError(f"{pointer} is broken", f"checkpoints there: {known}")
     return folder / name
 
 
 def prune(folder: Path | str, keep: int) -> list[int]:
-    """Removes all but the newest `keep` checkpoints; the steps that went."""
+    """Removes all but the newest `keep` checkpoints and those of epochs; the steps that went."""
     folder = Path(folder)
-    gone = steps(folder)[:-keep] if keep > 0 else []
+    kept = {path.name for path in epochs(folder).values()}
+    others = [step for step in steps(folder) if f"step-{step:012d}" not in kept]
+    newest = steps(folder)[-keep:] if keep > 0 else others  # 0: all
+    gone = [step for step in others if step not in newest]
     for step in gone:
         storage.remove(folder / f"step-{step:012d}")
     return gone
+
+
+def forget_after(folder: Path | str, step: int) -> None:
+    """Removes checkpoints of later steps, which LATEST does not name: of a run that was killed while writing them."""
+    for later in steps(folder):
+        if later > step:
+            storage.remove(Path(folder) / f"step-{later:012d}")
 
 
 def _name(file: int, files: int) -> str:

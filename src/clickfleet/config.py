@@ -58,8 +58,11 @@ class Config:
     serve: Serve = field(default_factory=Serve)
 
 
-def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """The configuration of a file with `key=value` arguments over it; relative paths are relative to the file."""
+def load(path: str | Path | None = None, overrides: Iterable[str] = (), base: Path | None = None) -> Config:
+    """The configuration of a file with `key=value` arguments over it.
+
+    Relative paths are relative to the file, or to `base` where there is none.
+    """
     raw: dict[str, Any] = {}
     if path is not None:
         try:
@@ -68,8 +71,10 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Confi
             raise ConfigError(f"{path}: {error.strerror}", "name an existing configuration file") from error
     for item in overrides:
         override(raw, item)
+    if path is not None and isinstance(raw.setdefault("run", {}), dict):
+        raw["run"].setdefault("dir", Run.dir)  # given, so that it too is relative to the file
     return checked(
-        Config, raw, source=str(path) if path else "arguments", base=Path(path).parent if path else Path(".")
+        Config, raw, source=str(path) if path else "arguments", base=Path(path).parent.absolute() if path else base
     )
 
 

@@ -4,6 +4,7 @@ ClickfleetError          a user can mend it: one clear message, exit code 1
 ├── ConfigError          a setting is unknown, contradictory or out of range
 ├── DataError            a line, file or stream cannot be read as declared
 ├── TableError           keys or gradients of the wrong shape, a table that cannot do what is asked
+├── TrainingError        training cannot go on: the loss is no number
 ├── CheckpointError      a saved file is missing, broken, foreign or too new
 ├── ClusterError         a worker or shard is lost, late or foreign
 ├── PublishError         an entry of the model log does not fit the chain
@@ -28,6 +29,9 @@ class DataError(ClickfleetError): ...
 
 
 class TableError(ClickfleetError): ...
+
+
+class TrainingError(ClickfleetError): ...
 
 
 class CheckpointError(ClickfleetError): ...

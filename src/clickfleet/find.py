@@ -42,13 +42,13 @@ def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
 
     A user's file is named by a path that ends in .py; `base` is what a relative path is relative to.
     """
-    module = _user_file(Path(base) / name, folder) if name.endswith(".py") else _shipped(folder, name)
+    home = module(folder, name, base)
     mine = [
         item
-        for key, item in vars(module).items()
+        for key, item in vars(home).items()
         if not key.startswith("_")
         and (
-            issubclass(item, kind) and item is not kind and item.__module__ == module.__name__
+            issubclass(item, kind) and item is not kind and item.__module__ == home.__name__
             if isinstance(item, type)
             else isinstance(item, kind)
         )
@@ -56,12 +56,17 @@ def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
     if len(mine) != 1:
         found = f"{len(mine)} of them" if mine else "none"
         raise ConfigError(
-            f"{module.__file__}: expected one public {folder.rstrip('s')}, found {found}",
+            f"{home.__file__}: expected one public {folder.rstrip('s')}, found {found}",
             "start the names of helpers with an underscore"
             if mine
             else f"see `clickfleet.{folder}` for what it must have",
         )
     return mine[0]
+
+
+def module(folder: str, name: str, base: str | Path = ".") -> ModuleType:
+    """The plug-in file of that name in a folder, or a user's own, imported."""
+    return _user_file(Path(base) / name, folder) if name.endswith(".py") else _shipped(folder, name)
 
 
 def build(item: Any, options: dict[str, Any], where: str) -> Any:

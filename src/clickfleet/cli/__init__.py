@@ -12,7 +12,7 @@ import typer
 import clickfleet
 from clickfleet.cli import frame
 
-GROUPS = ("about", "logs")
+GROUPS = ("about", "logs", "training")
 
 
 def build() -> typer.Typer:

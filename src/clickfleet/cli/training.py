@@ -1,0 +1,136 @@
+"""Commands about models: `train`, `evaluate`, `predict`, `inspect`, `verify`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clickfleet.cli.frame import Result, command, say
+
+Model = Annotated[Path, typer.Argument(help="A run folder (its newest checkpoint) or a checkpoint.")]
+Inputs = Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")]
+Format = Annotated[
+    str | None, typer.Option("--format", help="Format of the files (default: that of the training data).")
+]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows scored at a time (default: as in training).")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads that score (default: as in training).")]
+
+
+def add(app: typer.Typer) -> None:
+    command(app)(train)
+    command(app)(evaluate)
+    command(app)(predict)
+    command(app)(inspect)
+    command(app)(verify)
+
+
+def train(
+    config: Annotated[
+        str,
+        typer.Argument(help="A YAML file; or leave it out and give data.train=…", metavar="CONFIG", show_default=False),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings over the file's, such as train.epochs=3.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
+) -> Result:
+    """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl and config.yaml."""
+    overrides = list(settings or [])
+    path: str | None = config
+    if "=" in config and not Path(config).exists():
+        overrides.insert(0, config)
+        path = None
+
+    from clickfleet import run
+
+    done = run.train(path, *overrides, resume=resume)
+    if done.signal is not None:
+        say(f"stopped by a signal after {done.rows:,} rows; go on with --resume")
+        raise typer.Exit(128 + done.signal)
+    say(f"{done.rows:,} rows in {done.seconds:.1f} s, {done.rows_per_s:,.0f} rows/s")
+    if done.train:
+        tested = "" if done.test is None else f", test AUC {done.test['auc']:.4f}"
+        say(f"training AUC {done.train['auc']:.4f}{tested}")
+    say(f"checkpoint: {done.path}")
+    return done.to_dict()
+
+
+def evaluate(
+    model: Model,
+    data: Inputs,
+    epochs: Annotated[
+        str | None, typer.Option(help="Evaluate the checkpoints of these epochs' ends: 0:4 are 0, 1, 2 and 3.")
+    ] = None,
+    format: Format = None,  # noqa: A002
+    batch_size: BatchSize = None,
+    threads: Threads = None,
+) -> Result:
+    """Metrics of a model on data: AUC, log loss, accuracy, calibration and more."""
+    from clickfleet import run
+
+    if epochs is None:
+        results = run.load(model).reading(format, threads).evaluate(data, batch_size)
+        say(_table(results))
+        return results
+    found: list[dict[str, Any]] = []
+    for epoch, path in run.epochs(model, epochs):
+        results = run.load(path).reading(format, threads).evaluate(data, batch_size)
+        found.append({"epoch": epoch, **results})
+        say(
+            f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
+        )
+    return {**found[-1], "epochs": found}
+
+
+def predict(
+    model: Model,
+    data: Inputs,
+    out: Annotated[Path, typer.Option(help="File for the scores: text, one per line, or .parquet or .npy.")],
+    format: Format = None,  # noqa: A002
+    batch_size: BatchSize = None,
+    threads: Threads = None,
+) -> Result:
+    """Score rows: the probability of a click, one per row, in order; labels are not needed."""
+    from clickfleet import run
+
+    done = run.write_scores(run.load(model).reading(format, threads), data, out, batch_size)
+    say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
+    return done
+
+
+def inspect(model: Model) -> Result:
+    """Show what a model is made of: network, rows and memory, rows per slot."""
+    from clickfleet import run
+
+    facts = run.describe(model)
+    say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
+    say(f"dense parameters {facts['parameters']:,}")
+    say(
+        f"table {facts['rows']:,} rows ({facts['full_rows']:,} with factors), {facts['factors']} factors, {facts['bytes']:,} bytes"
+    )
+    for name, rows in facts["slots"].items():
+        say(f"{rows:>12,}  {name}")
+    return facts
+
+
+def verify(path: Annotated[Path, typer.Argument(help="A run folder or a checkpoint.")]) -> Result:
+    """Check every byte of a model's files against their checksums."""
+    from clickfleet import checkpoint, saving
+
+    found = saving.resolve(path)
+    manifest = checkpoint.verify(found)
+    size = sum(facts["bytes"] for facts in manifest["files"].values())
+    say(f"{found}: {len(manifest['files'])} files, {size:,} bytes, all as they were written")
+    return {"path": str(found), "files": len(manifest["files"]), "bytes": size, "rows": manifest["short_rows"] + manifest["full_rows"], "ok": True}
+
+
+def _table(results: Result) -> str:
+    lines = [f"{key:>14}  {_number(value)}" for key, value in results.items() if key != "slices"]
+    for key, part in results.get("slices", {}).items():
+        lines.append(f"slice {key}: {part['rows']:,} rows, AUC {part['auc']:.4f}, log loss {_number(part['logloss'])}")
+    return "\n".join(lines)
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

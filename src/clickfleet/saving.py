@@ -1,0 +1,183 @@
+"""A run's state <-> its checkpoints: what is captured between two steps is written while training goes on."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import numpy as numpy_tensors
+from safetensors import torch as torch_tensors
+
+from clickfleet import checkpoint, storage
+from clickfleet.config import Config, checked, dump
+from clickfleet.config import read as read_yaml
+from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.learner import Learner
+from clickfleet.metrics import Metrics
+from clickfleet.schema import Schema
+
+State = dict[str, Any]
+ROW_FILES = 8
+FREE = ("memory_limit", "snapshot_reserve")
+"""What a table may change on resuming."""
+
+
+class Saver:
+    """Writes checkpoints into a folder, one at a time, in the background."""
+
+    def __init__(self, folder: Path, keep: int, keep_epochs: bool, warn: Callable[[str], None]) -> None:
+        self.folder, self.keep, self.keep_epochs, self.warn = folder, keep, keep_epochs, warn
+        self.last: tuple[int, Path] | None = None
+        """Step and path of the last one written."""
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, learner: Learner, metrics: Metrics, state: State, epoch: int | None = None) -> None:
+        """Captures everything now and returns; `epoch` is the one that ends here."""
+        self.wait()
+        epoch = epoch if self.keep_epochs else None
+        step = int(state["step"])
+        if self.last is not None and self.last[0] == step:  # nothing was learned since
+            if epoch is not None:
+                checkpoint.label_epoch(self.folder, epoch, self.last[1])
+            return
+        attached = capture(learner, metrics, state)
+        snapshot = learner.table.snapshot(ROW_FILES)
+        facts = learner.facts
+
+        def write() -> None:
+            try:
+                with snapshot:
+                    path = checkpoint.write(
+                        learner.table,
+                        self.folder,
+                        step,
+                        keep=self.keep,
+                        epoch=epoch,
+                        attached=attached,
+                        snapshot=snapshot,
+                        files=ROW_FILES,
+                        **facts,
+                    )
+                self.last = (step, path)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=write, name="clickfleet-checkpoint")
+        self._thread.start()
+
+    def wait(self, last: bool = False) -> None:
+        """Until what was captured is written; a failure is a warning, as training can go on, unless it was the last."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if isinstance(error, CheckpointError) and not last:
+            self.warn(f"no checkpoint: {error}")
+        elif error is not None:
+            raise error
+
+
+def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes]:
+    """Everything but the rows, as files."""
+    rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+    return {
+        "dense.safetensors": torch_tensors.save(learner.dense()),
+        "optimizer.safetensors": torch_tensors.save(learner.optimizer_state()),
+        "metrics.safetensors": numpy_tensors.save(metrics.state()),
+        "state.json": storage.canonical({**state, "rng": rng}),
+        "config.yaml": dump(learner.config).encode(),
+    }
+
+
+def resolve(model: str | Path) -> Path:
+    """The checkpoint that MODEL names: itself, or the newest of a run folder."""
+    path = Path(model)
+    if (path / storage.MANIFEST).is_file():
+        return path
+    for folder in (path, path / "checkpoints"):
+        if (folder / checkpoint.LATEST).is_file():
+            return checkpoint.latest(folder)
+    raise CheckpointError(
+        f"{model} holds no model" if path.exists() else f"there is no {model}",
+        "a model is a run folder with a checkpoint in it, or one of its checkpoints",
+    )
+
+
+def read_config(path: Path) -> Config:
+    """The configuration of the run that wrote a checkpoint."""
+    return checked(Config, read_yaml(checkpoint.read(path, "config.yaml").decode(), str(path)), source=str(path))
+
+
+def read_schema(path: Path) -> Schema:
+    manifest = storage.read_manifest(path, "checkpoint")
+    if "schema" not in manifest:
+        raise CheckpointError(f"{path} is the checkpoint of a table alone, not of a training run")
+    return Schema.from_dict(manifest["schema"], str(path))
+
+
+def load(path: Path) -> Learner:
+    """The model of a checkpoint, to score with or to look at."""
+    config, schema = read_config(path), read_schema(path)
+    learner = Learner(config, schema, checkpoint.load(path))
+    learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
+    return learner
+
+
+def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tuple[Learner, State]:
+    """The learner of a checkpoint under a configuration that must say the same, and the state to go on from."""
+    read_schema(path).check_same(schema, "the checkpoint", "the data")
+    wanted = Learner(config, schema)
+    manifest = storage.read_manifest(path, "checkpoint")
+    for what, mine, saved in (
+        ("model", wanted.facts["model"], manifest["model"]),
+        ("table", wanted.table.describe(), manifest["table"]),
+    ):
+        for key in mine.keys() | saved.keys():
+            if key not in FREE and _plain(mine.get(key)) != saved.get(key):
+                raise ConfigError(
+                    f"{what}.{key} is {mine.get(key)!r}, and the checkpoint has {saved.get(key)!r}",
+                    "resume with the settings of the saved run, or start a new run with train.init_from",
+                )
+    table = checkpoint.load(path, **{key: wanted.table.describe()[key] for key in FREE})
+    learner = Learner(config, schema, table)
+    learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
+    learner.restore_optimizer(torch_tensors.load(checkpoint.read(path, "optimizer.safetensors")))
+    metrics.restore(numpy_tensors.load(checkpoint.read(path, "metrics.safetensors")))
+    state: State = json.loads(checkpoint.read(path, "state.json"))
+    torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.pop("rng"))), dtype=torch.uint8))
+    return learner, state
+
+
+def start_from(path: Path, config: Config, schema: Schema) -> tuple[Learner, list[str]]:
+    """A new learner with the rows and dense tensors of an old model that fit it, and what did not fit, in words."""
+    fresh = Learner(config, schema)
+    old, before = storage.read_manifest(path, "checkpoint"), read_schema(path)
+    if before.keys != schema.keys:
+        raise ConfigError(
+            f"{path} has keys by {before.keys} and the data by {schema.keys}", "its rows would mean others"
+        )
+    anew: list[str] = []
+    table, mine = fresh.table, fresh.table.describe()
+    if old["table"]["factors"] != mine["factors"]:
+        anew.append(f"all rows: they have {old['table']['factors']} factors there and {mine['factors']} here")
+    else:
+        for part in ("rule", "embed_rule"):
+            if old["table"][part]["name"] != mine[part]["name"]:
+                raise ConfigError(
+                    f"the rows of {path} were trained by {old['table'][part]['name']} and table.{part} is {mine[part]['name']}",
+                    f"keep table.{part} of that run: the rows carry its state",
+                )
+        table = checkpoint.load(path, **mine)
+    learner = Learner(config, schema, table)
+    anew += learner.adopt_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
+    return learner, anew
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))

@@ -1,0 +1,102 @@
+"""Batches -> scores, in order, by several threads; metrics over them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from clickfleet.batch import Batch, Floats
+from clickfleet.embedding import Embedding
+from clickfleet.errors import ConfigError
+from clickfleet.learner import Learner
+from clickfleet.metrics import Metrics
+from clickfleet.schema import Schema
+
+Results = dict[str, Any]
+
+
+class Scorer:
+    """Probabilities of a click by a model that does not change meanwhile; keys it does not know count as zeros."""
+
+    def __init__(self, learner: Learner, threads: int = 1) -> None:
+        self.learner, self.threads = learner, threads
+        self._own = threading.local()
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Floats]]:
+        """Each batch with its scores, in the order of the batches."""
+        training = self.learner.model.training
+        self.learner.model.eval()
+        try:
+            if self.threads == 1:
+                yield from ((batch, self.score(batch)) for batch in batches)
+            else:
+                yield from self._by_threads(batches)
+        finally:
+            self.learner.model.train(training)
+
+    def _by_threads(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Floats]]:
+        waiting: deque[tuple[Batch, Future[Floats]]] = deque()
+        with ThreadPoolExecutor(self.threads, "clickfleet-scorer", torch.set_num_threads, (1,)) as pool:
+            for batch in batches:
+                waiting.append((batch, pool.submit(self.score, batch)))
+                if len(waiting) > 2 * self.threads:
+                    done, scores = waiting.popleft()
+                    yield done, scores.result()
+            for done, scores in waiting:
+                yield done, scores.result()
+
+    @torch.inference_mode()
+    def score(self, batch: Batch) -> Floats:
+        """The scores of one batch; call it only on a model in evaluation mode."""
+        embedding = getattr(self._own, "embedding", None)
+        if embedding is None:
+            embedding = self._own.embedding = Embedding(self.learner.schema, self.learner.table.factors)
+        keys = embedding.unique(batch)
+        rows = self.learner.table.pull(keys, training=False, out=embedding.room())
+        x = embedding.inputs(batch, rows, training=False)
+        return torch.sigmoid(self.learner.model(x)).numpy()
+
+
+def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Results:
+    """The metrics of a model on batches with labels; with a slot to slice by, `slices` holds them per key."""
+    settings, schema = learner.config.train.metrics, learner.schema
+    metrics = Metrics(settings.thresholds, groups=schema.group is not None, slices=settings.slices is not None)
+    slot = slice_slot(schema, settings.slices)
+    for batch, scores in Scorer(learner, threads)(batches):
+        assert batch.labels is not None
+        slices = None if slot is None else slot_keys(batch, slot)
+        metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
+    results: Results = dict(metrics.results())
+    if metrics.slices is not None:
+        results["slices"] = {
+            "other" if key is None else str(key): part for key, part in metrics.slices.results().items()
+        }
+    return results
+
+
+def slice_slot(schema: Schema, name: str | None) -> int | None:
+    """The position of the slot whose values get metrics of their own."""
+    if name is None:
+        return None
+    names = [slot.name for slot in schema.slots]
+    if name not in names:
+        raise ConfigError(
+            f"train.metrics.slices is {name!r}, and the schema has no such slot", f"slots: {', '.join(names)}"
+        )
+    if schema.slots[names.index(name)].multi:
+        raise ConfigError(
+            f"train.metrics.slices: a row has several values in slot {name}", "choose a single-valued slot"
+        )
+    return names.index(name)
+
+
+def slot_keys(batch: Batch, slot: int) -> NDArray[np.uint64]:
+    """The key of every row in a single-valued slot."""
+    return np.ascontiguousarray(batch.keys[batch.offsets[slot : -1 : batch.slots]])

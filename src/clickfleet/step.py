@@ -1,0 +1,66 @@
+"""One batch: rows in, loss and row gradients out. What all training modes share."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clickfleet.batch import Batch, Floats
+from clickfleet.embedding import Embedding, Push
+from clickfleet.losses import Loss
+from clickfleet.models import Model
+from clickfleet.optimizers import Flat
+from clickfleet.schema import Schema
+
+
+class Result(NamedTuple):
+    """What came of a batch; the gradients of the dense weights are in the step's `flat.grads`."""
+
+    loss: float
+    """The sum over the rows, weights and regularisers included."""
+    scores: Floats  # [B], as the training data has them: with down-sampled negatives, higher than those of all traffic
+    push: Push
+    dense_scale: float
+    """What the dense gradients are to be multiplied by."""
+
+
+class NotFiniteError(Exception):
+    """The loss of a batch is no number; nothing of that batch was learned."""
+
+    def __init__(self, batch: Batch, loss: float) -> None:
+        super().__init__(f"the loss is {loss}")
+        self.batch, self.loss = batch, loss
+
+
+class Step:
+    """The forward and backward pass of one trainer thread, over its own replica of the dense weights' gradients."""
+
+    def __init__(self, flat: Flat, loss: Loss, schema: Schema, factors: int) -> None:
+        assert isinstance(flat.model, Model)
+        self.flat, self.model, self.loss = flat, flat.model, loss
+        self.embedding = Embedding(schema, factors)
+        self.matrices = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1] if loss.config.l2 else []
+
+    def __call__(self, batch: Batch, rows: Floats) -> Result:
+        """`rows` are those of `embedding.unique(batch)`; refuses a loss that is no number before anything is learned."""
+        assert batch.labels is not None
+        x = self.embedding.inputs(batch, rows)
+        labels, weights = torch.from_numpy(batch.labels), _tensor(batch.weights)
+        self.flat.zero_grads()
+        logits = self.model(x)
+        loss = self.loss.total(logits, labels, weights, self.model.extra_loss(), self.matrices)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise NotFiniteError(batch, value)
+        loss.backward()  # type: ignore[no-untyped-call]
+        scores = torch.sigmoid(self.loss.sampled(logits.detach())).numpy()
+        scale = self.loss.dense_scale(labels, weights)
+        return Result(value, scores, self.embedding.push(batch, x), scale)
+
+
+def _tensor(column: Floats | None) -> Tensor | None:
+    return None if column is None else torch.from_numpy(np.ascontiguousarray(column))

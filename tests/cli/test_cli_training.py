@@ -1,0 +1,113 @@
+"""The commands about models, in process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clickfleet.cli import build
+from clickfleet.cli.frame import run
+from clickfleet.logs.synth import Options, synth
+
+SMALL = ["model.hidden=[16]", "table.dim=4", "data.batch_size=100", "train.threads=2"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("log")
+    synth(out, Options(rows=1500, test_rows=500, seed=5))
+    return out
+
+
+def result(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
+    """The `--json` line of a command that succeeds."""
+    code = run(build(), [*map(str, argv), "--json"])
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    found: dict[str, Any] = json.loads(out.out.splitlines()[-1])
+    return found
+
+
+def test_train_evaluate_predict_inspect_verify(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained = result(capsys, "train", f"data.train={log}/train", f"data.test={log}/test", "train.epochs=2", *SMALL)
+    assert list(trained) == ["rows", "seconds", "rows_per_s", "train_auc", "test_auc", "checkpoint"]
+    assert trained["rows"] == 3000
+    assert trained["seconds"] >= trained["rows"] / trained["rows_per_s"]
+    assert trained["checkpoint"] == str(tmp_path / "run/checkpoints/step-000000000030")
+    tested = result(capsys, "evaluate", "run", log / "test")
+    assert tested["auc"] == trained["test_auc"]
+    assert {"rows", "auc", "logloss", "accuracy", "calibration"} <= set(tested)
+    per_epoch = result(capsys, "evaluate", "run", log / "test", "--epochs", "0:2")
+    assert [line["epoch"] for line in per_epoch["epochs"]] == [0, 1]
+    assert per_epoch["auc"] == tested["auc"]
+
+    (tmp_path / "rows.tsv").write_text("".join(line.partition("\t")[2] for line in lines(log / "test")))  # no labels
+    scored = result(capsys, "predict", "run", "rows.tsv", "--out", "s.txt", "--threads", 1, "--batch-size", 77)
+    assert scored["rows"] == 500
+    text = np.array((tmp_path / "s.txt").read_text().split(), np.float32)
+    for name in ("s.npy", "s.parquet"):
+        result(capsys, "predict", "run", log / "test", "--out", name)
+    np.testing.assert_allclose(np.load("s.npy"), text, atol=1e-6)
+    import pyarrow.parquet
+
+    np.testing.assert_allclose(pyarrow.parquet.read_table("s.parquet")["score"].to_numpy(), text, atol=1e-6)
+    labels = [float(line[0]) for line in lines(log / "test")]
+    from sklearn.metrics import roc_auc_score
+
+    assert roc_auc_score(labels, text) == pytest.approx(tested["auc"], abs=2e-3)
+
+    made = result(capsys, "inspect", "run")
+    assert made["rows"] == sum(made["slots"].values()) > 1000
+    assert len(made["slots"]) == 26
+    assert result(capsys, "verify", "run")["ok"]
+    (tmp_path / "run/checkpoints/step-000000000030/state.json").write_text("{}")
+    assert run(build(), ["verify", "run"]) == 1
+    assert "state.json is broken" in capsys.readouterr().err
+
+
+def lines(folder: Path) -> list[str]:
+    return [line for file in sorted(folder.iterdir()) for line in file.read_text().splitlines(keepends=True)]
+
+
+def test_a_file_with_settings_over_it_and_resume(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.yaml").write_text(
+        f"data: {{train: {log}/train, batch_size: 100}}\nmodel: {{name: lr}}\ntrain: {{threads: 1}}"
+    )
+    assert result(capsys, "train", tmp_path / "a.yaml")["test_auc"] is None
+    assert (tmp_path / "run/config.yaml").exists()
+    assert run(build(), ["train", str(tmp_path / "a.yaml")]) == 1
+    assert "go on with --resume" in capsys.readouterr().err
+    assert result(capsys, "train", tmp_path / "a.yaml", "train.epochs=2", "--resume")["rows"] == 1500
+
+
+def test_what_people_read(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(build(), ["train", f"data.train={log}/train", "run.dir=x", *SMALL]) == 0
+    shown = capsys.readouterr()
+    assert "1,500 rows in" in shown.out
+    assert "epoch 0 done: step 15, 1,500 rows, AUC 0." in shown.err
+    assert run(build(), ["evaluate", "x", f"{log}/test", "--epochs", "0:3"]) == 1
+    assert "no checkpoint of epoch 1\n  kept: 0" in capsys.readouterr().err
+    assert run(build(), ["train", "data.train=nowhere/*"]) == 1
+    assert "nowhere" in capsys.readouterr().err
+    assert run(build(), ["evaluate", "nothing", f"{log}/test"]) == 1
+    assert "there is no nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((Path(__file__).parents[2] / "runs").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_every_recipe_trains(recipe: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["data.batch_size=500", "model.hidden=[8]"]
+    done = result(
+        capsys, "train", recipe, f"data.train={log}/train", f"data.test={log}/test", f"run.dir={tmp_path}/r", *small
+    )
+    assert done["rows"] == 1500
+    assert 0 < done["test_auc"] < 1
