@@ -17,7 +17,7 @@ thread_local Plan plan;
 }  // namespace
 
 // The shelves of one stripe as the loops need them.
-struct Table::View {
+struct alignas(64) Table::View {
   const Stripe* stripe;
   Shelf::View full, brief;
 };
@@ -78,8 +78,8 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
     if (const size_t begin = step * kBlock; step < blocks) {
       uint64_t* hash = hashes[step % 3];
       const size_t count = std::min(kBlock, n - begin);
+      for (size_t i = 0; i < count; ++i) hash[i] = mix64(keys[at(begin + i)]);
       for (size_t i = 0; i < count; ++i) {
-        hash[i] = mix64(keys[at(begin + i)]);
         const View& view = home(hash[i]);
         prefetch(view.full.tags_of(hash[i]));
         if (Brief) prefetch(view.brief.tags_of(hash[i]));

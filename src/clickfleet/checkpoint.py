@@ -245,20 +245,21 @@ def _write_rows(out: storage.Writer, rows: Any, files: int) -> list[int]:
 
 
 def _to_batch(columns: Columns) -> pa.RecordBatch:
+    """Columns as Arrow, straight from their memory: checks of every value would hold up who waits for the interpreter."""
     size = len(columns["key"])
 
-    def column(name: str) -> pa.Array:
-        values = pa.array(columns[name])
-        if name not in _LISTS:
-            return values
-        width = len(values) // size
-        return pa.ListArray.from_arrays(
-            pa.array(np.arange(0, (size + 1) * width, width) if width else np.zeros(size + 1), pa.int32()),
-            values,
-            _FLOATS,
-        )
+    def plain(kind: pa.DataType, values: Any) -> pa.Array:
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
-    return pa.RecordBatch.from_arrays([column(name) for name in ROWS.names], schema=ROWS)
+    def column(field: pa.Field) -> pa.Array:
+        values = columns[field.name]
+        if field.name not in _LISTS:
+            return plain(field.type, values)
+        offsets = np.arange(size + 1, dtype=np.int32) * np.int32(len(values) // size)
+        items = plain(field.type.value_type, values)
+        return pa.Array.from_buffers(field.type, size, [None, pa.py_buffer(offsets)], children=[items])
+
+    return pa.RecordBatch.from_arrays([column(field) for field in ROWS], schema=ROWS)
 
 
 def _write_changed(out: storage.Writer, changed: Any, deleted: Any) -> None:
