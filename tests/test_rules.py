@@ -18,30 +18,26 @@ def apply(rule: Rule, w: list[float], state: list[float], g: list[float], diviso
     return weights, kept
 
 
-GOLDEN = [
-    (rule("adagrad"), [1], [0.0566987298, -0.1133974596], [3.5]),
-    (rule("std_adagrad"), [1, 0], [0.0566987298, -0.1], [2, 4]),
-    (rule("adagrad_v2"), [1], [0.0732738760, -0.1465477519], [3.5]),
-    (rule("sgd"), [], [0.05, -0.1], []),
-]
-GOLDEN_UNSCALED = [
-    (rule("adam"), [0, 0, 0, 0, 0.9, 0.999], [0.0990000002, -0.1990000001], [0.2, -0.4, 0.004, 0.016, 0.81, 0.998001]),
-    (rule("shared_adam"), [0.1, 0.2, 0.9, 0.999], [0.0997968598, -0.1997889740], [-0.01, 0.2098, 0.81, 0.998001]),
+GOLDEN = [  # weights (0.1, −0.2), gradients (2, −4): rule, divisor, state -> weights, state
+    (rule("sgd"), 2, [], [0.05, -0.1], []),
+    (rule("adagrad"), 2, [1], [0.0566987298, -0.1133974596], [3.5]),
+    (rule("std_adagrad"), 2, [1, 0], [0.0566987298, -0.1], [2, 4]),
+    (rule("adagrad_v2"), 2, [1], [0.0732738760, -0.1465477519], [3.5]),
+    (
+        rule("adam"),
+        1,
+        [0, 0, 0, 0, 0.9, 0.999],
+        [0.0990000002, -0.1990000001],
+        [0.2, -0.4, 0.004, 0.016, 0.81, 0.998001],
+    ),
+    (rule("shared_adam"), 1, [0.1, 0.2, 0.9, 0.999], [0.0997968598, -0.1997889740], [-0.01, 0.2098, 0.81, 0.998001]),
 ]
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("rule", "state", "w", "after"), GOLDEN, ids=lambda x: getattr(x, "name", None))
-def test_golden_values(rule, state, w, after, level):
-    found = apply(rule, [0.1, -0.2], state, [2, -4], 2.0, level)
-    np.testing.assert_allclose(found[0], w, atol=1e-6)
-    np.testing.assert_allclose(found[1], after, atol=1e-6)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("rule", "state", "w", "after"), GOLDEN_UNSCALED, ids=lambda x: getattr(x, "name", None))
-def test_golden_values_of_rules_without_scale(rule, state, w, after, level):
-    found = apply(rule, [0.1, -0.2], state, [2, -4], 1.0, level)
+@pytest.mark.parametrize(("rule", "divisor", "state", "w", "after"), GOLDEN, ids=lambda x: getattr(x, "name", None))
+def test_golden_values(rule, divisor, state, w, after, level):
+    found = apply(rule, [0.1, -0.2], state, [2, -4], divisor, level)
     np.testing.assert_allclose(found[0], w, atol=1e-6)
     np.testing.assert_allclose(found[1], after, atol=1e-6)
 
