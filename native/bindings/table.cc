@@ -126,7 +126,8 @@ void bind_table(nb::module_& m) {
       .def_prop_ro("tracking", &Table::tracking)
       .def_prop_ro("embed_state", [](const Table& table) { return table.layout().embed_state; })
       .def_prop_ro("embedx_state", [](const Table& table) { return table.layout().embedx_state; })
-      .def("reserve", &Table::reserve, nb::arg("short_rows"), nb::arg("full_rows"), nb::call_guard<nb::gil_scoped_release>())
+      .def("reserve", &Table::reserve, nb::arg("short_rows"), nb::arg("full_rows"),
+           nb::call_guard<nb::gil_scoped_release>())
       .def("restore", &restore)
       .def("restore_changes",
            [](Table& table, const Array<const uint64_t>& changed, const Array<const uint64_t>& deleted) {

@@ -117,7 +117,9 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
     first, last = (_core.VIRTUAL_SHARDS * s // shards for s in (shard, shard + 1))
     files = manifest["row_files"]
     per_file = _core.VIRTUAL_SHARDS // files
-    table.core.reserve(*(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows")))
+    table.core.reserve(
+        *(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows"))
+    )
     mine = [file for file in range(files) if file * per_file < last and (file + 1) * per_file > first]
     for batch in itertools.chain.from_iterable(_batches(path / _name(file, files), ROWS) for file in mine):
         _restore(table, batch, first, last)

@@ -1,9 +1,9 @@
 """Files -> batches: in order or shuffled, by any number of threads, and able to go on exactly where it stopped.
 
-    reader = Reader("day_0.tsv", format="criteo", batch_size=1000, shuffle=100_000, seed=7)
-    for batch in reader:
-        ...
-    state = reader.state()
+reader = Reader("day_0.tsv", format="criteo", batch_size=1000, shuffle=100_000, seed=7)
+for batch in reader:
+    ...
+state = reader.state()
 """
 
 import hashlib

@@ -122,7 +122,13 @@ def verify(path: Annotated[Path, typer.Argument(help="A run folder or a checkpoi
     manifest = checkpoint.verify(found)
     size = sum(facts["bytes"] for facts in manifest["files"].values())
     say(f"{found}: {len(manifest['files'])} files, {size:,} bytes, all as they were written")
-    return {"path": str(found), "files": len(manifest["files"]), "bytes": size, "rows": manifest["short_rows"] + manifest["full_rows"], "ok": True}
+    return {
+        "path": str(found),
+        "files": len(manifest["files"]),
+        "bytes": size,
+        "rows": manifest["short_rows"] + manifest["full_rows"],
+        "ok": True,
+    }
 
 
 def _table(results: Result) -> str:
