@@ -58,7 +58,8 @@ def filled(keys: np.ndarray, factors: int = DIM, report: bool = False, **setting
     if report:
         stats = table.stats()
         print(
-            f"  {len(table) / 1e6:.0f}M rows: {stats['bytes'] / stats['rows']:.1f} bytes per key, {stats['bytes'] / stats['own_bytes']:.2f}× the row's own;"
+            f"  {len(table) / 1e6:.0f}M rows: {stats['bytes'] / stats['rows']:.1f} bytes per key,"
+            f" {stats['bytes'] / stats['own_bytes']:.2f}× the row's own;"
             f" worst while growing {worst:.2f}×, peak {stats['peak_bytes'] / stats['own_bytes']:.2f}×"
         )
     return table
@@ -121,7 +122,8 @@ def train_step(n: int) -> None:
 
     seconds = alternate(15, ours=ours, embedding=embedding, bag=embedding_bag)
     print(
-        f"  pull+push of {BATCH} keys, 1M rows: {seconds['ours'] * 1e3:.2f} ms; Embedding(sparse)+SparseAdam {seconds['embedding'] / seconds['ours']:.1f}×"
+        f"  pull+push of {BATCH} keys, 1M rows: {seconds['ours'] * 1e3:.2f} ms; Embedding(sparse)+SparseAdam"
+        f" {seconds['embedding'] / seconds['ours']:.1f}×"
         f" as long, EmbeddingBag+Adagrad {seconds['bag'] / seconds['ours']:.1f}×"
     )
 
@@ -202,7 +204,8 @@ def disk(table: Table) -> None:
             shutil.rmtree(path)
         out, back = statistics.median(saves), statistics.median(loads)
         print(
-            f"  save {len(table) / 1e6:.0f}M rows, {size / 1e6:.0f} MB: {out:.2f} s, {statistics.median(plain_out) / out:.2f}× the speed of dd conv=fsync;"
+            f"  save {len(table) / 1e6:.0f}M rows, {size / 1e6:.0f} MB: {out:.2f} s,"
+            f" {statistics.median(plain_out) / out:.2f}× the speed of dd conv=fsync;"
             f" load {back:.2f} s, {statistics.median(plain_out) / back:.2f}× that speed"
             f" ({statistics.median(plain_in) / back:.2f}× of dd reading from the page cache)"
         )
