@@ -74,6 +74,8 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
   const char* rows[2][kBlock];
   bool full[2][kBlock];
   const size_t blocks = (n + kBlock - 1) / kBlock;
+  // The last byte of a full row that is read, unless a row is one whole cache line.
+  const size_t beyond = layout_.hot_bytes(true) == 64 ? 0 : Row::kWeights + 4 * width - 1;
   for (size_t step = 0; step < blocks + 2; ++step) {
     if (const size_t begin = step * kBlock; step < blocks) {
       uint64_t* hash = hashes[step % 3];
@@ -97,8 +99,8 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
         }
         rows[b % 2][i] = row;
         prefetch(row);
-        if (!Brief || full[b % 2][i])
-          for (size_t line = 64; line < Row::kWeights + 4 * width; line += 64) prefetch(row + line);
+        if (beyond != 0 && (!Brief || full[b % 2][i]))
+          for (size_t line = 64; line < beyond + 64; line += 64) prefetch(row + std::min(line, beyond));
       }
     }
     if (step < 2) continue;
