@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from tower import eager, seconds_per_step
 
 from clickfleet import run
 from clickfleet.logs.synth import Options, synth
+from tower import eager, seconds_per_step
 
 
 def ours(data: str, batch: int, trainers: int) -> float:
