@@ -69,6 +69,6 @@ def _table() -> list[int]:
     table = []
     for crc in range(256):
         for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)  # noqa: PLW2901
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
         table.append(crc)
     return table
