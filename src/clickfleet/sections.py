@@ -124,8 +124,10 @@ class Table:
     dim: Annotated[int, Ge(0), Le(65536)] = 10
     """Factors of one field."""
     preset: Literal["plain", "online"] = "plain"
-    rule: Annotated[Plugin, plugin("adagrad")] = field(default_factory=lambda: Plugin("adagrad"))
-    """How rows are updated, {name, settings…}."""
+    rule: Annotated[Plugin, plugin("adagrad")] = field(
+        default_factory=lambda: Plugin("adagrad", {"lr": 0.1, "initial_g2sum": 0.3})
+    )
+    """How rows are updated, {name, settings…}; adagrad with lr 0.1 and initial_g2sum 0.3 if nothing is said."""
     embed_rule: Annotated[Plugin, plugin(None)] | None = None
     """Another rule for the first-order weight."""
     init: TableInit = field(default_factory=TableInit)

@@ -1,4 +1,4 @@
-"""What a person sees of training: a bar or a line per interval, log.txt, metrics.jsonl."""
+"""What a person sees of training: a bar or a line per interval, log.txt, metrics.jsonl, TensorBoard's curves."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from clickfleet.events import Events
 from clickfleet.job import PHASES, Job
 from clickfleet.progress import INTERVAL_S, amount
 
@@ -25,6 +26,7 @@ class Watch:
         self.folder, self.total_bytes, self.quiet = folder, total_bytes, quiet
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty() and not quiet
+        self._events: Events | None = None
         self._bar: Any = None
         self._task: Any = None
         self._begin = self._shown = self._lined = time.monotonic()
@@ -90,7 +92,7 @@ class Watch:
         }
 
     def record(self, kind: str, facts: dict[str, Any]) -> None:
-        """A line of metrics.jsonl."""
+        """A line of metrics.jsonl, and points of the curves."""
         if self.folder is not None:
             clean = {
                 key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -98,6 +100,14 @@ class Watch:
             }
             with (self.folder / "metrics.jsonl").open("a") as out:
                 out.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **clean}) + "\n")
+
+            self._events = self._events or Events(self.folder / "tensorboard")
+            numbers = {key: value for key, value in clean.items() if isinstance(value, int | float)}
+            shares = {f"share_{phase}": share for phase, share in facts.get("shares", {}).items()}
+            curves = {
+                f"{kind}/{key}": float(x) for key, x in {**numbers, **shares}.items() if key not in ("epoch", "step")
+            }
+            self._events.add(facts["step"], curves)
 
     def size(self) -> int:
         """Bytes of metrics.jsonl."""
