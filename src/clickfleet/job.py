@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from clickfleet import torch_threads
 from clickfleet.batch import Batch
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
@@ -98,10 +99,13 @@ class Job:
     def together(self, work: Callable[[Trainer], None]) -> None:
         """Runs `work` in every trainer thread at once; the first error ends them all."""
 
+        ready = threading.Barrier(len(self.trainers))
+
         def run(trainer: Trainer) -> None:
-            torch.set_num_threads(self.threads_inside)  # of this thread
-            trainer.clock.start()
             try:
+                torch_threads.enter(self.threads_inside)
+                ready.wait()
+                trainer.clock.start()
                 work(trainer)
             except BaseException as error:
                 self._failure = self._failure or error
