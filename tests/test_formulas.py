@@ -228,7 +228,7 @@ def test_the_originals_start_as_they_did() -> None:
     assert FM.table_init(FM.Config(paddlerec=True), 9) == TableInit(small, small)
     assert DNN.table_init(DNN.Config(paddlerec=True), 9) == TableInit("zero", "uniform(-1,1)")
     assert DLRM.table_init(DLRM.Config(paddlerec=True), 16).embedx == "truncated(1)"
-    assert FM.table_init(FM.Config(), 9) == TableInit("zero", "uniform(-0.001,0.001)")
+    assert FM.table_init(FM.Config(), 9) == FM.rows
     assert (FM.loss_epsilon(FM.Config(paddlerec=True)), FM.loss_epsilon(FM.Config())) == (1e-4, 0.0)
     assert DNN.loss_epsilon(DNN.Config(paddlerec=True)) == 0.0  # softmax had none
     torch.manual_seed(0)

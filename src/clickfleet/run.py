@@ -1,8 +1,9 @@
 """A configuration -> live objects -> train, evaluate, predict.
 
->>> import clickfleet                                                                 # doctest: +SKIP
->>> trained = clickfleet.train("config.yaml", "train.epochs=2")                       # doctest: +SKIP
->>> trained.test["auc"], trained.predict("more/*.tsv")                                # doctest: +SKIP
+import clickfleet
+
+trained = clickfleet.train("config.yaml", "train.epochs=2")
+trained.test["auc"], trained.predict("more/*.tsv")
 """
 
 from __future__ import annotations
