@@ -5,7 +5,18 @@ from importlib import import_module
 
 import pytest
 
-MODULES = ["batch", "feeds", "files", "find", "formats._native", "generator", "schema", "shuffling"]
+MODULES = [
+    "batch",
+    "embedding",
+    "events",
+    "feeds",
+    "files",
+    "find",
+    "formats._native",
+    "generator",
+    "schema",
+    "shuffling",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

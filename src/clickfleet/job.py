@@ -109,6 +109,7 @@ class Job:
                 work(trainer)
             except BaseException as error:
                 self._failure = self._failure or error
+                ready.abort()  # who still waits there must not wait for ever
 
         if len(self.trainers) == 1:
             before = torch.get_num_threads()

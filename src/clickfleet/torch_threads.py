@@ -12,8 +12,8 @@ _one_at_a_time = threading.Lock()
 def enter(threads_inside: int) -> None:
     """To be called first in a new thread: how many threads its operators use, and its first matrix product.
 
-    Two threads whose first products ran at the same moment were seen to stand still for a minute inside the BLAS, so
-    each takes its turn.
+    Two new threads were once seen standing still in their first products, so each takes its turn; whether that was the
+    cause is not established (docs/LOG.md).
     """
     with _one_at_a_time, torch.no_grad():
         torch.set_num_threads(threads_inside)  # of this thread
