@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import torch
 
-from clickfleet import torch_threads
 from clickfleet.batch import Batch
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
@@ -99,17 +98,13 @@ class Job:
     def together(self, work: Callable[[Trainer], None]) -> None:
         """Runs `work` in every trainer thread at once; the first error ends them all."""
 
-        ready = threading.Barrier(len(self.trainers))
-
         def run(trainer: Trainer) -> None:
+            torch.set_num_threads(self.threads_inside)  # of this thread
+            trainer.clock.start()
             try:
-                torch_threads.enter(self.threads_inside)
-                ready.wait()
-                trainer.clock.start()
                 work(trainer)
             except BaseException as error:
                 self._failure = self._failure or error
-                ready.abort()  # who still waits there must not wait for ever
 
         if len(self.trainers) == 1:
             before = torch.get_num_threads()

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clickfleet import torch_threads
 from clickfleet.batch import Batch, Floats
 from clickfleet.embedding import Embedding
 from clickfleet.errors import ConfigError
@@ -44,7 +43,7 @@ class Scorer:
 
     def _by_threads(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Floats]]:
         waiting: deque[tuple[Batch, Future[Floats]]] = deque()
-        with ThreadPoolExecutor(self.threads, "clickfleet-scorer", torch_threads.enter, (1,)) as pool:
+        with ThreadPoolExecutor(self.threads, "clickfleet-scorer", torch.set_num_threads, (1,)) as pool:
             for batch in batches:
                 waiting.append((batch, pool.submit(self.score, batch)))
                 if len(waiting) > 2 * self.threads:
