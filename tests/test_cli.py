@@ -1,4 +1,5 @@
 import json
+import shlex
 import subprocess
 import sys
 
@@ -66,6 +67,12 @@ def test_our_fault_is_3(capsys):
 def test_an_interrupt_is_130(capsys):
     assert frame.run(failing(KeyboardInterrupt()), ["fail"]) == 130
     capsys.readouterr()
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"{shlex.quote(sys.executable)} -c 'from clickfleet.cli import main; main([\"doctor\"])' | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_results_are_strict_json():

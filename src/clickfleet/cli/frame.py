@@ -8,6 +8,7 @@ import functools
 import inspect
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -41,9 +42,12 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[F], F]:
         def run(*args: Any, json: bool = False, **kwargs: Any) -> None:
             global _json
             _json = json
-            result = function(*args, **kwargs)
-            if json:
-                print(to_json(result or {}), flush=True)
+            try:
+                result = function(*args, **kwargs)
+                if json:
+                    print(to_json(result or {}), flush=True)
+            except BrokenPipeError:  # who reads our output has seen enough, as in `clickfleet inspect run | head`
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
         signature = inspect.signature(function, eval_str=True)
         option = inspect.Parameter(
