@@ -9,7 +9,7 @@ from clickfleet.files import Unpacked
 from clickfleet.formats import Bad, Block, Format, OnBad, Parsed
 from clickfleet.schema import Schema
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 21
 MAX_LINE_BYTES = 16 << 20
 
 
