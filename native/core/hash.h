@@ -20,16 +20,6 @@ inline constexpr uint64_t mix64(uint64_t x) {
   return x;
 }
 
-// The key that mix64 made this hash from.
-inline constexpr uint64_t unmix64(uint64_t x) {
-  x ^= (x >> 31) ^ (x >> 62);
-  x *= 0x319642b2d24d8ec3ULL;
-  x ^= (x >> 27) ^ (x >> 54);
-  x *= 0x96de1b173f119089ULL;
-  x ^= (x >> 30) ^ (x >> 60);
-  return x;
-}
-
 inline constexpr int kVirtualShards = 1024;
 
 inline constexpr int virtual_shard(uint64_t key) { return static_cast<int>(mix64(key) % kVirtualShards); }

@@ -11,6 +11,16 @@
 namespace clickfleet {
 namespace {
 
+// The key that mix64 made this hash from: rows are ordered by the hash alone, so no two keys may share one.
+uint64_t unmix64(uint64_t x) {
+  x ^= (x >> 31) ^ (x >> 62);
+  x *= 0x319642b2d24d8ec3ULL;
+  x ^= (x >> 27) ^ (x >> 54);
+  x *= 0x96de1b173f119089ULL;
+  x ^= (x >> 30) ^ (x >> 60);
+  return x;
+}
+
 Config plain(int factors) {
   Config config;
   config.factors = factors;
