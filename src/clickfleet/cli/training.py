@@ -67,15 +67,15 @@ def evaluate(
     threads: Threads = None,
 ) -> Result:
     """Metrics of a model on data: AUC, log loss, accuracy, calibration and more."""
-    from clickfleet import run
+    from clickfleet import trained
 
     if epochs is None:
-        results = run.load(model).reading(format, threads).evaluate(data, batch_size)
+        results = trained.load(model).reading(format, threads).evaluate(data, batch_size)
         say(_table(results))
         return results
     found: list[dict[str, Any]] = []
-    for epoch, path in run.epochs(model, epochs):
-        results = run.load(path).reading(format, threads).evaluate(data, batch_size)
+    for epoch, path in trained.epochs(model, epochs):
+        results = trained.load(path).reading(format, threads).evaluate(data, batch_size)
         found.append({"epoch": epoch, **results})
         say(
             f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
@@ -92,18 +92,18 @@ def predict(
     threads: Threads = None,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
-    from clickfleet import run
+    from clickfleet import trained
 
-    done = run.write_scores(run.load(model).reading(format, threads), data, out, batch_size)
+    done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return done
 
 
 def inspect(model: Model) -> Result:
     """Show what a model is made of: network, rows and memory, rows per slot."""
-    from clickfleet import run
+    from clickfleet import trained
 
-    facts = run.describe(model)
+    facts = trained.describe(model)
     say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
     say(f"dense parameters {facts['parameters']:,}")
     say(
