@@ -37,14 +37,18 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, learner: Learner, metrics: Metrics, state: State, epoch: int | None = None) -> None:
-        """Captures everything now and returns; `epoch` is the one that ends here."""
+    def save(
+        self, learner: Learner, metrics: Metrics, state: State, epoch: int | None = None, best: bool = False
+    ) -> None:
+        """Captures everything now and returns; `epoch` is the one that ends here, `best` keeps it as the best."""
         self.wait()
         epoch = epoch if self.keep_epochs else None
         step = int(state["step"])
         if self.last is not None and self.last[0] == step:  # nothing was learned since
             if epoch is not None:
                 checkpoint.label_epoch(self.folder, epoch, self.last[1])
+            if best:
+                self.label_best()
             return
         attached = capture(learner, metrics, state)
         snapshot = learner.table.snapshot(ROW_FILES)
@@ -59,6 +63,7 @@ class Saver:
                         step,
                         keep=self.keep,
                         epoch=epoch,
+                        best=best,
                         attached=attached,
                         snapshot=snapshot,
                         files=ROW_FILES,
@@ -70,6 +75,11 @@ class Saver:
 
         self._thread = threading.Thread(target=write, name="clickfleet-checkpoint")
         self._thread.start()
+
+    def label_best(self) -> None:
+        """Keeps the last one written as the best."""
+        assert self.last is not None
+        checkpoint.label_best(self.folder, self.last[1])
 
     def wait(self, last: bool = False) -> None:
         """Until what was captured is written; a failure is a warning, as training can go on, unless it was the last."""
@@ -96,16 +106,20 @@ def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes
 
 
 def resolve(model: str | Path) -> Path:
-    """The checkpoint that MODEL names: itself, or the newest of a run folder."""
+    """The checkpoint that MODEL names: itself, the newest of a run folder, or one by its label, as in RUN/BEST."""
     path = Path(model)
     if (path / storage.MANIFEST).is_file():
         return path
+    if checkpoint.is_label(path.name):
+        for folder in (path.parent, path.parent / "checkpoints"):
+            if (folder / path.name).is_file():
+                return checkpoint.labelled(folder, path.name)
     for folder in (path, path / "checkpoints"):
         if (folder / checkpoint.LATEST).is_file():
             return checkpoint.latest(folder)
     raise CheckpointError(
         f"{model} holds no model" if path.exists() else f"there is no {model}",
-        "a model is a run folder with a checkpoint in it, or one of its checkpoints",
+        "a model is a run folder with a checkpoint in it, one of its checkpoints, or RUN/BEST where the best is kept",
     )
 
 

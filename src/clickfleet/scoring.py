@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -64,8 +64,16 @@ class Scorer:
         return torch.sigmoid(self.learner.model(x)).numpy()
 
 
+Look = Callable[[Batch], None]
+
+
 def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Results:
     """The metrics of a model on batches with labels; with a slot to slice by, `slices` holds them per key."""
+    return results(measure(learner, batches, threads))
+
+
+def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1, look: Look | None = None) -> Metrics:
+    """The same as sums and buckets, from which curves can be drawn; `look` is shown every batch."""
     settings, schema = learner.config.train.metrics, learner.schema
     metrics = Metrics(settings.thresholds, groups=schema.group is not None, slices=settings.slices is not None)
     slot = slice_slot(schema, settings.slices)
@@ -73,12 +81,17 @@ def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Re
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
-    results: Results = dict(metrics.results())
+        if look is not None:
+            look(batch)
+    return metrics
+
+
+def results(metrics: Metrics) -> Results:
+    """Metrics by name."""
+    found: Results = dict(metrics.results())
     if metrics.slices is not None:
-        results["slices"] = {
-            "other" if key is None else str(key): part for key, part in metrics.slices.results().items()
-        }
-    return results
+        found["slices"] = {"other" if key is None else str(key): part for key, part in metrics.slices.results().items()}
+    return found
 
 
 def slice_slot(schema: Schema, name: str | None) -> int | None:

@@ -245,8 +245,13 @@ class Run:
     checkpoint_every: Seconds | None = 300.0
     checkpoint_every_steps: Count | None = None
     keep: Count = 3
-    """Checkpoints kept, besides those at the end of an epoch."""
+    """Checkpoints kept, besides labelled ones."""
     keep_epochs: bool = True
+    """Keep those at the end of an epoch, as EPOCH-0000 and so on."""
+    keep_best: bool | None = None
+    """Keep the one with the best test AUC, as BEST; by default where train.patience is set."""
+    report: bool = True
+    """Write report.html at the end."""
 
 
 @dataclass(frozen=True)
