@@ -25,6 +25,7 @@ from clickfleet.job import Job
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.opening import Data, open_source, total_bytes
+from clickfleet.profiling import Profile
 from clickfleet.report.evidence import Evidence
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
@@ -136,7 +137,11 @@ def train(
     evaluator, evidence = Trained(learner, threads=threads), Evidence()
     evaluate = None if held_out is None else lambda: evidence.gather(evaluator, held_out)
     session = Session(settings, watch, saver, evaluate, arrangement)
-    job = Job(learner, source, metrics, session.attend, watch.tick, trainers=trainers, threads=threads)
+    profile = Profile(watch.tick) if settings.train.profile else None
+    report_step = watch.tick if profile is None else profile.tick
+    job = Job(learner, source, metrics, session.attend, report_step, trainers=trainers, threads=threads)
+    if profile is not None:
+        profile.attach(job)
     if state is not None:
         session.restore(job, state)
     else:
@@ -152,8 +157,12 @@ def train(
             saver.wait()
         raise not_finite(problem, job.steps, folder, saver) from None
     finally:
+        if profile is not None:
+            profile.stop()
         job.close()
         watch.close()
+    if profile is not None:
+        show_profile(profile, folder, watch)
     rows = job.rows - before
     if folder is not None and settings.run.report and rows and session.signal is None:
         write_report(folder, evaluator, evidence, watch.log)
@@ -180,6 +189,14 @@ def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable
         log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
 
 
+def show_profile(profile: Profile, folder: Path | None, watch: Watch) -> None:
+    """What every layer took, for people and as files."""
+    watch.log(profile.table())
+    if folder is not None:
+        path = profile.write(folder)
+        watch.log(f"{path}: open it in chrome://tracing or ui.perfetto.dev")
+
+
 def configure(config: Config | Mapping[str, Any] | str | Path | None, overrides: Iterable[str] = ()) -> Config:
     """A configuration from whatever names one."""
     if isinstance(config, Config):
@@ -199,8 +216,6 @@ def check(config: Config) -> None:
     train = config.train
     if train.deterministic and (train.hogwild or 1) > 1:
         raise ConfigError(f"train.hogwild is {train.hogwild}, and train.deterministic allows one", "remove one of them")
-    if train.profile:
-        raise ConfigError("train.profile is not available", "py-spy and perf can watch a running training")
     if config.data.schema is not None and config.data.preset is not None:
         raise ConfigError("data.schema and data.preset both say what the columns mean", "remove one of them")
     if train.hogwild is not None and train.hogwild > cores(config):

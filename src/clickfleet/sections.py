@@ -224,6 +224,7 @@ class Train:
     """A model to start from."""
     device: str = "cpu"
     profile: bool = False
+    """A table of what each layer takes, and a trace of some steps, in the run folder's profile/."""
     loss: Loss = field(default_factory=Loss)
     metrics: Metrics = field(default_factory=Metrics)
 
