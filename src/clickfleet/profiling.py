@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.autograd.profiler import record_function
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile, record_function
 
 from clickfleet.errors import ConfigError
 from clickfleet.job import PHASES, Clock, Job
@@ -53,7 +52,8 @@ class Profile:
 
     def __init__(self, report: Callable[[Job], None]) -> None:
         self._report = report
-        self._torch = profile(activities=[ProfilerActivity.CPU], record_shapes=True, experimental_config=_all_threads())
+        # not torch.profiler.profile, which imports torch's compiler for seconds
+        self._torch: Any = profile(use_kineto=True, record_shapes=True, experimental_config=_all_threads())
         self._handles: list[Any] = []
         self._kinds: dict[str, str] = {}
         self._ticks = 0
@@ -66,7 +66,7 @@ class Profile:
 
     def attach(self, job: Job) -> None:
         """Marks the layers and phases of every trainer; before training begins."""
-        self._torch.prepare_trace()  # in the main thread: it insists
+        self._torch._prepare_trace()  # in the main thread: it insists
         for trainer in job.trainers:
             trainer.clock = _Traced(self)
             for name, module in trainer.step.model.named_modules():
@@ -91,7 +91,7 @@ class Profile:
         """After every step, one thread at a time."""
         self._ticks += 1
         if not self.running and not self.done and self._ticks > FIRST:
-            self._torch.start_trace()
+            self._torch._start_trace()
             self.running = True
         elif self.running:
             self.steps += 1
@@ -102,9 +102,9 @@ class Profile:
     def stop(self) -> None:
         """No more is watched; what was is worked out."""
         if self.running:
-            self._torch.stop_trace()
+            self._torch.__exit__(None, None, None)
             self.running, self.done = False, True
-            self.layers = attribute(self._torch.events(), self._kinds, max(self.steps, 1))  # type: ignore[no-untyped-call]
+            self.layers = attribute(self._torch.function_events, self._kinds, max(self.steps, 1))
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
