@@ -175,7 +175,7 @@ def test_resume_refuses_other_settings(log: Path, tmp_path: Path, change: dict[s
 def test_contradictions_are_refused(log: Path, tmp_path: Path) -> None:
     for more, message in (
         ({"train": {"deterministic": True, "hogwild": 2}}, "allows one"),
-        ({"train": {"device": "cuda"}}, "runs on the CPU"),
+        ({"train": {"device": "gpu"}}, "which is no device"),
         ({"train": {"patience": 1}, "data": {"train": str(log / "train")}}, "need test data"),
         ({"mode": {"name": "local", "pull_every": 3}}, "unknown key mode.pull_every"),
         ({"mode": {"name": "lokal"}}, "did you mean local"),

@@ -92,7 +92,7 @@ def importance(
     unknown = [name for group in wanted for name in group if name not in names and name not in dense]
     if unknown:
         raise ConfigError(f"the model has no field {unknown[0]}", f"fields: {', '.join((*names, *dense))}")
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(rows)))
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(rows))).to(learner.device)
     x = _inputs(learner, rows)
     starts = range(0, len(rows), ROWS_AT_ONCE)
 
@@ -106,7 +106,7 @@ def importance(
                 first[:, field], factors[:, field] = x.first[order[part], field], x.factors[order[part], field]
             else:
                 dense_[:, dense.index(name)] = x.dense[order[part], dense.index(name)]
-        return torch.sigmoid(learner.model(Inputs(dense_, first, factors))).numpy()
+        return torch.sigmoid(learner.model(Inputs(dense_, first, factors))).cpu().numpy()
 
     was_training = learner.model.training
     learner.model.eval()
@@ -124,7 +124,7 @@ def importance(
 
 
 def _inputs(learner: Learner, rows: Batch) -> Inputs:
-    embedding = Embedding(learner.schema, learner.table.factors)
+    embedding = Embedding(learner.schema, learner.table.factors, learner.device)
     pulled = learner.table.pull(embedding.unique(rows), training=False, out=embedding.room())
     return embedding.inputs(rows, pulled, training=False)
 

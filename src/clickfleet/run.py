@@ -228,7 +228,8 @@ def hogwild(config: Config) -> int:
     """Trainer threads: on few cores, one core each is faster than sharing every operator between them."""
     if config.train.deterministic:
         return 1
-    return config.train.hogwild or min(cores(config), 8)
+    few = min(cores(config), 8) if config.train.device == "cpu" else 1  # an accelerator works on one step at a time
+    return config.train.hogwild or few
 
 
 def cpu_class() -> str:

@@ -13,7 +13,7 @@ import torch
 from safetensors import numpy as numpy_tensors
 from safetensors import torch as torch_tensors
 
-from clickfleet import checkpoint, published, republished, storage
+from clickfleet import checkpoint, devices, published, republished, storage
 from clickfleet.config import Config, checked, dump
 from clickfleet.config import read as read_yaml
 from clickfleet.errors import CheckpointError, ConfigError
@@ -95,12 +95,14 @@ class Saver:
 
 def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes]:
     """Everything but the rows, as files."""
-    rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+    rng = {"rng": _text(torch.get_rng_state())}
+    if learner.device.type == "cuda":
+        rng["device_rng"] = _text(torch.cuda.get_rng_state(learner.device))
     return {
         "dense.safetensors": torch_tensors.save(learner.dense()),
         "optimizer.safetensors": torch_tensors.save(learner.optimizer_state()),
         "metrics.safetensors": numpy_tensors.save(metrics.state()),
-        "state.json": storage.canonical({**state, "rng": rng}),
+        "state.json": storage.canonical({**state, **rng}),
         "config.yaml": dump(learner.config).encode(),
     }
 
@@ -158,7 +160,7 @@ def load(path: Path) -> Learner:
     if chain is not None:
         return republished.load(chain)
     config, schema = read_config(path), read_schema(path)
-    learner = Learner(config, schema, checkpoint.load(path))
+    learner = Learner(config, schema, checkpoint.load(path), devices.or_cpu(config.train.device))
     learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
     return learner
 
@@ -203,7 +205,10 @@ def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tupl
     learner.restore_optimizer(torch_tensors.load(checkpoint.read(path, "optimizer.safetensors")))
     metrics.restore(numpy_tensors.load(checkpoint.read(path, "metrics.safetensors")))
     state: State = json.loads(checkpoint.read(path, "state.json"))
-    torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.pop("rng"))), dtype=torch.uint8))
+    torch.set_rng_state(_bytes(state.pop("rng")))
+    device_rng = state.pop("device_rng", None)
+    if device_rng is not None and learner.device.type == "cuda":
+        torch.cuda.set_rng_state(_bytes(device_rng), learner.device)
     return learner, state
 
 
@@ -234,6 +239,14 @@ def start_from(path: Path, config: Config, schema: Schema) -> tuple[Learner, lis
     learner = Learner(config, schema, table)
     anew += learner.adopt_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
     return learner, anew
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
 def _plain(value: Any) -> Any:

@@ -57,11 +57,13 @@ class Scorer:
         """The scores of one batch; call it only on a model in evaluation mode."""
         embedding = getattr(self._own, "embedding", None)
         if embedding is None:
-            embedding = self._own.embedding = Embedding(self.learner.schema, self.learner.table.factors)
+            embedding = self._own.embedding = Embedding(
+                self.learner.schema, self.learner.table.factors, self.learner.device
+            )
         keys = embedding.unique(batch)
         rows = self.learner.table.pull(keys, training=False, out=embedding.room())
         x = embedding.inputs(batch, rows, training=False)
-        return torch.sigmoid(self.learner.model(x)).numpy()
+        return torch.sigmoid(self.learner.model(x)).cpu().numpy()
 
 
 Look = Callable[[Batch], None]

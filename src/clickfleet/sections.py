@@ -223,6 +223,7 @@ class Train:
     init_from: FilePath | None = None
     """A model to start from."""
     device: str = "cpu"
+    """Where the network computes: cpu, cuda or cuda:1; rows stay with the CPU."""
     profile: bool = False
     """A table of what each layer takes, and a trace of some steps, in the run folder's profile/."""
     loss: Loss = field(default_factory=Loss)

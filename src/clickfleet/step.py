@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clickfleet import devices
 from clickfleet.batch import Batch, Floats
 from clickfleet.embedding import Embedding, Push
 from clickfleet.losses import Loss
@@ -39,17 +40,19 @@ class NotFiniteError(Exception):
 class Step:
     """The forward and backward pass of one trainer thread, over its own replica of the dense weights' gradients."""
 
-    def __init__(self, flat: Flat, loss: Loss, schema: Schema, factors: int) -> None:
+    def __init__(
+        self, flat: Flat, loss: Loss, schema: Schema, factors: int, device: torch.device = devices.CPU
+    ) -> None:
         assert isinstance(flat.model, Model)
         self.flat, self.model, self.loss = flat, flat.model, loss
-        self.embedding = Embedding(schema, factors)
+        self.device, self.embedding = device, Embedding(schema, factors, device)
         self.matrices = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1] if loss.config.l2 else []
 
     def __call__(self, batch: Batch, rows: Floats) -> Result:
         """`rows` are those of `embedding.unique(batch)`; refuses a loss that is no number before anything is learned."""
         assert batch.labels is not None
         x = self.embedding.inputs(batch, rows)
-        labels, weights = torch.from_numpy(batch.labels), _tensor(batch.weights)
+        labels, weights = self._tensor(batch.labels), None if batch.weights is None else self._tensor(batch.weights)
         self.flat.zero_grads()
         logits = self.model(x)
         loss = self.loss.total(logits, labels, weights, self.model.extra_loss(), self.matrices)
@@ -57,10 +60,9 @@ class Step:
         if not math.isfinite(value):
             raise NotFiniteError(batch, value)
         loss.backward()  # type: ignore[no-untyped-call]
-        scores = torch.sigmoid(self.loss.sampled(logits.detach())).numpy()
+        scores = torch.sigmoid(self.loss.sampled(logits.detach())).cpu().numpy()
         scale = self.loss.dense_scale(labels, weights)
         return Result(value, scores, self.embedding.push(batch, x), scale)
 
-
-def _tensor(column: Floats | None) -> Tensor | None:
-    return None if column is None else torch.from_numpy(np.ascontiguousarray(column))
+    def _tensor(self, column: Floats) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).to(self.device)
