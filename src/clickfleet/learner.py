@@ -18,7 +18,7 @@ from clickfleet.optimizers import Flat, Optimizer
 from clickfleet.policy import Policy
 from clickfleet.rules import Rule, rule
 from clickfleet.schema import Schema
-from clickfleet.step import Step
+from clickfleet.step import RowDecay, Step
 from clickfleet.table import Table
 
 
@@ -56,6 +56,8 @@ class Learner:
         self.flat = Flat(self.model)
         self.optimizer = Optimizer(config.dense, self.flat.values)
         self.loss = Loss(config.train.loss, kind.loss_epsilon(settings))
+        given = config.train.loss.l2_rows
+        self.l2_rows = kind.l2_rows(settings) if given is None else given
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -66,7 +68,9 @@ class Learner:
     def steps(self, threads: int) -> list[Step]:
         """One step per trainer thread, all on the same weights."""
         flats = [self.flat, *(self.flat.replica() for _ in range(threads - 1))]
-        return [Step(flat, self.loss, self.schema, self.table.factors, self.device) for flat in flats]
+        scales = (self.table.embed_rule.scale, self.table.rule.scale)
+        decay = RowDecay(self.l2_rows, *scales) if self.l2_rows else None
+        return [Step(flat, self.loss, self.schema, self.table.factors, self.device, decay) for flat in flats]
 
     def dense(self) -> dict[str, Tensor]:
         """A copy of the network's parameters and buffers, by name."""

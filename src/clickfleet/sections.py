@@ -193,6 +193,8 @@ class Loss:
     """Share of the negatives that down-sampling left in the training data; predictions are corrected for it."""
     l2: float = 0.0
     """L2 on every dense weight matrix."""
+    l2_rows: float | None = None
+    """L2 on the rows of a batch, added to the gradient that their rule sees; the model's own by default, mostly none."""
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,34 @@ class NotFiniteError(Exception):
         self.batch, self.loss = batch, loss
 
 
+class RowDecay(NamedTuple):
+    """L2 on rows: strength·w is added to the gradient that a rule sees, after it was divided by shows or the batch's weight."""
+
+    strength: float
+    embed_scale: str
+    embedx_scale: str
+
+    def add(self, push: Push, rows: Floats) -> None:
+        for part, scale in ((slice(0, 1), self.embed_scale), (slice(1, None), self.embedx_scale)):
+            divisor = push.show[:, None] if scale == "show" else np.float32(push.n if scale == "batch" else 1.0)
+            push.grads[:, part] += self.strength * np.where(divisor > 0, divisor, np.float32(1.0)) * rows[:, part]
+
+
 class Step:
     """The forward and backward pass of one trainer thread, over its own replica of the dense weights' gradients."""
 
     def __init__(
-        self, flat: Flat, loss: Loss, schema: Schema, factors: int, device: torch.device = devices.CPU
+        self,
+        flat: Flat,
+        loss: Loss,
+        schema: Schema,
+        factors: int,
+        device: torch.device = devices.CPU,
+        decay: RowDecay | None = None,
     ) -> None:
         assert isinstance(flat.model, Model)
         self.flat, self.model, self.loss = flat, flat.model, loss
+        self.decay = decay
         self.device, self.embedding = device, Embedding(schema, factors, device)
         self.matrices = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1] if loss.config.l2 else []
 
@@ -62,7 +82,10 @@ class Step:
         loss.backward()  # type: ignore[no-untyped-call]
         scores = torch.sigmoid(self.loss.sampled(logits.detach())).cpu().numpy()
         scale = self.loss.dense_scale(labels, weights)
-        return Result(value, scores, self.embedding.push(batch, x), scale)
+        push = self.embedding.push(batch, x)
+        if self.decay is not None:
+            self.decay.add(push, rows)
+        return Result(value, scores, push, scale)
 
     def _tensor(self, column: Floats) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column)).to(self.device)
