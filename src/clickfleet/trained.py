@@ -122,9 +122,13 @@ def write_scores(model: Trained, data: Data, out: str | Path, batch_size: int | 
 
 
 def _write_text(path: Path, parts: Iterable[Floats]) -> None:
-    with path.open("w") as file:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    columns = pa.schema([pa.field("score", pa.float32(), nullable=False)])  # as few digits as name the number
+    with csv.CSVWriter(str(path), columns, write_options=csv.WriteOptions(include_header=False)) as writer:
         for scores in parts:
-            file.write("".join(f"{score:.7g}\n" for score in scores.tolist()))
+            writer.write_batch(pa.record_batch([pa.array(scores)], schema=columns))
 
 
 def _write_npy(path: Path, parts: Iterable[Floats]) -> None:
