@@ -85,7 +85,7 @@ def main() -> None:
         run.train(config, quiet=True)
         model = load(f"{folder}/run").reading(threads=2)
         for batch in args.batch:
-            count = 60_000 // batch
+            count = max(args.rows // (2 * batch), 1)  # as long as ours, or the machine decides
             cases = {
                 "limit, 2 threads": lambda b=batch, n=count: limit(b, 1, n),
                 "limit, 2×1": lambda b=batch, n=count: limit(b, 2, n),

@@ -130,11 +130,12 @@ class LiveBar:
     def show(self, share: float | None, text: str) -> None:
         """The share that is done (None: unknown), and what is said below."""
         from rich.console import Group
+        from rich.padding import Padding
         from rich.progress_bar import ProgressBar
         from rich.text import Text
 
         bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, width=60)
-        self._live.update(Group(bar, Text(text)), refresh=True)
+        self._live.update(Group(Padding(bar, 0), Text(text)), refresh=True)  # a padded bar ends its line
 
     def print(self, text: str) -> None:
         """A line that stays above the bar."""
