@@ -128,7 +128,7 @@ def make_table(config: sections.Table, factors: int, embed: str, embedx: str, se
     return Table(
         factors,
         rule=_rule(config.rule),
-        embed_rule=None if config.embed_rule is None else _rule(config.embed_rule),
+        embed_rule=None if config.first_order_rule is None else _rule(config.first_order_rule),
         init=config.init.embedx or embedx,
         embed_init=config.init.embed or embed,
         preset=config.preset,

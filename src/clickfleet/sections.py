@@ -127,11 +127,11 @@ class Table:
     """Factors of one field."""
     preset: Literal["plain", "online"] = "plain"
     rule: Annotated[Plugin, plugin("adagrad")] = field(
-        default_factory=lambda: Plugin("adagrad", {"lr": 0.1, "initial_g2sum": 0.3})
+        default_factory=lambda: Plugin("adagrad_v2", {"lr": 0.05, "initial_g2sum": 1.0, "scale": "none"})
     )
-    """How rows are updated, {name, settings…}; adagrad with lr 0.1 and initial_g2sum 0.3 if nothing is said."""
+    """How rows are updated, {name, settings…}; if nothing is said, adagrad_v2 as docs/study.md found best."""
     embed_rule: Annotated[Plugin, plugin(None)] | None = None
-    """Another rule for the first-order weight."""
+    """Another rule for the first-order weight; if no rule is given at all, adagrad_v2 with larger steps."""
     init: TableInit = field(default_factory=TableInit)
     admission: str | None = None
     """When rows get factors: `birth`, `score(s)`, `count(n)` or `probability(p)`; the preset's by default."""
@@ -147,6 +147,13 @@ class Table:
     decay_rate: float | None = None
     delete_threshold: float | None = None
     delete_after_unseen_days: float | None = None
+
+    @property
+    def first_order_rule(self) -> Plugin | None:
+        """The rule of embed_w where it is not `rule`: a rule that was given serves both parts."""
+        if self.embed_rule is None and self.rule == Table().rule:
+            return Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 4.0, "scale": "none"})
+        return self.embed_rule
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ class Schedule:
 @dataclass(frozen=True)
 class Dense:
     optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
-    lr: float = 0.001
+    lr: float = 0.0005
     schedule: Schedule = field(default_factory=Schedule)
     clip_norm: float | None = None
     """Gradients are scaled down to this norm, taken over all of them."""
