@@ -30,7 +30,7 @@ carry checksums (storage.py). Saving what was loaded gives the same bytes.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ from clickfleet.errors import CheckpointError
 from clickfleet.table import Columns, Snapshot, Table
 
 LATEST = "LATEST"
+MAX_FILES = 32
+"""Row files of a checkpoint at most."""
 _STEP = re.compile(r"^step-(\d{12})$")
 _EPOCH = re.compile(r"^EPOCH-(\d{4,})$")
 
@@ -104,6 +106,17 @@ def save(
     return path
 
 
+def span(shard: int, shards: int) -> tuple[int, int]:
+    """The virtual shards that shard `shard` of `shards` holds: of up to 32 shards, each has whole row files of its own.
+
+    >>> span(0, 3), span(1, 3), span(2, 3)
+    ((0, 320), (320, 672), (672, 1024))
+    """
+    pieces = MAX_FILES if shards <= MAX_FILES else _core.VIRTUAL_SHARDS
+    first, last = (pieces * s // shards * (_core.VIRTUAL_SHARDS // pieces) for s in (shard, shard + 1))
+    return first, last
+
+
 def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -> Table:
     """The table of a checkpoint, or the part of it that shard `shard` of `shards` holds; `changes` override its description."""
     path = Path(path)
@@ -114,7 +127,7 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
         )
     storage.verify_files(path, manifest)
     table = Table.like({**manifest["table"], **changes})
-    first, last = (_core.VIRTUAL_SHARDS * s // shards for s in (shard, shard + 1))
+    first, last = span(shard, shards)
     files = manifest["row_files"]
     per_file = _core.VIRTUAL_SHARDS // files
     table.core.reserve(
@@ -262,6 +275,30 @@ def _to_batch(columns: Columns) -> pa.RecordBatch:
         return pa.Array.from_buffers(field.type, size, [None, pa.py_buffer(offsets)], children=[items])
 
     return pa.RecordBatch.from_arrays([column(field) for field in ROWS], schema=ROWS)
+
+
+def pack(table: Table) -> bytes:
+    """All rows of a table as one Arrow IPC file in memory."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, ROWS) as writer, table.snapshot() as rows:
+        for columns in rows:
+            writer.write_batch(_to_batch(columns))
+    return bytes(sink.getvalue())
+
+
+def unpack(table: Table, packed: bytes) -> None:
+    """Puts the rows of `pack` into a table of the same width and rules."""
+    with pa.ipc.open_file(pa.BufferReader(packed)) as reader:
+        for i in range(reader.num_record_batches):
+            _restore(table, reader.get_batch(i), 0, _core.VIRTUAL_SHARDS)
+
+
+def keep_rows(rows: Iterable[Columns], table: Table, wanted: Callable[[Columns], Any]) -> None:
+    """Copies the wanted rows into another table of the same kind; `wanted` gives a mask."""
+    for columns in rows:
+        batch = _to_batch(columns).filter(pa.array(wanted(columns)))
+        if batch.num_rows:
+            _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
 
 
 def _write_changed(out: storage.Writer, changed: Any, deleted: Any) -> None:

@@ -127,6 +127,11 @@ class Optimizer:
         if self.config.clip_norm is not None or self.config.clip_value is not None:
             clip(self.config, grads.mul_(scale))
             scale = 1.0
+        self.step_clipped(grads, scale, lr)
+
+    @torch.no_grad()
+    def step_clipped(self, grads: Tensor, scale: float = 1.0, lr: float | None = None) -> None:
+        """The same where whoever has all of the gradient has clipped it."""
         divisor = None if scale == 1.0 else torch.tensor(1.0 / scale)
         with self.lock:
             apply(self.config, self.values, grads, self.kept, self.steps, self.lr if lr is None else lr, divisor)

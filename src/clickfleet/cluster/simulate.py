@@ -1,0 +1,195 @@
+"""The modes without processes: N logical workers in one, taking turns in an order that a seed decides.
+
+The same modes, shards and messages as on a cluster; only the wire is a function call. A worker keeps the turn until it asks the shards
+something, so a run is deterministic, and staleness is that of N workers of equal speed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from clickfleet import modes, sections
+from clickfleet.cluster.shard import Answers, Rules, Shard
+from clickfleet.config import Config
+from clickfleet.exchange import Answer, Kind, Link, Piece, Reply, Request, Split, Spread
+from clickfleet.job import Job, Source
+from clickfleet.learner import Learner
+from clickfleet.metrics import Metrics
+from clickfleet.schema import Schema
+from clickfleet.share import Share
+from clickfleet.table import Table
+
+
+class Turns:
+    """Lets one of several threads work at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._waiting: dict[int, threading.Event] = {}
+        self._alive: set[int] = set()
+
+    def start(self, works: Sequence[Callable[[], None]]) -> None:
+        """Runs all of them to their ends; the first error is raised here."""
+        failures: list[BaseException] = []
+        self._alive = set(range(len(works)))
+        self._waiting = {i: threading.Event() for i in self._alive}
+
+        def run(i: int, work: Callable[[], None]) -> None:
+            self._waiting[i].wait()
+            self._waiting[i].clear()
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+            self._alive.discard(i)
+            self._pass()
+
+        threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(works)]
+        for thread in threads:
+            thread.start()
+        self._pass()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _pass(self) -> None:
+        if self._alive:
+            self._waiting[self._random.choice(sorted(self._alive))].set()
+
+    def give(self, i: int) -> None:
+        """Another one's turn, or again one's own."""
+        self._pass()
+        self._waiting[i].wait()
+        self._waiting[i].clear()
+
+
+class Near:
+    """A link by function call."""
+
+    def __init__(self, fleet: Fleet, worker: int) -> None:
+        self.fleet, self.worker = fleet, worker
+        self._sequence = 0
+
+    def ask(self, request: Request) -> NearTicket:
+        spread = self.fleet.spread
+        pull = None if request.pull is None else spread.split(request.pull)
+        learns = request.push is not None or request.dense is not None
+        self._sequence += learns
+        for i, part in enumerate(spread.cut(request, pull)):
+            piece = Piece(part, self._sequence if learns else 0, request.seen[i] if request.seen else 0)
+            self.fleet.deliver(i, self.fleet.shards[i].handle(self.worker, piece))
+        self.fleet.asked[self.worker] += 1
+        self.fleet.turns.give(self.worker)
+        return NearTicket(self, pull, self.fleet.asked[self.worker] - 1, request.kind)
+
+
+class NearTicket:
+    def __init__(self, link: Near, pull: Split | None, number: int, kind: Kind) -> None:
+        self._link, self._pull, self._number, self._kind = link, pull, number, kind
+
+    def ready(self) -> bool:
+        boxes = self._link.fleet.boxes[self._link.worker]
+        return all(len(box) + gone > self._number for box, gone in boxes)
+
+    def wait(self) -> Reply:
+        fleet, worker = self._link.fleet, self._link.worker
+        while not self.ready():
+            fleet.turns.give(worker)
+        answers = [box[self._number - gone] for box, gone in fleet.boxes[worker]]
+        return fleet.spread.join(answers, self._pull)
+
+
+class Fleet:
+    """Shards and logical workers of one configuration."""
+
+    def __init__(self, config: Config, schema: Schema, workers: int, shards: int = 1, seed: int = 0) -> None:
+        self.config, self.schema = config, schema
+        self.turns = Turns(seed)
+        self.first = Learner(config, schema)
+        flat = self.first.flat.values
+        self.spread = Spread(shards, 1 + self.first.table.factors, len(flat))
+        rules = rules_of(config)
+        self.shards = [
+            Shard(Table.like(self.first.table.describe()), flat[first:last].clone(), config.dense, rules)
+            for first, last in self.spread.spans
+        ]
+        self.workers = workers
+        for shard in self.shards:
+            shard.begin(range(workers))
+            if config.mode.name == "geo":
+                shard.replicate(range(workers))
+        self.asked = [0] * workers
+        # Answers by worker and shard, with how many were thrown away before them.
+        self.boxes: list[list[tuple[deque[Answer], int]]] = [[(deque(), 0) for _ in range(shards)] for _ in range(workers)]
+
+    def deliver(self, shard: int, answers: Answers) -> None:
+        for worker, answer in answers:
+            box, gone = self.boxes[worker][shard]
+            box.append(answer)
+            if len(box) > 64:
+                box.popleft()
+                self.boxes[worker][shard] = (box, gone + 1)
+
+    def train(self, sources: Sequence[Source], metrics: Metrics | None = None) -> Learner:
+        """One pass of each worker over its source; the model that came of it."""
+        metrics = metrics or Metrics()
+
+        def work(i: int) -> Callable[[], None]:
+            learner = Learner(self.config, self.schema, Table.like(self.first.table.describe()))
+            begun: list[bool] = []
+
+            def attend(job: Job) -> bool:
+                if begun and job.epoch_ended:
+                    return False
+                begun.append(True)
+                return True
+
+            links: list[Link] = [Near(self, i)]
+            job = Share(
+                learner, sources[i], metrics, attend, lambda job: None, links=links, worker=i, workers=self.workers
+            )
+            return lambda: modes.load(self.config)(job)
+
+        self.turns.start([work(i) for i in range(self.workers)])
+        for shard in self.shards:
+            shard.resume_rounds()
+        return self.model()
+
+    def model(self) -> Learner:
+        """What the shards have by now, as one model."""
+        table = Table.like(self.first.table.describe())
+        from clickfleet import checkpoint
+
+        for shard in self.shards:
+            checkpoint.unpack(table, checkpoint.pack(shard.table))
+        learner = Learner(self.config, self.schema, table)
+        with torch.no_grad():
+            learner.flat.values.copy_(torch.cat([shard.optimizer.values for shard in self.shards]))
+        return learner
+
+    @property
+    def staleness(self) -> float:
+        late = self.shards[0].staleness
+        return late.total / late.pushes if late.pushes else 0.0
+
+
+def rules_of(config: Config, row_files: int = 8) -> Rules:
+    """How the shards of a configuration treat what they get."""
+    name, settings = config.mode.name, config.mode.settings
+    return Rules(
+        waits=name == "sync",
+        mean=settings.get("reduce") == "mean",
+        loss_mean=config.train.loss.reduction == "mean",
+        row_files=row_files,
+    )
+
+
+def with_mode(config: Config, name: str, **settings: object) -> Config:
+    return replace(config, mode=sections.Plugin(name, dict(settings)))
