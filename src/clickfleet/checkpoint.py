@@ -93,8 +93,8 @@ def save(
             sink = out.file(name)
             sink.write(content)
             sink.close()
-        counts = _write_rows(out, rows, files)
-        _write_changed(out, rows.changed, rows.deleted)
+        counts = write_rows(out.file, rows, files, range(files))
+        write_changed(out, rows.changed, rows.deleted)
         out.facts = {
             "table": table.describe(),
             "short_rows": counts[0],
@@ -167,13 +167,17 @@ def write(
     table: Table, folder: Path | str, step: int, *, keep: int = 3, epoch: int | None = None, **contents: Any
 ) -> Path:
     """Saves the checkpoint of a step, points LATEST (and EPOCH-…) at it, then removes all but the newest `keep` and those of epochs."""
-    folder = Path(folder)
-    path = save(table, folder / f"step-{step:012d}", step=step, **contents)
-    _point(folder / LATEST, path)
-    if epoch is not None:
-        label_epoch(folder, epoch, path)
-    prune(folder, keep)
+    path = save(table, Path(folder) / f"step-{step:012d}", step=step, **contents)
+    register(path, keep, epoch)
     return path
+
+
+def register(path: Path, keep: int, epoch: int | None = None) -> None:
+    """Points LATEST (and EPOCH-…) at a checkpoint that is complete, then removes old ones as `write` does."""
+    _point(path.parent / LATEST, path)
+    if epoch is not None:
+        label_epoch(path.parent, epoch, path)
+    prune(path.parent, keep)
 
 
 def label_epoch(folder: Path | str, epoch: int, path: Path) -> None:
@@ -243,19 +247,22 @@ def _name(file: int, files: int) -> str:
     return f"rows-{file:05d}-of-{files:05d}.arrow"
 
 
-def _write_rows(out: storage.Writer, rows: Any, files: int) -> list[int]:
-    """Row files in order; the number of short and of full rows."""
+def write_rows(
+    file: Callable[[str], storage.HashedFile], rows: Iterable[Columns], files: int, wanted: Iterable[int]
+) -> list[int]:
+    """The wanted row files, ascending; the number of short and of full rows. Rows of other files there must not be."""
     counts = [0, 0]
     batches = iter(rows)
     columns = next(batches, None)
-    for file in range(files):
-        sink = out.file(_name(file, files))
+    for number in wanted:
+        sink = file(_name(number, files))
         with pa.ipc.new_file(sink, ROWS) as writer:
-            while columns is not None and columns["file"] == file:
+            while columns is not None and columns["file"] == number:
                 writer.write_batch(_to_batch(columns))
                 counts[columns["full"]] += len(columns["key"])
                 columns = next(batches, None)
         sink.close()
+    assert columns is None
     return counts
 
 
@@ -301,7 +308,7 @@ def keep_rows(rows: Iterable[Columns], table: Table, wanted: Callable[[Columns],
             _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
 
 
-def _write_changed(out: storage.Writer, changed: Any, deleted: Any) -> None:
+def write_changed(out: storage.Writer, changed: Any, deleted: Any) -> None:
     keys = np.concatenate([changed, deleted])
     flags = np.arange(len(keys)) >= len(changed)
     sink = out.file("changed.arrow")

@@ -74,6 +74,8 @@ class Piece:
     """Counts the pushes of one peer; 0 where nothing is learned."""
     seen: int = 0
     """Pushes the shard had learned when the rows of this push were read."""
+    number: int = 0
+    """Of the request among those of its peer; the answer carries it back."""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class Answer:
     """geo: keys that others changed, whose rows are `rows`."""
     deleted: Keys | None = None
     error: str = ""
+    number: int = 0
+    """Of the request it belongs to."""
 
 
 @dataclass(slots=True)
@@ -127,7 +131,9 @@ class Spread:
             first, last = span(shard, shards)
             self.owner[first:last] = shard
         blocks = -(-floats // BLOCK)
-        edges = [min(floats, blocks * span(shard, shards)[0] // _core.VIRTUAL_SHARDS * BLOCK) for shard in range(shards)]
+        edges = [
+            min(floats, blocks * span(shard, shards)[0] // _core.VIRTUAL_SHARDS * BLOCK) for shard in range(shards)
+        ]
         self.spans = list(zip(edges, [*edges[1:], floats], strict=True))
 
     def split(self, keys: Keys) -> Split:

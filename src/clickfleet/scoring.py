@@ -66,19 +66,32 @@ class Scorer:
 
 def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Results:
     """The metrics of a model on batches with labels; with a slot to slice by, `slices` holds them per key."""
-    settings, schema = learner.config.train.metrics, learner.schema
-    metrics = Metrics(settings.thresholds, groups=schema.group is not None, slices=settings.slices is not None)
-    slot = slice_slot(schema, settings.slices)
+    return results(measure(learner, batches, threads))
+
+
+def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Metrics:
+    """The same before they become numbers, so that they can be merged with those of other rows."""
+    metrics = metrics_of(learner)
+    slot = slice_slot(learner.schema, learner.config.train.metrics.slices)
     for batch, scores in Scorer(learner, threads)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
-    results: Results = dict(metrics.results())
+    return metrics
+
+
+def metrics_of(learner: Learner) -> Metrics:
+    """Empty metrics of the kind that a model is evaluated by."""
+    settings = learner.config.train.metrics
+    return Metrics(settings.thresholds, groups=learner.schema.group is not None, slices=settings.slices is not None)
+
+
+def results(metrics: Metrics) -> Results:
+    """Metrics as numbers by name."""
+    found: Results = dict(metrics.results())
     if metrics.slices is not None:
-        results["slices"] = {
-            "other" if key is None else str(key): part for key, part in metrics.slices.results().items()
-        }
-    return results
+        found["slices"] = {"other" if key is None else str(key): part for key, part in metrics.slices.results().items()}
+    return found
 
 
 def slice_slot(schema: Schema, name: str | None) -> int | None:

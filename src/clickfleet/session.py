@@ -110,7 +110,7 @@ class Session:
         epoch = self.progress.epoch
         self.progress.train = dict(job.metrics.results())
         self.watch.record("epoch", {"epoch": epoch, "step": job.steps, "rows": job.rows, **self.progress.train})
-        self.watch.log(f"epoch {epoch} done: step {job.steps:,}, {_words(self.progress.train)}")
+        self.watch.log(f"epoch {epoch} done: step {job.steps:,}, {words(self.progress.train)}")
         self.progress.epoch += 1
         if self.progress.evaluated_at != job.steps:
             self._test(job, epoch)
@@ -131,7 +131,7 @@ class Session:
         now.best_auc, now.waited = (auc, 0) if better else (now.best_auc, now.waited + 1)
         slices = {key: value for key, value in now.test.items() if key != "slices"}
         self.watch.record("test", {"epoch": now.epoch if epoch is None else epoch, "step": job.steps, **slices})
-        self.watch.log(f"test after step {job.steps:,}: {_words(now.test)}")
+        self.watch.log(f"test after step {job.steps:,}: {words(now.test)}")
         patience = self.config.train.patience
         if patience is not None and now.waited >= patience:
             now.stopped_early = True
@@ -198,7 +198,7 @@ class Session:
                 signal.signal(number, handler)
 
 
-def _words(results: Results) -> str:
+def words(results: Results) -> str:
     loss = "" if results["logloss"] is None else f", log loss {results['logloss']:.4f}"
     sliding = f", last batches {results['sliding_auc']:.4f}" if "sliding_auc" in results else ""
     return f"{results['rows']:,} rows, AUC {results['auc']:.4f}{loss}{sliding}"

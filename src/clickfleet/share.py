@@ -44,6 +44,8 @@ class Share(Job):
         """Tells that a cut contains all batches up to a position and none after it."""
         self.saved: dict[str, bytes] = {}
         """What the mode kept for itself in the cut that training goes on from."""
+        self.carried: dict[str, Any] = {}
+        """What the mode carries from one epoch to the next."""
         self.keep: Callable[[], dict[str, bytes]] = dict
         """What the mode wants to keep for itself in a cut, as files."""
         self.queued: Callable[[], int] = lambda: 0

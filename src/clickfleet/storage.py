@@ -92,18 +92,23 @@ class Writer:
     def __init__(self, path: Path, kind: str) -> None:
         self.path, self.kind = path, kind
         self.facts: dict[str, Any] = {}
-        self._hidden = path.parent / f".{path.name}.writing"
+        self.hidden = path.parent / f".{path.name}.writing"
         self._files: dict[str, HashedFile] = {}
+        self._adopted: dict[str, dict[str, Any]] = {}
 
     def file(self, name: str) -> HashedFile:
-        self._files[name] = HashedFile(self._hidden / name)
+        self._files[name] = HashedFile(self.hidden / name)
         return self._files[name]
+
+    def adopt(self, name: str, facts: dict[str, Any]) -> None:
+        """Counts a file that another process wrote into `hidden`, flushed, among those of the directory."""
+        self._adopted[name] = facts
 
     def __enter__(self) -> Self:
         if self.path.exists():
             raise CheckpointError(f"{self.path} exists already", "choose another name, or remove it first")
-        shutil.rmtree(self._hidden, ignore_errors=True)  # of a writer that was killed
-        self._hidden.mkdir(parents=True)
+        shutil.rmtree(self.hidden, ignore_errors=True)  # of a writer that was killed
+        self.hidden.mkdir(parents=True)
         return self
 
     def __exit__(
@@ -117,7 +122,7 @@ class Writer:
         for file in self._files.values():
             file.abandon()
         if error is not None:
-            shutil.rmtree(self._hidden, ignore_errors=True)
+            shutil.rmtree(self.hidden, ignore_errors=True)
             if isinstance(error, OSError):
                 raise _plain(error, self.path) from error
 
@@ -127,14 +132,14 @@ class Writer:
         manifest = {
             "format": f"clickfleet/{self.kind}",
             "version": 1,
-            "files": {name: file.facts() for name, file in self._files.items()},
+            "files": {**{name: file.facts() for name, file in self._files.items()}, **self._adopted},
             **self.facts,
         }
         out = self.file(MANIFEST)
         out.write(canonical({**manifest, "hash": digest(manifest)}))
         out.close()
-        _flush_directory(self._hidden)
-        self._hidden.rename(self.path)
+        _flush_directory(self.hidden)
+        self.hidden.rename(self.path)
         _flush_directory(self.path.parent)
 
 

@@ -58,14 +58,18 @@ class Watch:
         if self.live and now - self._shown >= BAR_INTERVAL_S:
             self._shown = now
             self._bar.update(
-                self._task, description=describe(self.facts(job, now)), completed=job.source.counters.bytes
+                self._task, description=self.words(self.facts(job, now)), completed=job.source.counters.bytes
             )
         if now - self._lined >= INTERVAL_S:
             facts = self.facts(job, now)
             self._lined, self._rows = now, job.rows
             job.loss = job.weight = 0.0
             self.record("train", facts)
-            self.log(describe(facts), show=not self.live)
+            self.log(self.words(facts), show=not self.live)
+
+    def words(self, facts: dict[str, Any]) -> str:
+        """The numbers of a moment as one line."""
+        return describe(facts)
 
     def facts(self, job: Job, now: float | None = None) -> dict[str, Any]:
         """The numbers of this moment; the loss is the mean over the interval."""

@@ -10,3 +10,22 @@
 
 Only this package imports Ray and ZeroMQ, and only when a cluster is started.
 """
+
+from __future__ import annotations
+
+from clickfleet.checkpoint import MAX_FILES
+from clickfleet.config import Config
+from clickfleet.errors import ConfigError
+
+
+def check(config: Config) -> None:
+    """Refuses what a cluster cannot do, before any process starts."""
+    mode = config.mode.name
+    if config.cluster.shards > MAX_FILES:
+        raise ConfigError(f"cluster.shards is {config.cluster.shards}, and there are at most {MAX_FILES}")
+    if config.train.eval_every is not None:
+        raise ConfigError(f"train.eval_every does not go with mode {mode}", "test data is evaluated after each epoch")
+    if config.train.deterministic and mode != "sync":
+        raise ConfigError(f"train.deterministic does not go with mode {mode}", "use mode sync or local")
+    if config.train.hogwild is not None:
+        raise ConfigError(f"train.hogwild does not go with mode {mode}", "set cluster.threads")

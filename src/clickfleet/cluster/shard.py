@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clickfleet import schedules, sections
 from clickfleet.batch import Floats, Keys
+from clickfleet.config import Config
 from clickfleet.embedding import Push
 from clickfleet.exchange import Answer, Gradient, Kind, Piece, summed, unique
 from clickfleet.optimizers import Optimizer
@@ -100,10 +101,10 @@ class Shard:
         """Learns from a piece, or keeps it until others have sent theirs; the answers that are due."""
         kind = piece.request.kind
         if kind is Kind.MARK:
-            return [(peer, Answer(version=self.version)), *self._mark(peer, piece.request.cut)]
+            return [(peer, Answer(version=self.version, number=piece.number)), *self._mark(peer, piece.request.cut)]
         if kind is Kind.DONE:
             self.active.discard(peer)
-            return [(peer, Answer(version=self.version)), *self._round()]
+            return [(peer, Answer(version=self.version, number=piece.number)), *self._round()]
         if piece.sequence:
             if piece.sequence <= self.learned.get(peer, 0):  # its answer was lost
                 return [(peer, self._answer(peer, piece))]
@@ -118,7 +119,7 @@ class Shard:
 
     def _answer(self, peer: int, piece: Piece, cut: int = 0) -> Answer:
         request = piece.request
-        answer = Answer(version=self.version, cut=cut)
+        answer = Answer(version=self.version, cut=cut, number=piece.number)
         if request.pull is not None:
             answer.rows = self.table.pull(request.pull, training=request.training)
             if peer in self.holds:  # geo: the worker has these rows from now on
@@ -235,6 +236,17 @@ class Shard:
             "staleness": late.total / late.pushes if late.pushes else 0.0,
             "staleness_most": late.most,
         }
+
+
+def rules_of(config: Config, row_files: int = 8) -> Rules:
+    """How the shards of a configuration treat what they get."""
+    name, settings = config.mode.name, config.mode.settings
+    return Rules(
+        waits=name == "sync",
+        mean=settings.get("reduce") == "mean",
+        loss_mean=config.train.loss.reduction == "mean",
+        row_files=row_files,
+    )
 
 
 def _together(pushes: list[Push], mean: bool) -> Push:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from clickfleet import modes, sections
-from clickfleet.cluster.shard import Answers, Rules, Shard
+from clickfleet.cluster.shard import Shard, rules_of
 from clickfleet.config import Config
-from clickfleet.exchange import Answer, Kind, Link, Piece, Reply, Request, Split, Spread
+from clickfleet.exchange import Answer, Link, Piece, Reply, Request, Split, Spread
 from clickfleet.job import Job, Source
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
@@ -75,35 +74,36 @@ class Near:
 
     def __init__(self, fleet: Fleet, worker: int) -> None:
         self.fleet, self.worker = fleet, worker
-        self._sequence = 0
+        self._sequence = self._number = 0
 
     def ask(self, request: Request) -> NearTicket:
         spread = self.fleet.spread
         pull = None if request.pull is None else spread.split(request.pull)
         learns = request.push is not None or request.dense is not None
         self._sequence += learns
+        self._number += 1
         for i, part in enumerate(spread.cut(request, pull)):
-            piece = Piece(part, self._sequence if learns else 0, request.seen[i] if request.seen else 0)
-            self.fleet.deliver(i, self.fleet.shards[i].handle(self.worker, piece))
-        self.fleet.asked[self.worker] += 1
+            seen = request.seen[i] if request.seen else 0
+            piece = Piece(part, self._sequence if learns else 0, seen, self._number)
+            for whom, answer in self.fleet.shards[i].handle(self.worker, piece):
+                self.fleet.boxes[whom].setdefault(answer.number, {})[i] = answer
         self.fleet.turns.give(self.worker)
-        return NearTicket(self, pull, self.fleet.asked[self.worker] - 1, request.kind)
+        return NearTicket(self, pull, self._number)
 
 
 class NearTicket:
-    def __init__(self, link: Near, pull: Split | None, number: int, kind: Kind) -> None:
-        self._link, self._pull, self._number, self._kind = link, pull, number, kind
+    def __init__(self, link: Near, pull: Split | None, number: int) -> None:
+        self._link, self._pull, self._number = link, pull, number
 
     def ready(self) -> bool:
-        boxes = self._link.fleet.boxes[self._link.worker]
-        return all(len(box) + gone > self._number for box, gone in boxes)
+        return len(self._link.fleet.boxes[self._link.worker].get(self._number, ())) == self._link.fleet.spread.shards
 
     def wait(self) -> Reply:
         fleet, worker = self._link.fleet, self._link.worker
         while not self.ready():
             fleet.turns.give(worker)
-        answers = [box[self._number - gone] for box, gone in fleet.boxes[worker]]
-        return fleet.spread.join(answers, self._pull)
+        answers = fleet.boxes[worker].pop(self._number)
+        return fleet.spread.join([answers[i] for i in range(fleet.spread.shards)], self._pull)
 
 
 class Fleet:
@@ -125,17 +125,8 @@ class Fleet:
             shard.begin(range(workers))
             if config.mode.name == "geo":
                 shard.replicate(range(workers))
-        self.asked = [0] * workers
-        # Answers by worker and shard, with how many were thrown away before them.
-        self.boxes: list[list[tuple[deque[Answer], int]]] = [[(deque(), 0) for _ in range(shards)] for _ in range(workers)]
-
-    def deliver(self, shard: int, answers: Answers) -> None:
-        for worker, answer in answers:
-            box, gone = self.boxes[worker][shard]
-            box.append(answer)
-            if len(box) > 64:
-                box.popleft()
-                self.boxes[worker][shard] = (box, gone + 1)
+        # Answers not fetched yet, by worker, number of the request and shard.
+        self.boxes: list[dict[int, dict[int, Answer]]] = [{} for _ in range(workers)]
 
     def train(self, sources: Sequence[Source], metrics: Metrics | None = None) -> Learner:
         """One pass of each worker over its source; the model that came of it."""
@@ -178,17 +169,6 @@ class Fleet:
     def staleness(self) -> float:
         late = self.shards[0].staleness
         return late.total / late.pushes if late.pushes else 0.0
-
-
-def rules_of(config: Config, row_files: int = 8) -> Rules:
-    """How the shards of a configuration treat what they get."""
-    name, settings = config.mode.name, config.mode.settings
-    return Rules(
-        waits=name == "sync",
-        mean=settings.get("reduce") == "mean",
-        loss_mean=config.train.loss.reduction == "mean",
-        row_files=row_files,
-    )
 
 
 def with_mode(config: Config, name: str, **settings: object) -> Config:

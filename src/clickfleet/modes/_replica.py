@@ -95,10 +95,10 @@ class Replica:
 
     def receive(self, wait: bool = True) -> None:
         """Takes over what the shards had after the last shipment, if it is there."""
-        if self._ticket is None or not (wait or self._ticket.ready()):
+        if self._ticket is None:
             return
         with self._lock:
-            if self._ticket is None:
+            if self._ticket is None or not (wait or self._ticket.ready()):
                 return
             reply, self._ticket = self._ticket.wait(), None
             assert reply.keys is not None
@@ -162,7 +162,9 @@ class Replica:
         """Goes on with a saved copy, brought up to what the shards have by now."""
         checkpoint.unpack(self.rows, saved["rows.arrow"])
         checkpoint.unpack(self.old, saved["old.arrow"])
-        arrays = {key: torch.from_numpy(array.copy()) for key, array in numpy_tensors.load(saved["dense.safetensors"]).items()}
+        arrays = {
+            key: torch.from_numpy(array.copy()) for key, array in numpy_tensors.load(saved["dense.safetensors"]).items()
+        }
         mine, old = arrays.pop("dense"), arrays.pop("old_dense")
         self.job.optimizer.restore(arrays)
         with torch.no_grad():

@@ -22,6 +22,9 @@ Count = Annotated[int, Ge(1)]
 TICK_S = 0.01
 
 
+DISTRIBUTED = True
+
+
 @dataclass(frozen=True)
 class Config:
     queue_size: Count = 4

@@ -21,6 +21,8 @@ from clickfleet.modes._replica import Replica
 from clickfleet.sections import Bytes
 from clickfleet.share import Share
 
+DISTRIBUTED = True
+
 
 @dataclass(frozen=True)
 class Config:
@@ -37,7 +39,8 @@ def train(job: Share, config: Config) -> None:
                 "mode geo cannot ship rows of the rule ftrl: their weights follow from sums that do not add up",
                 "choose another table.rule, or mode async",
             )
-    replica = Replica(job, config.replica_limit)
+    replica: Replica = job.carried.setdefault("replica", None) or Replica(job, config.replica_limit)
+    job.carried["replica"], replica.job = replica, job
     job.keep, job.before_cut, job.queued = replica.save, replica.exchange, replica.waiting
 
     def work(trainer: Trainer) -> None:

@@ -14,6 +14,8 @@ from annotated_types import Ge
 from clickfleet.modes import _rounds
 from clickfleet.share import Share
 
+DISTRIBUTED = True
+
 
 @dataclass(frozen=True)
 class Config:
