@@ -9,6 +9,7 @@ A worker puts what it has to say to all shards into one `Request`; `Spread` cuts
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -149,7 +150,7 @@ class Spread:
             push = request.push
             by = self.split(push.keys)
             grads = by.take(push.grads)
-            show, click, slots = (column[by.order] for column in (push.show, push.click, push.slots))
+            show, click, slots = push.show[by.order], push.click[by.order], push.slots[by.order]
             for part, own in zip(parts, by.spans, strict=True):
                 part.push = Push(by.keys[own], grads[own], show[own], click[own], slots[own], push.n)
         if request.dense is not None:
@@ -182,7 +183,7 @@ class Split:
         starts = np.empty(spread.shards + 1, np.int64)
         _core.split(keys, spread.owner, self.keys, self.order, starts)
         edges = starts.tolist()
-        self.spans = [slice(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+        self.spans = [slice(first, last) for first, last in itertools.pairwise(edges)]
         self._width = spread.width
 
     def take(self, rows: Floats) -> Floats:
@@ -235,7 +236,7 @@ def unique(keys: Keys) -> tuple[Keys, NDArray[np.uint32]]:
 
 def copied(push: Push) -> Push:
     """A push that stays good when its maker goes on to the next batch."""
-    return Push(*(array.copy() for array in push[:5]), push.n)
+    return Push(push.keys.copy(), push.grads.copy(), push.show.copy(), push.click.copy(), push.slots.copy(), push.n)
 
 
 def summed(gradients: Sequence[Gradient], clipped: bool, mean: bool) -> Gradient:

@@ -253,7 +253,7 @@ def own_address() -> str:
     """The address by which other hosts of the cluster reach this one."""
     import ray.util
 
-    return str(ray.util.get_node_ip_address())
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def split_dense(spread: Spread, dense: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:

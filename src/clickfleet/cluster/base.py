@@ -99,7 +99,7 @@ def resume(
         metrics,
         state["step"],
         state["rows"],
-        state.get("batches", state["step"]),
+        int(state.get("batches") or state["step"]),
         reader,
         _replicas(path, state, config, log),
         pack_buffers(learner),

@@ -78,9 +78,7 @@ def finish(
     final = out.path.parent / f"step-{state['step']:012d}"
     out.path = final
     for name, content in attached.items():
-        sink = out.file(name)
-        sink.write(content)
-        sink.close()
+        out.put(name, content)
     for part in parts:
         for name, facts in part["files"].items():
             out.adopt(name, facts)

@@ -378,8 +378,8 @@ class Driver:
 
     def _last_cut(self) -> None:
         epoch = self.progress.epoch - 1 if self.progress.epoch and self.signal is None else None
-        same = self.path is not None and self._count() == self.base.steps and self.base.progress == vars(self.progress)
-        if not same:
+        saved = self.path is not None and self.base.progress == vars(self.progress)
+        if not saved or self._count() != self.base.steps:
             self._cut_now(epoch)
         elif epoch is not None and self.config.run.keep_epochs and self.path is not None:
             checkpoint.label_epoch(self.folder, epoch, self.path)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clickfleet import schedules, sections
-from clickfleet.batch import Floats, Keys
+from clickfleet.batch import Keys
 from clickfleet.config import Config
 from clickfleet.embedding import Push
 from clickfleet.exchange import Answer, Gradient, Kind, Piece, summed, unique
@@ -253,10 +253,9 @@ def _together(pushes: list[Push], mean: bool) -> Push:
     """Pushes of a round one after the other: the table adds up what has the same key, in this order."""
     if len(pushes) == 1:
         return pushes[0]
-    columns: list[Any] = [np.concatenate([push[i] for push in pushes]) for i in range(5)]
+    keys, grads, show, click, slots = (np.concatenate(columns) for columns in list(zip(*pushes, strict=True))[:5])
     n = sum(push.n for push in pushes)
     if mean:
-        grads: Floats = columns[1]
         grads /= len(pushes)
         n /= len(pushes)
-    return Push(*columns, n)
+    return Push(keys, grads, show, click, slots, n)

@@ -14,6 +14,7 @@ import torch
 import zmq
 
 from clickfleet import modes, scoring
+from clickfleet.bad_lines import Counters
 from clickfleet.batch import Batch
 from clickfleet.cluster.base import adopt_buffers, metrics_of, pack_buffers
 from clickfleet.cluster.remote import AbandonedError, Remote, RemoteTable
@@ -21,7 +22,7 @@ from clickfleet.cluster.wire import Identity
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
 from clickfleet.exchange import Kind, Link, Request, Spread
-from clickfleet.job import Job
+from clickfleet.job import Job, Source
 from clickfleet.learner import Learner
 from clickfleet.opening import open_source
 from clickfleet.reader import Reader
@@ -79,20 +80,15 @@ class Streams:
                 self.ended.add(number)
 
     @property
-    def counters(self) -> Any:
-        total = None
+    def counters(self) -> Counters:
+        total = Counters()
         for reader in self.readers.values():
-            total = reader.counters.copy() if total is None else total
-            if reader.counters is not total and total is not None:
-                total.bytes = sum(each.counters.bytes for each in self.readers.values())
-                total.bad_lines = sum(each.counters.bad_lines for each in self.readers.values())
+            total.bytes += reader.counters.bytes
+            total.bad_lines += reader.counters.bad_lines
         return total
 
     def state(self) -> dict[str, Any]:
         return {str(number): None if number in self.ended else r.state() for number, r in self.readers.items()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError("streams are restored one by one")
 
 
 class Worker:
@@ -164,7 +160,7 @@ class Worker:
             before = (self.job.steps, self.job.rows) if self.job is not None else (0, 0)
             self.job = job = Share(
                 self.learner,
-                source,
+                cast(Source, source),
                 self.metrics,
                 self._attend,
                 lambda job: None,
@@ -284,8 +280,8 @@ class Worker:
             "buckets": self.metrics.buckets.state()["buckets"],
             "sliding": None if self.metrics.sliding is None else self.metrics.sliding.auc,
             "queued": job.queued(),
-            "bytes": 0 if counters is None else counters.bytes,
-            "bad_lines": 0 if counters is None else counters.bad_lines,
+            "bytes": counters.bytes,
+            "bad_lines": counters.bad_lines,
             "sent": sum(link.bytes_out for link in self.links),
             "received": sum(link.bytes_in for link in self.links),
             "latencies": self._latencies(),

@@ -6,7 +6,7 @@ The keys of the next batches travel with the push, so a round is one message to 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +62,7 @@ def _epoch(job: Share, pool: ThreadPoolExecutor, waits: bool, mean: bool) -> Non
             return Ahead(position, batches, keys[0], [None])
         distinct, where = unique(np.concatenate([np.empty(0, np.uint64), *keys]))
         edges = np.cumsum([0, *map(len, keys)])
-        parts = [where[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+        parts = [where[first:last] for first, last in pairwise(edges)]
         return Ahead(position, batches, distinct, parts)  # type: ignore[arg-type]
 
     def compute(trainer: Trainer, batch: Batch, rows: Floats) -> tuple[Result, Gradient]:
