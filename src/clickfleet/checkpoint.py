@@ -283,8 +283,8 @@ def pack(table: Table) -> bytes:
     """All rows of a table as one Arrow IPC file in memory."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, ROWS) as writer, table.snapshot() as rows:
-        for columns in rows:
-            writer.write_batch(_to_batch(columns))
+        for part in rows:
+            writer.write_batch(_to_batch(part))
     return bytes(sink.getvalue())
 
 
@@ -297,8 +297,8 @@ def unpack(table: Table, packed: bytes) -> None:
 
 def keep_rows(rows: Iterable[Columns], table: Table, wanted: Callable[[Columns], Any]) -> None:
     """Copies the wanted rows into another table of the same kind; `wanted` gives a mask."""
-    for columns in rows:
-        batch = _to_batch(columns).filter(pa.array(wanted(columns)))
+    for part in rows:
+        batch = _to_batch(part).filter(pa.array(wanted(part)))
         if batch.num_rows:
             _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
 

@@ -6,6 +6,7 @@ between the same batches. Whatever is lost, the run goes on from the last cut in
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 import threading
@@ -129,6 +130,7 @@ class Driver:
         """Puts shards and workers into the state of the base, in the present epoch of the run."""
         self._load(self.fleet.named("shard"))
         self._connect(self.fleet.named("worker"))
+        (self.folder.parent / "processes.json").write_text(json.dumps(self.fleet.facts, indent=1))
         self._started = self.base.metrics.state()
         self.overview.restart(self.base.steps, self.base.rows, self._started["buckets.buckets"])
         self._polls = {}
@@ -362,19 +364,17 @@ class Driver:
 
     def _cut_now(self, epoch: int | None) -> None:
         """A checkpoint of this moment, written when this returns."""
-        while self._cut is not None:
-            self._wait_for_cut()
+        self._wait_for_cut()
         self._begin_cut(epoch)
-        while self._cut is not None:
-            self._wait_for_cut()
+        self._wait_for_cut()
 
     def _wait_for_cut(self) -> None:
-        assert self._cut is not None
-        left = [call for name, call in self._cut.calls.items() if name not in self._cut.done]
-        if left:
-            self.fleet.ray.wait(left, timeout=TICK_S)
-        self._poll()
-        self._collect_cut()
+        while (work := self._cut) is not None:
+            left = [call for name, call in work.calls.items() if name not in work.done]
+            if left:
+                self.fleet.ray.wait(left, timeout=TICK_S)
+            self._poll()
+            self._collect_cut()
 
     def _last_cut(self) -> None:
         epoch = self.progress.epoch - 1 if self.progress.epoch and self.signal is None else None

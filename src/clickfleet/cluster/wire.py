@@ -143,7 +143,7 @@ class Server:
             self._socket.bind(address)
         except zmq.ZMQError as error:
             raise ClusterError(f"a shard cannot listen on {address}: {error}", "is the port in use?") from error
-        return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")  # type: ignore[arg-type]
+        return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
     def start(self) -> None:
         self._thread.start()

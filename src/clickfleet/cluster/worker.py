@@ -185,8 +185,8 @@ class Worker:
                 ) from None
             finally:
                 job.close()
-            with self._change:
-                self._ended = source.state()
+            with self._change:  # from here on, `cut` sees that nobody else will mark
+                self._ended, self._training = source.state(), False
                 if cut := self._asked():
                     self._mark(cut, self._ended)
             return self.progress()
