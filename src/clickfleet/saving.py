@@ -193,12 +193,18 @@ def free(path: Path, config: Config, schema: Schema) -> dict[str, Any]:
     return {key: wanted.table.describe()[key] for key in FREE}
 
 
+def read_state(path: Path) -> State:
+    """How far the run of a checkpoint had come."""
+    state: State = json.loads(checkpoint.read(path, "state.json"))
+    return state
+
+
 def resume_dense(path: Path, learner: Learner, metrics: Metrics) -> State:
     """Puts everything but the rows of a checkpoint in; the state to go on from."""
     learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
     learner.restore_optimizer(torch_tensors.load(checkpoint.read(path, "optimizer.safetensors")))
     metrics.restore(numpy_tensors.load(checkpoint.read(path, "metrics.safetensors")))
-    state: State = json.loads(checkpoint.read(path, "state.json"))
+    state = read_state(path)
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.pop("rng"))), dtype=torch.uint8))
     return state
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clickfleet.batch import Floats
+from clickfleet.batch import Batch, Floats
 from clickfleet.exchange import Gradient, Link
 from clickfleet.job import Job, Source, Trainer
 from clickfleet.learner import Learner
@@ -38,6 +38,8 @@ class Share(Job):
     ) -> None:
         super().__init__(learner, source, metrics, attend, report, trainers=trainers, threads=trainers)
         self.links, self.worker, self.workers = links, worker, workers
+        self.trained = 0
+        """Batches learned; `steps` counts those handed out, some of which may be ahead."""
         self.wanted = wanted
         """The cut that is asked for, or 0."""
         self.took = took
@@ -53,8 +55,9 @@ class Share(Job):
         self.before_cut: Callable[[], None] = lambda: None
         """What the mode must send before a mark."""
 
-    def link(self, trainer: Trainer) -> Link:
-        return self.links[self.trainers.index(trainer)]
+    def report(self, batch: Batch, result: Result) -> None:
+        super().report(batch, result)
+        self.trained += 1
 
     def adopt(self, values: Floats | None) -> None:
         """Takes over dense values."""

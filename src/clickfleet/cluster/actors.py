@@ -69,6 +69,7 @@ class ShardActor:
         self._cuts: dict[int, Cut] = {}
         self._cut_taken = threading.Condition()
         self._socket_file = ""
+        self._cpu = 0.0
 
     def load(self, origin: Origin, who: tuple[int, int, int], peers: list[int]) -> dict[str, Any]:
         """Starts, or starts anew, from an origin in that epoch of the run; its addresses."""
@@ -101,6 +102,7 @@ class ShardActor:
             f"shard {self.number} of {shards}: {len(table):,} rows from {origin.path or 'nothing'}, epoch {self.who.epoch}"
         )
         assert self.server is not None
+        self._cpu = time.process_time()
         return {**describe_process(), "endpoints": self.server.endpoints}
 
     def _listen(self, width: int) -> None:
@@ -184,7 +186,11 @@ class ShardActor:
         with self.server.lock:
             assert self.shard is not None
             found = self.shard.stats()
-        found |= {"received": self.server.bytes_in, "sent": self.server.bytes_out, "cpu_s": time.process_time()}
+        found |= {
+            "received": self.server.bytes_in,
+            "sent": self.server.bytes_out,
+            "cpu_s": time.process_time() - self._cpu,
+        }
         return found
 
     def process(self) -> dict[str, Any]:

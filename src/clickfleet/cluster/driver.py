@@ -23,7 +23,7 @@ from clickfleet.cluster import base as bases
 from clickfleet.cluster import cutting
 from clickfleet.cluster.actors import Origin, ShardActor, WorkerActor, split_dense
 from clickfleet.cluster.fleet import Fleet, LostError
-from clickfleet.cluster.overview import ClusterWatch, Overview, closing_table
+from clickfleet.cluster.overview import ClusterWatch, Overview, closing_facts, closing_table
 from clickfleet.cluster.remote import AbandonedError
 from clickfleet.cluster.shard import rules_of
 from clickfleet.cluster.worker import Assignment, Stream, links_of
@@ -379,7 +379,7 @@ class Driver:
     def _last_cut(self) -> None:
         epoch = self.progress.epoch - 1 if self.progress.epoch and self.signal is None else None
         saved = self.path is not None and self.base.progress == vars(self.progress)
-        if not saved or self._count() != self.base.steps:
+        if self._count() != self.base.steps or not saved:
             self._cut_now(epoch)
         elif epoch is not None and self.config.run.keep_epochs and self.path is not None:
             checkpoint.label_epoch(self.folder, epoch, self.path)
@@ -540,6 +540,7 @@ def run(
         with driver.interruptible():
             driver.train()
         watch.log(closing_table(driver.overview, driver.fleet.facts, driver.trained_s))
+        watch.record("cluster", {"epoch": driver.overview.epoch, **closing_facts(driver.overview, driver.trained_s)})
     except ClickfleetError:
         raise
     except LostError as loss:

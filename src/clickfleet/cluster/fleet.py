@@ -42,25 +42,23 @@ class Fleet:
         ray, address = self.ray, self.config.cluster.address
         if ray.is_initialized():
             return
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
-        try:
-            if address is None:
-                cluster = self.config.cluster
-                cpus = max(os.cpu_count() or 1, cluster.shards + cluster.workers * cluster.threads)
-                ray.init(
-                    address="local",
-                    num_cpus=cpus,
-                    include_dashboard=False,
-                    object_store_memory=1 << 28,
-                    _system_config={"health_check_failure_threshold": 3},
-                    **quiet,
-                )
-            else:
-                ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ClusterError(
-                f"Ray at {address or 'this machine'}: {error}", "is it running? see `ray status`"
-            ) from error
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address is None:
+            cluster = self.config.cluster
+            cpus = max(os.cpu_count() or 1, cluster.shards + cluster.workers * cluster.threads)
+            options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 1 << 28}
+        for attempt in (1, 2):  # a machine that stands still for some seconds is too slow for Ray's own patience
+            try:
+                ray.init(address=address or "local", **options)
+                break
+            except Exception as error:
+                ray.shutdown()
+                if attempt == 2 or address is not None:
+                    what = f"Ray at {address}" if address else "Ray does not start on this machine"
+                    raise ClusterError(
+                        f"{what}: {error}", "is it running? see `ray status`" if address else ""
+                    ) from error
+                self.log(f"Ray did not start ({error}); once more")
         self._own = True
 
     def create(

@@ -151,3 +151,29 @@ def closing_table(overview: Overview, facts: dict[str, dict[str, Any]], seconds:
             f"{found.get('cpu_s', 0):>7.1f}  staleness {found.get('staleness', 0):.2f}, at most {found.get('staleness_most', 0)}"
         )
     return "\n".join(lines)
+
+
+def closing_facts(overview: Overview, seconds: float) -> dict[str, Any]:
+    """The same in numbers, per step and per row: what the run cost beside the model."""
+    workers, shards = list(overview.workers.values()), list(overview.shards.values())
+    steps = max(1, sum(found.get("steps", 0) for found in workers))
+    rows = max(1, sum(found.get("rows", 0) for found in workers))
+    wire = sum(found.get("sent", 0) + found.get("received", 0) for found in workers)
+    late = {
+        f"{kind}_{name}_ms": float(
+            np.mean([f["latencies"][kind][i] for f in workers if f.get("latencies", {}).get(kind)] or [0])
+        )
+        for kind in ("pull", "push")
+        for i, name in enumerate(("p50", "p99"))
+    }
+    return {
+        "step": overview.steps,
+        "seconds": seconds,
+        "worker_cpu_ms_per_step": 1e3 * sum(found.get("cpu_s", 0.0) for found in workers) / steps,
+        "compute_ms_per_step": 1e3 * sum(found.get("compute_s", 0.0) for found in workers) / steps,
+        "shard_cpu_ms_per_step": 1e3 * sum(found.get("cpu_s", 0.0) for found in shards) / steps,
+        "wire_bytes_per_row": wire / rows,
+        "staleness": overview.extra()["staleness"],
+        "losses": overview.losses,
+        **late,
+    }

@@ -109,7 +109,9 @@ class NearTicket:
 class Fleet:
     """Shards and logical workers of one configuration."""
 
-    def __init__(self, config: Config, schema: Schema, workers: int, shards: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, config: Config, schema: Schema, workers: int, shards: int = 1, seed: int = 0, trainers: int = 1
+    ) -> None:
         self.config, self.schema = config, schema
         self.turns = Turns(seed)
         self.first = Learner(config, schema)
@@ -120,7 +122,7 @@ class Fleet:
             Shard(Table.like(self.first.table.describe()), flat[first:last].clone(), config.dense, rules)
             for first, last in self.spread.spans
         ]
-        self.workers = workers
+        self.workers, self.trainers = workers, trainers
         for shard in self.shards:
             shard.begin(range(workers))
             if config.mode.name == "geo":
@@ -144,7 +146,15 @@ class Fleet:
 
             links: list[Link] = [Near(self, i)]
             job = Share(
-                learner, sources[i], metrics, attend, lambda job: None, links=links, worker=i, workers=self.workers
+                learner,
+                sources[i],
+                metrics,
+                attend,
+                lambda job: None,
+                links=links,
+                worker=i,
+                workers=self.workers,
+                trainers=self.trainers,
             )
             return lambda: modes.load(self.config)(job)
 

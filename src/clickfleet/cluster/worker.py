@@ -114,6 +114,8 @@ class Worker:
         self._training = self._abandoned = False
         self._ended: dict[str, Any] | None = None
         self._carried: dict[str, Any] = {}
+        self._cpu = 0.0
+        """Seconds of CPU before the first batch: imports and the like."""
 
     def _fresh_learner(self) -> Learner:
         table = replace(self.config.table, memory_limit=None, snapshot_reserve=None)
@@ -153,11 +155,12 @@ class Worker:
         with self._change:
             self._training = True
             self._ended = None
+            self._cpu = self._cpu or time.process_time()
         try:
             source = Streams(
                 self.schema, task.epoch, {s.number: self._reader(s, task.epoch) for s in task.streams}, task.skip
             )
-            before = (self.job.steps, self.job.rows) if self.job is not None else (0, 0)
+            before = (self.job.steps, self.job.rows, self.job.trained) if self.job is not None else (0, 0, 0)
             self.job = job = Share(
                 self.learner,
                 cast(Source, source),
@@ -171,7 +174,7 @@ class Worker:
                 wanted=self._asked,
                 took=self._took,
             )
-            job.steps, job.rows = before
+            job.steps, job.rows, job.trained = before
             job.saved, job.carried = task.saved, self._carried
             rounds = self.config.mode.name in ROUNDS
             job.stop_when = (lambda: self._abandoned) if rounds else (lambda: self._abandoned or self._asked() > 0)
@@ -226,7 +229,7 @@ class Worker:
         assert self.job is not None
         report = {
             "position": position,
-            "steps": self.job.steps,
+            "steps": self.job.trained,
             "rows": self.job.rows,
             "metrics": self.metrics.state(),
             "keep": self.job.keep(),
@@ -271,7 +274,7 @@ class Worker:
         counters = job.source.counters
         return {
             "rows": job.rows,
-            "steps": job.steps,
+            "steps": job.trained,
             "loss": job.loss,
             "weight": job.weight,
             "training": self._training,
@@ -285,7 +288,8 @@ class Worker:
             "sent": sum(link.bytes_out for link in self.links),
             "received": sum(link.bytes_in for link in self.links),
             "latencies": self._latencies(),
-            "cpu_s": time.process_time(),
+            "cpu_s": time.process_time() - self._cpu,
+            "compute_s": sum(trainer.clock.seconds["compute"] for trainer in job.trainers),
         }
 
     def _latencies(self) -> dict[str, list[float]]:
