@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from fleet import ROWS, SLOTS, kill, processes, shows, tables, when_saved
 
 import clickfleet
 from clickfleet import checkpoint, saving
 from clickfleet.errors import ClusterError, ConfigError
+from fleet import ROWS, SLOTS, kill, processes, shows, tables, when_saved
 
 pytestmark = pytest.mark.xdist_group("cluster")
 

@@ -45,7 +45,7 @@ def test_any_interleaving_of_push_repeat_mark_and_pull(seed: int, peers: int) ->
     """Each peer sends its batches in order, now and then twice, with two marks somewhere between them."""
     chance = random.Random(seed)
     shard, cuts = make(peers=peers)
-    marks = [sorted(chance.sample(range(0, 9), 2)) for _ in range(peers)]
+    marks = [sorted(chance.sample(range(9), 2)) for _ in range(peers)]
     todo: list[list[Piece]] = []
     for peer in range(peers):
         mine: list[Piece] = []

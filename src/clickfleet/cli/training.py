@@ -15,6 +15,13 @@ Format = Annotated[
     str | None, typer.Option("--format", help="Format of the files (default: that of the training data).")
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows scored at a time (default: as in training).")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Score on a cluster: worker processes, each with a share of the files.")
+]
+Shards = Annotated[int, typer.Option(min=1, help="With --workers: processes that hold the rows.")]
+Address = Annotated[
+    str | None, typer.Option(help="With --workers: a running Ray cluster (default: one on this machine).")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that score (default: as in training).")]
 
 
@@ -47,6 +54,12 @@ def train(
     from clickfleet import run
 
     done = run.train(path, *overrides, resume=resume)
+    report(done)
+    return done.to_dict()
+
+
+def report(done: Any) -> None:
+    """Says what training made; a signal that stopped it decides the exit code."""
     if done.signal is not None:
         say(f"stopped by a signal after {done.rows:,} rows; go on with --resume")
         raise typer.Exit(128 + done.signal)
@@ -55,7 +68,6 @@ def train(
         tested = "" if done.test is None else f", test AUC {done.test['auc']:.4f}"
         say(f"training AUC {done.train['auc']:.4f}{tested}")
     say(f"checkpoint: {done.path}")
-    return done.to_dict()
 
 
 def evaluate(
@@ -67,10 +79,24 @@ def evaluate(
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
     threads: Threads = None,
+    workers: Workers = None,
+    shards: Shards = 1,
+    address: Address = None,
 ) -> Result:
     """Metrics of a model on data: AUC, log loss, accuracy, calibration and more."""
     from clickfleet import trained
 
+    if workers is not None:
+        from clickfleet.cluster.scorers import scorers
+        from clickfleet.errors import ConfigError
+        from clickfleet.files import expand
+
+        if epochs is not None or threads is not None:
+            raise ConfigError("--epochs and --threads do not go with --workers")
+        with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
+            results = fleet.evaluate(expand(data))
+        say(_table(results))
+        return results
     if epochs is None:
         results = trained.load(model).reading(format, threads).evaluate(data, batch_size)
         say(_table(results))
@@ -92,11 +118,24 @@ def predict(
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
     threads: Threads = None,
+    workers: Workers = None,
+    shards: Shards = 1,
+    address: Address = None,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
     from clickfleet import trained
 
-    done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
+    if workers is not None:
+        from clickfleet.cluster.scorers import scorers
+        from clickfleet.errors import ConfigError
+        from clickfleet.files import expand
+
+        if threads is not None:
+            raise ConfigError("--threads does not go with --workers")
+        with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
+            done = trained.write_parts(fleet.predict(expand(data)), out)
+    else:
+        done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return done
 
