@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def config(data: Path, tmp_path: Path) -> dict[str, Any]:
     return {
-        "data": {"train": [str(data / "train" / "*")], "test": [str(data / "test" / "*")], "batch_size": 200},
+        "data": {"train": [str(data / "train" / "*")], "test": [str(data / "test" / "*")], "batch_size": 60},
         "model": {"name": "dnn", "hidden": [16]},
         "table": {"dim": 4},
         "run": {"dir": str(tmp_path / "run"), "checkpoint_every": None},

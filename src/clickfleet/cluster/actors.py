@@ -67,6 +67,7 @@ class ShardActor:
         self.shard: Shard | None = None
         self.server: Server | None = None
         self._cuts: dict[int, Cut] = {}
+        self._dropped = 0
         self._cut_taken = threading.Condition()
         self._socket_file = ""
         self._cpu = 0.0
@@ -120,7 +121,18 @@ class ShardActor:
 
     def _on_cut(self, cut: Cut) -> None:
         with self._cut_taken:
-            self._cuts[cut.number] = cut
+            if cut.number <= self._dropped:
+                cut.rows.close()
+            else:
+                self._cuts[cut.number] = cut
+            self._cut_taken.notify_all()
+
+    def drop_cut(self, number: int) -> None:
+        """Nobody will save that cut any more, taken or not."""
+        with self._cut_taken:
+            self._dropped = number
+            if number in self._cuts:
+                self._cuts.pop(number).rows.close()
             self._cut_taken.notify_all()
 
     def next_epoch(self) -> None:
@@ -132,7 +144,8 @@ class ShardActor:
     def save(self, number: int, folder: str, timeout_s: float) -> dict[str, Any]:
         """Writes the rows of a cut into a directory in the making, once the cut is taken; facts of the files, and the dense part."""
         with self._cut_taken:
-            if not self._cut_taken.wait_for(lambda: number in self._cuts, timeout_s):
+            there = self._cut_taken.wait_for(lambda: number in self._cuts or number <= self._dropped, timeout_s)
+            if not there or number not in self._cuts:
                 raise ClusterError(f"shard {self.number}: cut {number} was not complete within {timeout_s:.0f} s")
             cut = self._cuts.pop(number)
         begin = time.monotonic()

@@ -26,7 +26,7 @@ from clickfleet.cluster.fleet import Fleet, LostError
 from clickfleet.cluster.overview import ClusterWatch, Overview, closing_facts, closing_table
 from clickfleet.cluster.remote import AbandonedError
 from clickfleet.cluster.shard import rules_of
-from clickfleet.cluster.worker import Assignment, Stream, links_of
+from clickfleet.cluster.worker import ROUNDS, Assignment, Stream, links_of
 from clickfleet.config import Config
 from clickfleet.errors import ClickfleetError, ClusterError, DataError
 from clickfleet.exchange import Spread
@@ -37,7 +37,7 @@ from clickfleet.schema import Schema
 from clickfleet.session import Progress, words
 
 TICK_S = 0.25
-POLL_S = 1.0
+POLL_S = 0.5
 Results = dict[str, Any]
 Calls = dict[str, Any]
 
@@ -70,6 +70,7 @@ class Driver:
         self.trained_s = self.last_save_s = 0.0
         self._started: dict[str, Any] = {}
         self._cut: cutting.Cutting | None = None
+        self._unwanted: list[Any] = []
         self._cuts = self._losses_since_cut = 0
         self._saved_at = time.monotonic()
         self._streams_of, self._finished = 0, set[str]()
@@ -103,6 +104,10 @@ class Driver:
         begin = time.monotonic()
         for name, value in self.config.mode.settings.items():
             self.watch.log(f"mode {self.config.mode.name}: {name} = {value}")
+        threads = self.config.cluster.threads
+        for name in ("merge", "queue_size"):
+            if self.config.mode.name in ROUNDS and self.config.mode.settings.get(name, threads) != threads:
+                self.watch.log(f"warning: mode {self.config.mode.name} has mode.{name} = cluster.threads = {threads}")
         self.fleet.start()
         names = [f"shard {i}" for i in range(self.config.cluster.shards)] + [f"worker {i}" for i in self.workers]
         self._create(names)
@@ -315,6 +320,11 @@ class Driver:
     # ---- cuts ----
 
     def _cut_is_due(self) -> bool:
+        if self._unwanted:  # of a cut that was dropped: a shard writes one at a time
+            done = self.fleet.ray.wait(self._unwanted, num_returns=len(self._unwanted), timeout=0)[0]
+            self._unwanted = [call for call in self._unwanted if call not in done]
+            if self._unwanted:
+                return False
         run, steps = self.config.run, self.overview.steps - self.base.steps
         by_time = run.checkpoint_every is not None and time.monotonic() - self._saved_at >= run.checkpoint_every
         by_steps = run.checkpoint_every_steps is not None and steps >= run.checkpoint_every_steps
@@ -408,14 +418,20 @@ class Driver:
         self.overview.losses += 1
         self.losses.append(str(loss))
         self.watch.log(f"lost {loss}")
-        if self._cut is not None:
-            self._cut.drop()
-            self._cut = None
+        self._drop_cut()
         if self._losses_since_cut > self.config.cluster.max_losses:
             raise ClusterError(
                 f"{self._losses_since_cut} losses without a new checkpoint; the last one: {loss}",
                 f"see {self.folder.parent / 'logs'}; go on with --resume once the cause is found",
             )
+
+    def _drop_cut(self) -> None:
+        if self._cut is not None:
+            self._cut.drop()
+            self._unwanted = list(self._cut.calls.values())
+            for actor in self.fleet.named("shard").values():
+                actor.drop_cut.remote(self._cut.number)
+            self._cut = None
 
     def _roll_back(self, loss: LostError) -> None:
         """Puts everything back to the last cut, with a new process for the lost one."""
@@ -424,6 +440,7 @@ class Driver:
             self.run_epoch += 1
             self.progress = Progress(**self.base.progress)
             begin, before = time.monotonic(), self.overview.rows
+            self._unwanted = []
             try:
                 for actor in self.fleet.named("worker").values():
                     actor.abandon.remote()
