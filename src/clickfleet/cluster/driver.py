@@ -477,6 +477,8 @@ class Driver:
         self._replace(name)
         self._polls.pop(name, None)
         if name.startswith("shard"):
+            drop = {name: self.fleet.actors[name].drop_cut.remote(self._cuts)}  # marks of it may still come
+            self.fleet.wait_for(drop, "moving", 60.0)
             self._load([name])
             endpoints = self.fleet.facts[name]["endpoints"]
             moves = {w: a.move.remote(int(name.split()[1]), endpoints) for w, a in self.fleet.named("worker").items()}
