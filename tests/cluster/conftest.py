@@ -46,5 +46,5 @@ def config(data: Path, tmp_path: Path) -> dict[str, Any]:
         "model": {"name": "dnn", "hidden": [16]},
         "table": {"dim": 4},
         "run": {"dir": str(tmp_path / "run"), "checkpoint_every": None},
-        "cluster": {"shards": 2, "workers": 2},
+        "cluster": {"shards": 2, "workers": 2, "start_timeout": "250s"},
     }

@@ -12,10 +12,10 @@ from safetensors import numpy as numpy_tensors
 from clickfleet import checkpoint
 from clickfleet.batch import Floats, Keys
 from clickfleet.embedding import Push
-from clickfleet.exchange import Gradient, Kind, Request, Ticket, merged, unique
+from clickfleet.exchange import Gradient, Kind, Request, Ticket, merged
 from clickfleet.rules import rule
 from clickfleet.share import Share
-from clickfleet.table import Table
+from clickfleet.table import NO_SLOT, Table
 
 
 class Replica:
@@ -123,6 +123,10 @@ class Replica:
         self.ship()
         self.receive()
 
+    def _keys(self) -> Keys:
+        with self.rows.snapshot() as snapshot:
+            return np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
+
     def _drop(self) -> None:
         """Makes the copy smaller: what was unused for longest is shipped to the rest and forgotten."""
         assert self.limit is not None
@@ -136,9 +140,7 @@ class Replica:
         gone = keys[ages > oldest] if oldest else keys[:0]
         if not len(gone):
             return
-        none = np.zeros(len(gone), np.float32)
-        slots = np.concatenate([part["slot"] for part in parts])[ages > oldest]
-        self._send(Push(gone, np.empty((len(gone), 0), np.float32), none, none, slots, 0.0), 1.0, dense=False)
+        self._send(_uncounted(gone), 1.0, dense=False)
         self.receive()
         stay = keys[ages <= oldest]
         old = Table(self.job.table.factors, rule=rule("sgd"))
@@ -169,9 +171,13 @@ class Replica:
         self.job.optimizer.restore(arrays)
         with torch.no_grad():
             self.dense += mine - old  # the shards' values with what was not shipped yet
-        with self.rows.snapshot() as snapshot:
-            keys = np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
-        keys = unique(keys)[0]
+        keys = self._keys()
         rows = self.link.ask(Request(pull=keys)).wait().rows
         assert rows is not None
         self._take(keys, rows)
+
+
+def _uncounted(keys: Keys) -> Push:
+    """A push of these keys that counts no shows; its differences are still to be put in."""
+    none = np.zeros(len(keys), np.float32)
+    return Push(keys, np.empty((len(keys), 0), np.float32), none, none, np.full(len(keys), NO_SLOT, np.uint16), 0.0)

