@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -57,11 +57,16 @@ class Scorer:
         """The scores of one batch; call it only on a model in evaluation mode."""
         embedding = getattr(self._own, "embedding", None)
         if embedding is None:
-            embedding = self._own.embedding = Embedding(self.learner.schema, self.learner.table.factors)
+            embedding = self._own.embedding = Embedding(
+                self.learner.schema, self.learner.table.factors, self.learner.device
+            )
         keys = embedding.unique(batch)
         rows = self.learner.table.pull(keys, training=False, out=embedding.room())
         x = embedding.inputs(batch, rows, training=False)
-        return torch.sigmoid(self.learner.model(x)).numpy()
+        return torch.sigmoid(self.learner.model(x)).cpu().numpy()
+
+
+Look = Callable[[Batch], None]
 
 
 def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Results:
@@ -69,14 +74,16 @@ def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Re
     return results(measure(learner, batches, threads))
 
 
-def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Metrics:
-    """The same before they become numbers, so that they can be merged with those of other rows."""
+def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1, look: Look | None = None) -> Metrics:
+    """The same as sums and buckets, which can be merged and drawn; `look` is shown every batch."""
     metrics = metrics_of(learner)
     slot = slice_slot(learner.schema, learner.config.train.metrics.slices)
     for batch, scores in Scorer(learner, threads)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
+        if look is not None:
+            look(batch)
     return metrics
 
 
@@ -87,7 +94,7 @@ def metrics_of(learner: Learner) -> Metrics:
 
 
 def results(metrics: Metrics) -> Results:
-    """Metrics as numbers by name."""
+    """Metrics by name."""
     found: Results = dict(metrics.results())
     if metrics.slices is not None:
         found["slices"] = {"other" if key is None else str(key): part for key, part in metrics.slices.results().items()}

@@ -172,11 +172,12 @@ class Table:
         click: Floats | None = None,
         slots: NDArray[np.uint16] | None = None,
         n: float = 1.0,
+        distinct: bool = False,
     ) -> None:
         """Trains the rows of `keys`, creating those that are new; a key given twice is merged by sums.
 
         `grads` are those of the sum of losses, `show` (1) and `click` (0) count the key's occurrences, and `n` is the sum of the
-        batch's weights.
+        batch's weights. Who knows that no key stands twice says `distinct`, and nobody looks for such keys.
         """
         keys = _checked("keys", keys, np.uint64, (None,))
         size = len(keys)
@@ -184,7 +185,7 @@ class Table:
         show = None if show is None else _checked("show", show, np.float32, (size,))
         click = None if click is None else _checked("click", click, np.float32, (size,))
         slots = None if slots is None else _checked("slots", slots, np.uint16, (size,))
-        self.core.push(keys, grads, show, click, slots, n)
+        self.core.push(keys, grads, show, click, slots, n, distinct)
 
     def move(self, keys: Keys, rows: Floats, *, add: bool, show: Floats | None = None, click: Floats | None = None,
              slots: NDArray[np.uint16] | None = None) -> None:  # fmt: skip
@@ -202,7 +203,7 @@ class Table:
         show = np.zeros(len(keys), np.float32) if show is None else _checked("show", show, np.float32, (len(keys),))
         click = None if click is None else _checked("click", click, np.float32, (len(keys),))
         slots = None if slots is None else _checked("slots", slots, np.uint16, (len(keys),))
-        self.core.push(keys, rows, show, click, slots, 1.0, 1 if add else 2)
+        self.core.push(keys, rows, show, click, slots, 1.0, False, 1 if add else 2)
 
     def known(self, keys: Keys) -> NDArray[np.bool_]:
         """Which of the keys have a row."""

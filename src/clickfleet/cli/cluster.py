@@ -32,7 +32,7 @@ def launch(
     """Train on a cluster of processes on this machine; each writes its own log into the run folder's logs/."""
     from clickfleet import modes as all_modes
     from clickfleet import run
-    from clickfleet.cli.training import report
+    from clickfleet.cli.training import tell
     from clickfleet.errors import ConfigError
 
     overrides = [*(settings or []), f"cluster.shards={server_num}", f"cluster.workers={worker_num}"]
@@ -42,7 +42,7 @@ def launch(
             f"mode {wanted.mode.name} runs in one process", "add mode.name=async (or sync, half_async, geo)"
         )
     done = run.train(wanted, resume=resume)
-    report(done)
+    tell(done)
     say(f"logs of the processes: {wanted.run.dir}/logs")
     return done.to_dict()
 

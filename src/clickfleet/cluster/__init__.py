@@ -27,5 +27,8 @@ def check(config: Config) -> None:
         raise ConfigError(f"train.eval_every does not go with mode {mode}", "test data is evaluated after each epoch")
     if config.train.deterministic and mode != "sync":
         raise ConfigError(f"train.deterministic does not go with mode {mode}", "use mode sync or local")
+    if config.train.device != "cpu" or config.train.profile:
+        what = "train.profile" if config.train.profile else "train.device"
+        raise ConfigError(f"{what} does not go with mode {mode}", "workers compute on CPUs; profile in mode local")
     if config.train.hogwild is not None:
         raise ConfigError(f"train.hogwild does not go with mode {mode}", "set cluster.threads")

@@ -95,7 +95,10 @@ def finish(
     if final.exists():  # the same batches with other progress: an epoch has ended since
         storage.remove(final)
     out.__exit__(None, None, None)
-    checkpoint.register(final, config.run.keep, work.epoch if config.run.keep_epochs else None)
+    epoch = work.epoch if config.run.keep_epochs else None
+    keeps_best = config.run.keep_best if config.run.keep_best is not None else config.train.patience is not None
+    best = keeps_best and state["progress"]["best_step"] == state["step"]
+    checkpoint.register(final, config.run.keep, epoch, best)
     return Base(
         str(final),
         {key: table[key] for key in saving.FREE},

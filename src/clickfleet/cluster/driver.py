@@ -265,7 +265,7 @@ class Driver:
         found = self._merged(self.fleet.wait_for(calls, "metrics", 60.0).values())
         self.progress.train = dict(found.results())
         facts = {"epoch": epoch, "step": steps, "rows": self.overview.rows, **self.progress.train}
-        self.watch.record("epoch", facts)
+        self.watch.end_epoch(self.overview, facts, self.trained_s)  # type: ignore[arg-type]
         self.watch.log(f"epoch {epoch} done: step {steps:,}, {words(self.progress.train)}")
         self.progress.epoch += 1
         if self.test:
@@ -282,8 +282,10 @@ class Driver:
         now = self.progress
         now.test = self.evaluate(self.test)
         now.evaluated_at = steps
-        better = now.best_auc is None or now.test["auc"] > now.best_auc
-        now.best_auc, now.waited = (now.test["auc"], 0) if better else (now.best_auc, now.waited + 1)
+        if now.best_auc is None or now.test["auc"] > now.best_auc:
+            now.best_auc, now.best_step, now.waited = now.test["auc"], steps, 0
+        else:
+            now.waited += 1
         shown = {key: value for key, value in now.test.items() if key != "slices"}
         self.watch.record("test", {"epoch": epoch, "step": steps, **shown})
         self.watch.log(f"test after step {steps:,}: {words(now.test)}")

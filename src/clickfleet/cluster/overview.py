@@ -10,7 +10,7 @@ import numpy as np
 from clickfleet.job import PHASES, Job
 from clickfleet.metrics import Buckets
 from clickfleet.progress import amount
-from clickfleet.watch import Watch, describe
+from clickfleet.watch import Mark, Watch, describe
 
 
 class Overview:
@@ -24,13 +24,11 @@ class Overview:
         """Numbers of the state that the workers started from."""
         self.epoch = 0
         self.losses = 0
-        self._shown: dict[str, float] = {"loss": 0.0, "weight": 0.0}
 
     def restart(self, steps: int, rows: int, buckets: Any) -> None:
         """The workers count from here."""
         self.base = {"steps": steps, "rows": rows, "buckets": buckets}
         self.workers = {}
-        self._shown = {"loss": 0.0, "weight": 0.0}
 
     def _sum(self, key: str) -> Any:
         return sum(facts.get(key, 0) for facts in self.workers.values())
@@ -45,20 +43,11 @@ class Overview:
 
     @property
     def loss(self) -> float:
-        """Since it was last shown."""
-        return float(self._sum("loss") - self._shown["loss"])
-
-    @loss.setter
-    def loss(self, _: float) -> None:
-        self._shown["loss"] = self._sum("loss")
+        return float(self._sum("loss"))
 
     @property
     def weight(self) -> float:
-        return float(self._sum("weight") - self._shown["weight"])
-
-    @weight.setter
-    def weight(self, _: float) -> None:
-        self._shown["weight"] = self._sum("weight")
+        return float(self._sum("weight"))
 
     @property
     def table(self) -> Any:
@@ -102,17 +91,17 @@ class Overview:
 class ClusterWatch(Watch):
     """A Watch that also shows what only a cluster has."""
 
-    _before: dict[str, int] | None = None
+    def tick(self, job: Job) -> None:
+        self._steps = job.steps - 1  # a look is no step
+        super().tick(job)
 
-    def facts(self, job: Job, now: float | None = None) -> dict[str, Any]:
-        facts = super().facts(job, now)
+    def facts(self, job: Job, now: float, since: Mark) -> dict[str, Any]:
+        facts = super().facts(job, now, since)
         assert isinstance(job, Overview)
         extra = job.extra()
         mine = extra.pop("worker_rows")
-        elapsed = max(facts["rows"] - self._rows, 1) / max(facts["rows_per_s"], 1e-9)
-        before = self._before or dict.fromkeys(mine, 0)
-        each = {name: max(0.0, (rows - before.get(name, 0)) / elapsed) for name, rows in mine.items()}
-        return {**facts, **extra, "each": each}
+        elapsed = max(now - self._begin.time, 1e-9)
+        return {**facts, **extra, "each": {name: rows / elapsed for name, rows in mine.items()}}
 
     def record(self, kind: str, facts: dict[str, Any]) -> None:
         if kind == "train" and "each" in facts:

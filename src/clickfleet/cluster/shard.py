@@ -258,4 +258,4 @@ def _together(pushes: list[Push], mean: bool) -> Push:
     if mean:
         grads /= len(pushes)
         n /= len(pushes)
-    return Push(keys, grads, show, click, slots, n)
+    return Push(keys, grads, show, click, slots, n, distinct=False)
