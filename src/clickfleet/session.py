@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 
 from clickfleet.config import Config
 from clickfleet.errors import DataError, TrainingError
+from clickfleet.interrupts import interruptible
 from clickfleet.job import Job
 from clickfleet.saving import Saver, State
 from clickfleet.watch import Watch
@@ -189,26 +187,13 @@ class Session:
             self.saver.label_best()
         self.watch.forget_after(state["metrics_bytes"])
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> AbstractContextManager[None]:
         """The first SIGTERM or SIGINT lets the step end, saves and stops; the second one does what it always does."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(number: int) -> None:
             self.signal = number
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
-        for number in before:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return interruptible(stop)
 
 
 def words(results: Results) -> str:

@@ -14,8 +14,10 @@ import yaml
 
 import clickfleet
 from clickfleet import checkpoint, saving
+from clickfleet.cluster.scorers import scorers
 from clickfleet.errors import ClusterError, ConfigError
-from fleet import ROWS, SLOTS, kill, processes, shows, tables, when_saved
+from clickfleet.files import expand
+from fleet import ROWS, SLOTS, TEST_ROWS, kill, processes, shows, tables, when_saved
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -99,6 +101,18 @@ def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any],
     learned = shows(run)
     assert learned <= ROWS * SLOTS  # something may be lost, nothing is learned twice
     assert learned > 0.5 * ROWS * SLOTS
+
+
+def test_scoring_on_a_cluster_is_scoring_here(ray: Any, config: dict[str, Any]) -> None:
+    """Several shards and workers, several files, and the scores in their order."""
+    model = clickfleet.train({**config, "mode": {"name": "local"}, "train": {"threads": 1}}, quiet=True)
+    files = expand([*config["data"]["test"], *config["data"]["train"]])
+    with scorers(config["run"]["dir"], workers=2, shards=2) as fleet:
+        found = fleet.evaluate(files)
+        scores = np.concatenate(list(fleet.predict(files)))
+    assert np.allclose(scores, model.predict(files), atol=1e-6)
+    assert found["rows"] == ROWS + TEST_ROWS
+    assert found["auc"] == pytest.approx(model.evaluate(files)["auc"], abs=1e-6)
 
 
 def test_who_is_missing_at_the_start_is_named(ray: Any, config: dict[str, Any]) -> None:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from clickfleet import checkpoint, cluster, modes, scoring
@@ -31,6 +28,7 @@ from clickfleet.config import Config
 from clickfleet.errors import ClickfleetError, ClusterError, DataError
 from clickfleet.exchange import Spread
 from clickfleet.files import split_files
+from clickfleet.interrupts import interruptible
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.schema import Schema
@@ -513,26 +511,13 @@ class Driver:
     def stop(self) -> None:
         self.fleet.stop(self.fleet.named("shard"))
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> AbstractContextManager[None]:
         """The first SIGTERM or SIGINT leads to a checkpoint and the end; the second does what it always does."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(number: int) -> None:
             self.signal = number
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
-        for number in before:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return interruptible(stop)
 
 
 def row_files(shards: int) -> int:
