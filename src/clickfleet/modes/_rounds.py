@@ -6,11 +6,13 @@ The keys of the next batches travel with the push, so a round is one message to 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 
 from clickfleet import _core
@@ -20,6 +22,16 @@ from clickfleet.exchange import Gradient, Kind, Request, merged, summed, unique
 from clickfleet.job import Trainer
 from clickfleet.share import Share
 from clickfleet.step import Result
+
+
+@dataclass(frozen=True)
+class Config:
+    reduce: Literal["sum", "mean"] = "sum"
+    """Row gradients of a round are added up, or also divided by the number of batches in it."""
+    queue_size: Annotated[int, Ge(1)] | None = None
+    """Always the worker's threads in this mode."""
+    merge: Annotated[int, Ge(1)] | None = None
+    """Always the worker's threads in this mode."""
 
 
 class Ahead(NamedTuple):

@@ -6,25 +6,11 @@ machine does with the whole batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from annotated_types import Ge
-
 from clickfleet.modes import _rounds
 from clickfleet.share import Share
 
 DISTRIBUTED = True
-
-
-@dataclass(frozen=True)
-class Config:
-    reduce: Literal["sum", "mean"] = "sum"
-    """Row gradients of a round are added up, or also divided by the number of batches in it."""
-    queue_size: Annotated[int, Ge(1)] | None = None
-    """Always the worker's threads in this mode."""
-    merge: Annotated[int, Ge(1)] | None = None
-    """Always the worker's threads in this mode."""
+Config = _rounds.Config
 
 
 def train(job: Share, config: Config) -> None:
