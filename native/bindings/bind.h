@@ -21,6 +21,7 @@ void bind_hash(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_rules(nanobind::module_& m);
 void bind_table(nanobind::module_& m);
+void bind_spread(nanobind::module_& m);
 void bind_print(nanobind::module_& m);
 void bind_parse(nanobind::module_& m);
 void bind_tower(nanobind::module_& m);
