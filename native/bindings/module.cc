@@ -18,4 +18,6 @@ NB_MODULE(_core, m) {
   clickfleet::bind_print(m);
   clickfleet::bind_parse(m);
   clickfleet::bind_unique(m);
+  clickfleet::bind_frozen(m);
+  clickfleet::bind_fields(m);
 }
