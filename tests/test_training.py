@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import clickfleet
-from clickfleet import checkpoint, run, saving
+from clickfleet import checkpoint, saving
 from clickfleet.errors import CheckpointError, ConfigError, DataError, TrainingError
 from clickfleet.logs.synth import Options, synth
 from clickfleet.reader import Reader
@@ -284,6 +284,6 @@ def test_a_broken_checkpoint_is_refused_by_name(log: Path, tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"dense\.safetensors is broken"):
         clickfleet.load(tmp_path / "r")
     with pytest.raises(CheckpointError, match="holds no model"):
-        run.load(tmp_path)
+        clickfleet.load(tmp_path)
     with pytest.raises(CheckpointError, match="table alone"):
         saving.load(checkpoint.save(clickfleet.Table(2), tmp_path / "t"))

@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clickfleet.batch import Batch as Batch
     from clickfleet.reader import Reader as Reader
-    from clickfleet.run import load as load
     from clickfleet.run import train as train
     from clickfleet.schema import Schema as Schema
     from clickfleet.table import Table as Table
+    from clickfleet.trained import load as load
 
 # public name -> its module, imported on first use: `import clickfleet` stays quick
 _HOMES = {
@@ -24,7 +24,7 @@ _HOMES = {
     "Reader": "clickfleet.reader",
     "Schema": "clickfleet.schema",
     "Table": "clickfleet.table",
-    "load": "clickfleet.run",
+    "load": "clickfleet.trained",
     "train": "clickfleet.run",
 }
 

@@ -7,7 +7,9 @@ import typer
 
 from clickfleet.cli.frame import Result, command, say
 
-Model = Annotated[Path, typer.Argument(help="A run folder (its newest checkpoint) or a checkpoint.")]
+Model = Annotated[
+    Path, typer.Argument(help="A run folder (its newest checkpoint), a checkpoint, a published log or entry.")
+]
 Inputs = Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")]
 Format = Annotated[
     str | None, typer.Option("--format", help="Format of the files (default: that of the training data).")
@@ -67,15 +69,15 @@ def evaluate(
     threads: Threads = None,
 ) -> Result:
     """Metrics of a model on data: AUC, log loss, accuracy, calibration and more."""
-    from clickfleet import run
+    from clickfleet import trained
 
     if epochs is None:
-        results = run.load(model).reading(format, threads).evaluate(data, batch_size)
+        results = trained.load(model).reading(format, threads).evaluate(data, batch_size)
         say(_table(results))
         return results
     found: list[dict[str, Any]] = []
-    for epoch, path in run.epochs(model, epochs):
-        results = run.load(path).reading(format, threads).evaluate(data, batch_size)
+    for epoch, path in trained.epochs(model, epochs):
+        results = trained.load(path).reading(format, threads).evaluate(data, batch_size)
         found.append({"epoch": epoch, **results})
         say(
             f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
@@ -92,18 +94,18 @@ def predict(
     threads: Threads = None,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
-    from clickfleet import run
+    from clickfleet import trained
 
-    done = run.write_scores(run.load(model).reading(format, threads), data, out, batch_size)
+    done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return done
 
 
 def inspect(model: Model) -> Result:
     """Show what a model is made of: network, rows and memory, rows per slot."""
-    from clickfleet import run
+    from clickfleet import trained
 
-    facts = run.describe(model)
+    facts = trained.describe(model)
     say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
     say(f"dense parameters {facts['parameters']:,}")
     say(
@@ -114,21 +116,15 @@ def inspect(model: Model) -> Result:
     return facts
 
 
-def verify(path: Annotated[Path, typer.Argument(help="A run folder or a checkpoint.")]) -> Result:
+def verify(
+    path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.")],
+) -> Result:
     """Check every byte of a model's files against their checksums."""
-    from clickfleet import checkpoint, saving
+    from clickfleet import saving
 
-    found = saving.resolve(path)
-    manifest = checkpoint.verify(found)
-    size = sum(facts["bytes"] for facts in manifest["files"].values())
-    say(f"{found}: {len(manifest['files'])} files, {size:,} bytes, all as they were written")
-    return {
-        "path": str(found),
-        "files": len(manifest["files"]),
-        "bytes": size,
-        "rows": manifest["short_rows"] + manifest["full_rows"],
-        "ok": True,
-    }
+    found = saving.verify(saving.resolve(path))
+    say(f"{found['path']}: {found['files']} files, {found['bytes']:,} bytes, all as they were written")
+    return {**found, "ok": True}
 
 
 def _table(results: Result) -> str:

@@ -1,0 +1,74 @@
+"""Data of any kind -> batches of a schema, as a configuration says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from clickfleet import schema as schemas
+from clickfleet.config import Config
+from clickfleet.errors import ConfigError
+from clickfleet.feeds import Feed
+from clickfleet.files import expand, packing
+from clickfleet.formats import load as load_format
+from clickfleet.job import Source
+from clickfleet.reader import Reader
+from clickfleet.schema import Schema
+
+Data = Any
+"""Paths of files, or anything a Feed takes: a frame, a table, a mapping of arrays, rows, batches."""
+
+
+def open_source(
+    config: Config, data: Data, schema: Schema | None, *, labels: bool = False, folder: Path | None = None
+) -> Source:
+    """Files or data in memory as batches of the schema: the given one, else the configuration's."""
+    of = config.data
+    if isinstance(data, Reader | Feed):
+        if schema is not None:
+            schema.check_same(data.schema, "the model", "the data")
+        return data
+    form: Any = load_format({"name": of.format.name, **of.format.settings})
+    wanted = schema or (
+        schemas.read_schema(of.schema) if of.schema else schemas.preset(of.preset) if of.preset else None
+    )
+    paths = isinstance(data, str | Path) or (
+        isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data)
+    )
+    if not paths:
+        if wanted is None:
+            raise ConfigError("data in memory needs a schema", "give schema=Schema(…), data.schema or data.preset")
+        if of.shuffle:
+            raise ConfigError("data.shuffle is for files", "shuffle what is in memory before you give it")
+        return Feed(data, wanted, of.batch_size)
+    if not data:
+        raise ConfigError("data.train is missing", "name files, e.g. data.train=train/part-*")
+    quarantine = of.quarantine
+    if of.bad_lines == "quarantine" and quarantine is None:
+        quarantine = str((folder or Path()) / "quarantine.txt")
+        Path(quarantine).parent.mkdir(parents=True, exist_ok=True)
+    reader = Reader(
+        data,
+        wanted,
+        form,
+        of.batch_size,
+        shuffle=of.shuffle,
+        seed=config.train.seed,
+        threads=of.threads,
+        interleave=of.interleave,
+        bad_lines=of.bad_lines,
+        max_bad_fraction=of.max_bad_fraction,
+        quarantine=quarantine if of.bad_lines == "quarantine" else None,
+        require_labels=labels,
+    )
+    reader.format_name = of.format.name
+    return reader
+
+
+def total_bytes(source: Source, config: Config) -> int | None:
+    """Bytes that training will read, where they are known."""
+    files = expand(source.files) if isinstance(source, Reader) else []
+    if not files or any("://" in path or packing(path) or path.endswith(".parquet") for path in files):
+        return None
+    return config.train.epochs * sum(map(os.path.getsize, files))
