@@ -19,7 +19,6 @@ import numpy as np
 from clickfleet import _core
 from clickfleet.batch import Batch
 from clickfleet.errors import DataError, ServeError
-from clickfleet.find import closest
 from clickfleet.formats._native import dense_groups, layout
 from clickfleet.schema import Schema
 
@@ -92,7 +91,7 @@ class Fields:
 
     def unknown(self, name: str, where: str = "") -> ServeError:
         return ServeError(
-            f"{where}the model has no input {name!r}{closest(name, self.names)}", f"inputs: {', '.join(self.names)}"
+            f"{where}the model has no input {name!r}", f"inputs: {', '.join(self.names)}"
         )
 
     def _batch(self, rows: int, dense: Any, keys: Any, offsets: Any, values: Any) -> Batch:

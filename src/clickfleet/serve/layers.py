@@ -27,9 +27,9 @@ def open_layer(folder: Path | str, factors: int, rows: Rows = "mapped") -> Layer
     folder = Path(folder)
     full, brief, memory = [], [], []
     for batch in _batches(folder / "rows.arrow", ROWS, rows):
-        keys, weights = batch.column("key").to_numpy(), batch.column("embed_w").to_numpy()
+        keys, weights = _numbers(batch.column("key"), np.uint64), _numbers(batch.column("embed_w"), np.float32)
         lists = batch.column("embedx")
-        values = lists.values.to_numpy()[lists.offsets[0].as_py() : lists.offsets[-1].as_py()]
+        values = _numbers(lists.values, np.float32)[lists.offsets[0].as_py() : lists.offsets[-1].as_py()]
         memory.append(batch)
         if factors and len(values):
             if len(values) != len(keys) * factors:
@@ -37,7 +37,9 @@ def open_layer(folder: Path | str, factors: int, rows: Rows = "mapped") -> Layer
             full.append((keys, weights, values.reshape(len(keys), factors)))
         else:
             brief.append((keys, weights))
-    deleted = _by_hash([batch.column("key").to_numpy() for batch in _batches(folder / "deleted.arrow", DELETED, rows)])
+    deleted = _by_hash(
+        [_numbers(batch.column("key"), np.uint64) for batch in _batches(folder / "deleted.arrow", DELETED, rows)]
+    )
     try:
         return _core.FrozenLayer(full, brief, deleted, (memory, full, brief, deleted))
     except ValueError as error:
@@ -53,6 +55,14 @@ def _batches(path: Path, schema: pa.Schema, rows: Rows) -> Iterator[pa.RecordBat
             yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
     except (pa.ArrowException, OSError) as error:
         raise CheckpointError(f"{path} is broken: {error}") from error
+
+
+def _numbers(column: pa.Array, kind: Any) -> Any:
+    """The column where it lies; Arrow's own way to NumPy imports pandas first, which takes a second."""
+    data = column.buffers()[1]
+    if data is None or not len(column):
+        return np.empty(0, kind)
+    return np.frombuffer(data, kind, len(column), column.offset * np.dtype(kind).itemsize)
 
 
 def _by_hash(parts: list[Any]) -> Any:
@@ -83,7 +93,8 @@ def write_merged(layers: Sequence[Layer], factors: int, folder: Path, keep_delet
             if parts and len(parts[0][0]):
                 writer.write_batch(_record_batch(*parts[0], factors if kind else 0))
     with pa.OSFile(str(folder / "deleted.arrow"), "wb") as sink, pa.ipc.new_file(sink, DELETED) as writer:
-        writer.write_table(pa.table({"key": np.concatenate([np.empty(0, np.uint64), *deleted])}, DELETED))
+        gone = _arrow(np.concatenate([np.empty(0, np.uint64), *deleted]), pa.uint64())
+        writer.write_batch(pa.RecordBatch.from_arrays([gone], schema=DELETED))
 
 
 def _ranges(rows: int) -> list[tuple[int, int]]:
@@ -102,7 +113,12 @@ def _write_whole(writer: Any, parts: list[Any], factors: int) -> list[Any]:
 
 
 def _record_batch(keys: Any, weights: Any, rows: Any, factors: int) -> pa.RecordBatch:
-    offsets = pa.array(np.arange(len(keys) + 1, dtype=np.int32) * np.int32(factors))
-    lists = pa.ListArray.from_arrays(offsets, pa.array(rows.reshape(-1)), type=ROWS.field("embedx").type)
-    columns = [pa.array(keys), pa.array(np.full(len(keys), NO_SLOT)), pa.array(weights), lists]
+    offsets = _arrow(np.arange(len(keys) + 1, dtype=np.int32) * np.int32(factors), pa.int32())
+    lists = pa.ListArray.from_arrays(offsets, _arrow(rows.reshape(-1), pa.float32()), type=ROWS.field("embedx").type)
+    slots = _arrow(np.full(len(keys), NO_SLOT), pa.uint16())
+    columns = [_arrow(keys, pa.uint64()), slots, _arrow(weights, pa.float32()), lists]
     return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+def _arrow(values: Any, kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])

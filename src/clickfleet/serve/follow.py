@@ -1,0 +1,285 @@
+"""The updater: one process that verifies what is published and tells the workers which folders make the next version.
+
+Deltas become layers over the base, at most four; more are merged into new folders, by and by into a new base. An entry that does not
+follow the one served (a gap or a fork), whose bytes or golden scores are wrong, is refused: the last good version stays, with the reason.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.published import LOG, Entry, Line, Log
+from clickfleet.serve import layers, versions
+from clickfleet.serve.predictor import open_version
+from clickfleet.serve.settings import Settings
+from clickfleet.serve.versions import Status
+
+OVERLAYS = 4
+
+
+class Tail:
+    """The lines of a log that grows: each is read and checked once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = Log(folder)
+        self.lines: list[Line] = []
+        self._stamp: tuple[int, int, int] | None = None
+        self._size = 0
+        self._last = b""
+
+    def refresh(self) -> bool:
+        """Whether there is something new; a log whose past changed is read again from its start."""
+        try:
+            found = os.stat(self.log.path)
+        except FileNotFoundError:
+            return False
+        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if stamp == self._stamp:
+            return False
+        with open(self.log.path, "rb") as file:
+            file.seek(max(0, self._size - len(self._last)))
+            grown = file.read()
+        if not self._last or not grown.startswith(self._last):
+            self.lines = self.log.lines()
+            whole = self.log.path.read_bytes()
+            self._size = whole.rfind(b"\n") + 1
+            self._last = whole[: self._size].rsplit(b"\n", 2)[-2] + b"\n" if self._size else b""
+        else:
+            fresh = grown[len(self._last) :]
+            fresh = fresh[: fresh.rfind(b"\n") + 1]
+            for text in fresh.split(b"\n")[:-1]:
+                line = Line.parse(text, self.log.path)
+                before = self.lines[-1]
+                if line.parent != before.hash or line.sequence != before.sequence + 1:
+                    raise CheckpointError(f"{self.log.path}: entry {line.sequence} does not follow entry {before.sequence}")
+                self.lines.append(line)
+                self._last = text + b"\n"
+            self._size += len(fresh)
+        self._stamp = stamp
+        return True
+
+
+class Stack:
+    """The layers of a version, newest first, and the entries they hold."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.folders: list[str] = []
+        self.opened: dict[str, Any] = {}
+        self._merges = 0
+        self._old: list[tuple[float, Path]] = []
+
+    def start(self, base: Entry, rows: layers.Rows) -> None:
+        self.folders = [str(base.path)]
+        self._open(base.path, int(base.manifest["factors"]), rows)
+
+    def push(self, delta: Entry, rows: layers.Rows) -> None:
+        factors = int(delta.manifest["factors"])
+        self.folders = [str(delta.path), *self.folders]
+        for folder in self.folders:
+            self._open(Path(folder), factors, rows)
+        while len(self.folders) - 1 > OVERLAYS:
+            sizes = [layers.size(self.opened[folder]) for folder in self.folders]
+            if sum(sizes[:-1]) > sizes[-1] // 2:
+                self._merge(0, len(self.folders), factors, rows)
+            else:  # the two neighbours that cost least
+                at = min(range(len(sizes) - 2), key=lambda i: sizes[i] + sizes[i + 1])
+                self._merge(at, at + 2, factors, rows)
+
+    def _open(self, folder: Path, factors: int, rows: layers.Rows) -> None:
+        if str(folder) not in self.opened:
+            self.opened[str(folder)] = layers.open_layer(folder, factors, rows)
+
+    def _merge(self, first: int, last: int, factors: int, rows: layers.Rows) -> None:
+        self._merges += 1
+        folder = self.state / f"merged-{os.getpid()}-{self._merges:06d}"
+        chosen = self.folders[first:last]
+        layers.write_merged(
+            [self.opened[one] for one in chosen], factors, folder, keep_deleted=last < len(self.folders)
+        )
+        self._open(folder, factors, rows)
+        self.folders = [*self.folders[:first], str(folder), *self.folders[last:]]
+        for one in chosen:
+            if Path(one).parent == self.state:
+                self._old.append((time.monotonic(), Path(one)))
+
+    def tidy(self, keep_s: float = 30.0) -> None:
+        """Removes merged folders that no version has needed for a while; who has them mapped keeps them."""
+        now = time.monotonic()
+        for at, folder in [item for item in self._old if now - item[0] > keep_s and str(item[1]) not in self.folders]:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._old.remove((at, folder))
+        self.opened = {folder: layer for folder, layer in self.opened.items() if folder in self.folders}
+
+
+class Updater:
+    """Follows a published log, or serves one entry."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state = Path(settings.state)
+        self.folder = Path(settings.model)
+        self.following = (self.folder / LOG).is_file()
+        self.tail = Tail(self.folder)
+        self.stack = Stack(self.state)
+        self.rows: layers.Rows = "memory" if settings.rows == "memory" else "mapped"
+        self.serving: Line | None = None
+        self.status: Status | None = None
+        self._wanted = 0.0
+
+    def start(self) -> Status:
+        """The first version; without one there is nothing to serve."""
+        if self.following:
+            self.tail.refresh()
+            problem = self._to_head()
+            if self.serving is None:
+                raise CheckpointError(problem or f"{self.folder} holds no published base")
+            return self._tell(problem)
+        entry = Entry(self.folder)
+        entry.verify()
+        if not entry.base:
+            raise CheckpointError(f"{self.folder} is a delta", "serve the folder with the log it belongs to, or a base")
+        self.stack.start(entry, self.rows)
+        self._check(entry)
+        status = self.status = Status(str(entry.path), list(self.stack.folders), entry.sequence)
+        versions.write(status, self.state)
+        return status
+
+    def turn(self) -> bool:
+        """Looks once; whether anything was told to the workers."""
+        pinned = self.status is not None and self.status.pinned
+        command = self._command()
+        if command is not None:
+            return self._obey(command)
+        if not self.following:
+            return False
+        try:
+            fresh = self.tail.refresh()
+        except ClickfleetError as error:
+            return self._complain(str(error))
+        if not fresh:
+            return False
+        if pinned:
+            self._tell(None, pinned=True)
+            return True
+        self._tell(self._to_head())
+        return True
+
+    def _command(self) -> dict[str, Any] | None:
+        try:
+            facts: dict[str, Any] = json.loads((self.state / "wanted.json").read_text())
+        except (OSError, ValueError):
+            return None
+        if facts["at"] == self._wanted:
+            return None
+        self._wanted = facts["at"]
+        return facts
+
+    def _obey(self, command: dict[str, Any]) -> bool:
+        sequence = command.get("sequence")
+        if not self.following:
+            return self._complain("there is one entry and no log: nothing to go back to", answered=self._wanted)
+        try:
+            self.tail.refresh()
+            if sequence is None:
+                self._tell(self._to_head(anew=True), answered=self._wanted)
+            else:
+                self._jump(int(sequence))
+                self._tell(None, pinned=True, answered=self._wanted)
+        except ClickfleetError as error:
+            return self._complain(str(error), answered=self._wanted)
+        return True
+
+    def _to_head(self, anew: bool = False) -> str | None:
+        """Applies all that can be; the reason where something cannot. `anew` takes a log whose past changed as it is."""
+        lines = self.tail.lines
+        if self.serving is not None and self.serving not in lines:
+            if not anew:
+                return (
+                    f"{self.tail.log.path} no longer holds entry {self.serving.sequence}, which is served (a fork); "
+                    "POST /admin/follow takes the log as it is now"
+                )
+            return self._apply(self._from_base(lines))
+        at = -1 if self.serving is None else lines.index(self.serving)
+        newer = lines[at + 1 :]
+        return self._apply(self._from_base(newer) or newer)
+
+    @staticmethod
+    def _from_base(lines: Sequence[Line]) -> Sequence[Line]:
+        """From the last base on."""
+        bases = [i for i, line in enumerate(lines) if line.kind == "base"]
+        return lines[bases[-1] :] if bases else []
+
+    def _apply(self, lines: Sequence[Line]) -> str | None:
+        """Adds entries one by one; stops at the first that is not sound."""
+        for line in lines:
+            before, served = list(self.stack.folders), self.serving
+            try:
+                entry = self.tail.log.entry(line)
+                entry.verify()
+                if entry.base:
+                    self.stack.start(entry, self.rows)
+                elif served is None or line.parent != served.hash or line.chain != served.chain:
+                    raise CheckpointError(f"entry {line.sequence} does not follow the one that is served")
+                else:
+                    self.stack.push(entry, self.rows)
+                self.serving = line
+                if line is lines[-1]:
+                    self._check(entry)
+            except ClickfleetError as error:
+                self.stack.folders, self.serving = before, served
+                return f"entry {line.sequence} was refused: {error}"
+        return None
+
+    def _check(self, entry: Entry) -> None:
+        """Golden requests, in this process, before any worker sees the version."""
+        if self.settings.rows in ("mapped", "memory"):
+            open_version(entry, self.stack.folders, self.rows, opened=dict(self.stack.opened))
+
+    def _jump(self, sequence: int) -> None:
+        """The model as it was at a sequence."""
+        lines = self.tail.lines
+        upto = [i for i, line in enumerate(lines) if line.sequence == sequence]
+        if not upto:
+            known = f"{lines[0].sequence} to {lines[-1].sequence}" if lines else "none"
+            raise CheckpointError(f"the log has no entry {sequence}", f"entries: {known}")
+        keep = list(self.stack.folders), self.serving
+        problem = self._apply(self._from_base(lines[: upto[0] + 1]))
+        if problem is not None:
+            self.stack.folders, self.serving = keep
+            raise CheckpointError(problem)
+
+    def _tell(self, problem: str | None, pinned: bool = False, answered: float | None = None) -> Status:
+        assert self.serving is not None
+        status = Status(
+            str(self.folder / self.serving.name),
+            list(self.stack.folders),
+            self.tail.lines[-1].sequence if self.tail.lines else self.serving.sequence,
+            problem,
+            pinned,
+            self.status.answered if answered is None and self.status is not None else answered or 0.0,
+        )
+        versions.write(status, self.state)
+        self.status = status
+        self.stack.tidy()
+        return status
+
+    def _complain(self, problem: str, answered: float | None = None) -> bool:
+        assert self.status is not None
+        if self.status.problem == problem and answered is None:
+            return False
+        self.status = Status(
+            self.status.entry,
+            self.status.layers,
+            self.status.head,
+            problem,
+            self.status.pinned,
+            self.status.answered if answered is None else answered,
+        )
+        versions.write(self.status, self.state)
+        return True
