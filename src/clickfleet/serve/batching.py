@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from clickfleet.batch import Batch, concatenate
@@ -22,6 +22,8 @@ ALONE_ROWS = 64
 """A request of this size or more is a batch of its own."""
 INLINE_ROWS = 64
 """A batch up to this size is scored on the event loop: handing it over would take longer."""
+
+_SMALL_ROWS = 16
 
 
 class Busy(ClickfleetError):
@@ -69,7 +71,6 @@ class Counts:
     refused: int = 0
     late: int = 0
     compute_s: float = 0.0
-    sizes: dict[int, int] = field(default_factory=dict)
 
 
 class Batcher:
@@ -83,7 +84,7 @@ class Batcher:
         self._queue: deque[_Waiting] = deque()
         self._queued_rows = 0
         self._armed = False
-        self._row_s, self._batch_s = 1e-5, 1e-4  # estimates, refined by every batch
+        self._row_s, self._batch_s = 1e-5, 1e-4  # what a row and what a small batch take, learned from every batch
         self._thread = ThreadPoolExecutor(1, "clickfleet-scorer")
         self._now = time.perf_counter
 
@@ -94,7 +95,7 @@ class Batcher:
     def score(self, batch: Batch, version: Version, deadline: float = 0.0) -> "asyncio.Future[Scored]":
         """The outputs of a batch that was made for `version`; `deadline` is a time of `time.perf_counter`, 0: none."""
         future: asyncio.Future[Scored] = self._loop.create_future()
-        wait = self._queued_rows * self._row_s
+        wait = self._queued_rows * self._row_s + (self._queued_rows // MERGED_ROWS + 1) * self._batch_s
         if wait > self.max_queue_s and self._queue:
             self.counts.refused += 1
             future.set_exception(Busy(max(1.0, wait)))
@@ -167,8 +168,10 @@ class Batcher:
         counts.rows += rows
         counts.requests += len(items)
         counts.compute_s += took
-        self._batch_s += 0.1 * (took - self._batch_s)
-        self._row_s += 0.1 * (took / max(rows, 1) - self._row_s)
+        if rows < _SMALL_ROWS:
+            self._batch_s += 0.1 * (took - self._batch_s)
+        else:
+            self._row_s += 0.1 * (took / rows - self._row_s)
         at = 0
         for item in items:
             size = len(item.batch)

@@ -137,7 +137,7 @@ class Ranking:
         if request.min_score is not None:
             order = [i for i in order if scores[i] >= request.min_score]
         ranked = [
-            {"id": self.ids[i], "score": float(scores[i]), **({"value": self.values[i]} if self.values[i] != 1.0 else {})}
+            {"id": self.ids[i], "score": float(scores[i]), **({"value": float(self.values[i])} if self.values[i] != 1.0 else {})}
             for i in order
         ]
         ranked = self._place_fixed(ranked, scores)
