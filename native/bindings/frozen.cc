@@ -125,11 +125,14 @@ void bind_frozen(nb::module_& m) {
             self.rows.read(keys.data(), keys.size(), out.data());
           },
           nb::arg("keys"), nb::arg("out").noconvert(), "embed_w and embedx of every key; zeros where it is unknown.")
-      .def("known",
-           [](const Rows& self, const Keys& keys) {
-             const nb::gil_scoped_release nogil;
-             return self.rows.known(keys.data(), keys.size());
-           })
+      .def(
+          "known",
+          [](const Rows& self, const Keys& keys, const Array<uint8_t>& out) {
+            if (out.size() != keys.size()) throw nb::value_error("the output does not fit the keys");
+            const nb::gil_scoped_release nogil;
+            self.rows.known(keys.data(), keys.size(), out.data());
+          },
+          nb::arg("keys"), nb::arg("out").noconvert(), "1 where a key has a row.")
       .def(
           "inputs",
           [](const Rows& self, const Keys& keys, const Array<const int64_t>& offsets,

@@ -110,10 +110,9 @@ void FrozenRows::read(const uint64_t* keys, size_t n, float* out) const {
   });
 }
 
-size_t FrozenRows::known(const uint64_t* keys, size_t n) const {
-  size_t count = 0;
-  each_found(keys, n, [&](size_t, const FrozenSet&, size_t) { ++count; });
-  return count;
+void FrozenRows::known(const uint64_t* keys, size_t n, uint8_t* out) const {
+  std::fill_n(out, n, uint8_t{0});
+  each_found(keys, n, [&](size_t i, const FrozenSet&, size_t) { out[i] = 1; });
 }
 
 Merged merge(const Layers& layers, size_t factors, uint64_t low, uint64_t high, bool keep_deleted) {

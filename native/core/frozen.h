@@ -72,8 +72,8 @@ class FrozenRows {
 
   // out[i, :] = embed_w, embedx of keys[i]; a short row has zeros for embedx, an unknown or deleted one is all zeros.
   void read(const uint64_t* keys, size_t n, float* out) const;
-  // What `read` would give for a sequence of sets: how many of the keys are known.
-  size_t known(const uint64_t* keys, size_t n) const;
+  // out[i] = 1 where some layer sets keys[i] and none above deletes it.
+  void known(const uint64_t* keys, size_t n, uint8_t* out) const;
 
  private:
   template <class Found>

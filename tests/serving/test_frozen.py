@@ -41,7 +41,9 @@ def test_layers_answer_like_a_dictionary(universe: int, layers: int, seed: int) 
     out = np.empty_like(expected)
     rows.read(keys, out)
     np.testing.assert_array_equal(out, expected)
-    assert rows.known(keys) == len(truth)
+    known = np.empty(len(keys), np.uint8)
+    rows.known(keys, known)
+    assert known.tolist() == [int(key) in truth for key in keys]
 
     *full, brief, weights, deleted = _core.merge_frozen(stack, FACTORS, 0, 2**64 - 1, False)
     assert not len(deleted)

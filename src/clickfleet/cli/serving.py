@@ -1,4 +1,4 @@
-"""Commands around a server: `serve`."""
+"""Commands around a server: `serve`, `score`, `parity`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +9,14 @@ from clickfleet.cli.frame import Result, command, say
 
 MIB = 1 << 20
 
+Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="CLICKFLEET_TOKEN")]
+Certificate = Annotated[Path | None, typer.Option(help="Certificate to trust for https, PEM.")]
+
 
 def add(app: typer.Typer) -> None:
     command(app)(serve)
+    command(app)(score)
+    command(app)(parity)
 
 
 def serve(
@@ -102,3 +107,73 @@ def find_model(model: Path) -> Path:
     raise ServeError(
         f"{model} is neither an artifact nor a published log", f"make one: clickfleet export {model} artifact"
     )
+
+
+def score(
+    url: Annotated[str, typer.Argument(help="Address of a server: http://host:port.", metavar="URL")],
+    data: Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per request.")] = 5,
+    protocol: Annotated[str, typer.Option(help="http (binary tensors), grpc, or upload (lines as they are).")] = "http",
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="Format of the files (default: that of the training data).")
+    ] = None,
+    grpc_address: Annotated[str | None, typer.Option(help="host:port for gRPC (default: the port after HTTP's).")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    token: Token = None,
+    certificate: Certificate = None,
+) -> Result:
+    """Send files to a server; prints the scores of each batch with the client's and the server's milliseconds."""
+    from clickfleet.scored import score_files
+
+    def show(number: int, scores: list[float], client_ms: float, server_ms: float) -> None:
+        values = " ".join(f"{value:.7g}" for value in scores)
+        say(f"batch {number}: {values}  client {client_ms:.3f} ms, server {server_ms:.3f} ms")
+
+    done = score_files(
+        url,
+        data,
+        show,
+        batch_size=batch_size,
+        protocol=protocol,
+        form=format,
+        grpc_address=grpc_address,
+        limit=limit,
+        token=token,
+        certificate=None if certificate is None else str(certificate),
+    )
+    say(f"{done['rows']:,} rows in {done['batches']:,} requests, p50 {done['p50_ms']:.3f} ms, p99 {done['p99_ms']:.3f} ms")
+    return done
+
+
+def parity(
+    model: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.", metavar="MODEL")],
+    data: Annotated[list[str] | None, typer.Argument(help="Rows to score both ways.")] = None,
+    server: Annotated[str | None, typer.Option(help="Address of a server that serves this model.")] = None,
+    artifact: Annotated[Path | None, typer.Option(help="An exported artifact to compare rows, weights and graph with.")] = None,
+    redis: Annotated[str | None, typer.Option(help="redis:// URL whose rows are compared.")] = None,
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="Format of the files (default: that of the training data).")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of data to compare.")] = 10000,
+    sample: Annotated[int, typer.Option(min=0, help="Rows of the table to compare; 0: every one.")] = 0,
+    token: Token = None,
+    certificate: Certificate = None,
+) -> Result:
+    """Check that online equals offline: settings, scores, rows, weights, graph; names the first step that differs."""
+    from clickfleet import parity as comparing
+
+    report = comparing.compare(
+        model,
+        server,
+        data or [],
+        form=format,
+        artifact=artifact,
+        redis=redis,
+        limit=limit,
+        sample=sample,
+        token=token,
+        certificate=None if certificate is None else str(certificate),
+    )
+    for check in report.checks:
+        say(f"{'ok  ' if check.ok else 'DIFF'}  {check.name}: {check.detail}")
+    return report.to_dict()

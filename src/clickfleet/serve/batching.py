@@ -141,7 +141,7 @@ class Batcher:
         if not items:
             self._armed = False
             return
-        if sum(len(item.batch) for item in items) <= INLINE_ROWS:
+        if sum(len(item.batch) for item in items) <= INLINE_ROWS and not self.version.blocking:
             self._finish(items, *self._try(items))
         else:
             self._loop.create_task(self._flush_on_thread(items))

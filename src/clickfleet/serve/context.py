@@ -58,6 +58,7 @@ class Context:
             "schema": version.schema.to_dict(),
             "graph_optimisation": "all",
             "factors": version.factors,
+            "format": version.format,
             "inputs": inputs_of(version.schema),
             "outputs": list(version.outputs),
             "rows_in": self.settings.rows if self.settings.rows in ("mapped", "memory") else "redis",

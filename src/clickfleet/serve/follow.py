@@ -128,9 +128,11 @@ class Updater:
         self.tail = Tail(self.folder)
         self.stack = Stack(self.state)
         self.rows: layers.Rows = "memory" if settings.rows == "memory" else "mapped"
+        self.redis = None if settings.rows in ("mapped", "memory") else settings.rows
         self.serving: Line | None = None
         self.status: Status | None = None
         self._wanted = 0.0
+        self._client: Any = None
 
     def start(self) -> Status:
         """The first version; without one there is nothing to serve."""
@@ -144,8 +146,9 @@ class Updater:
         entry.verify()
         if not entry.base:
             raise CheckpointError(f"{self.folder} is a delta", "serve the folder with the log it belongs to, or a base")
-        self.stack.start(entry, self.rows)
-        self._check(entry)
+        if self.redis is None:
+            self.stack.start(entry, self.rows)
+            self._check(entry)
         status = self.status = Status(str(entry.path), list(self.stack.folders), entry.sequence)
         versions.write(status, self.state)
         return status
@@ -159,16 +162,29 @@ class Updater:
         if not self.following:
             return False
         try:
-            fresh = self.tail.refresh()
+            if not self.tail.refresh() and not self._redis_moved():
+                return False
         except ClickfleetError as error:
             return self._complain(str(error))
-        if not fresh:
-            return False
         if pinned:
             self._tell(None, pinned=True)
             return True
         self._tell(self._to_head())
         return True
+
+    def _redis_moved(self) -> bool:
+        if self.redis is None or self.serving is None:
+            return False
+        found = self._redis_head()
+        return found is not None and found["hash"] != self.serving.hash
+
+    def _redis_head(self) -> dict[str, Any] | None:
+        from clickfleet import redis_rows
+
+        assert self.redis is not None
+        if self._client is None:
+            self._client = redis_rows.connect(self.redis)
+        return redis_rows.head(self._client)
 
     def _command(self) -> dict[str, Any] | None:
         try:
@@ -198,6 +214,8 @@ class Updater:
     def _to_head(self, anew: bool = False) -> str | None:
         """Applies all that can be; the reason where something cannot. `anew` takes a log whose past changed as it is."""
         lines = self.tail.lines
+        if self.redis is not None:
+            return self._to_redis_head(lines)
         if self.serving is not None and self.serving not in lines:
             if not anew:
                 return (
@@ -208,6 +226,17 @@ class Updater:
         at = -1 if self.serving is None else lines.index(self.serving)
         newer = lines[at + 1 :]
         return self._apply(self._from_base(newer) or newer)
+
+    def _to_redis_head(self, lines: Sequence[Line]) -> str | None:
+        """Rows are in Redis already: the version is the entry whose rows are there."""
+        found = self._redis_head()
+        there = [line for line in lines if found is not None and line.hash == found["hash"]]
+        if not there:
+            held = "nothing" if found is None else f"entry {found['sequence']} of another log"
+            return f"{self.redis} holds {held}; fill it: clickfleet publish … --to {self.redis}"
+        self.tail.log.entry(there[0]).verify()
+        self.serving = there[0]
+        return None
 
     @staticmethod
     def _from_base(lines: Sequence[Line]) -> Sequence[Line]:
@@ -238,8 +267,7 @@ class Updater:
 
     def _check(self, entry: Entry) -> None:
         """Golden requests, in this process, before any worker sees the version."""
-        if self.settings.rows in ("mapped", "memory"):
-            open_version(entry, self.stack.folders, self.rows, opened=dict(self.stack.opened))
+        open_version(entry, self.stack.folders, self.rows, opened=dict(self.stack.opened))
 
     def _jump(self, sequence: int) -> None:
         """The model as it was at a sequence."""
@@ -248,6 +276,8 @@ class Updater:
         if not upto:
             known = f"{lines[0].sequence} to {lines[-1].sequence}" if lines else "none"
             raise CheckpointError(f"the log has no entry {sequence}", f"entries: {known}")
+        if self.redis is not None:
+            raise CheckpointError("rows in Redis are of one entry", "publish --rollback and fill it again")
         keep = list(self.stack.folders), self.serving
         problem = self._apply(self._from_base(lines[: upto[0] + 1]))
         if problem is not None:

@@ -29,6 +29,7 @@ class RowSource(Protocol):
 
     def inputs(self, keys: Any, offsets: Any, values: Any, mean: Any, first: Any, factors: Any) -> None: ...
     def read(self, keys: Any, out: Any) -> None: ...
+    def known(self, keys: Any, out: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Version:
         self.factors = int(manifest["factors"])
         self.fields = Fields(self.schema)
         self.rows = rows
+        self.blocking = bool(getattr(rows, "blocking", False))
+        """Whether reading rows may wait for somebody else: then it must not happen on the event loop."""
         self.outputs: tuple[str, ...] = tuple(manifest["outputs"])
         self.identity = Identity(
             name or str(manifest["model"].get("name", "clickfleet")),
@@ -69,6 +72,9 @@ class Version:
             manifest["model"],
         )
         self.version = str(entry.sequence)
+        self.entry = entry
+        self.format: dict[str, Any] = dict(entry.info.get("format") or {"name": "slots"})
+        """The format of the data it was trained on."""
         self.drift: float | None = None
         """Largest difference of a quantised golden score."""
         self.int8 = int8
@@ -101,6 +107,12 @@ class Version:
         out = np.empty((len(keys), 1 + self.factors), np.float32)
         self.rows.read(keys, out)
         return out
+
+    def known(self, keys: Keys) -> NDArray[np.bool_]:
+        """Which keys have a row."""
+        out = np.empty(len(keys), np.uint8)
+        self.rows.known(keys, out)
+        return out.astype(bool)
 
     def _check(self, entry: Entry) -> None:
         """The golden requests of the entry must give what they gave when it was published."""

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from clickfleet.errors import ClickfleetError, MissingError, ServeError
-from clickfleet.serve import uploads
+from clickfleet.serve import inspecting, uploads
 from clickfleet.serve.batching import Busy, Late
 from clickfleet.serve.context import Context
 from clickfleet.serve.openapi import description
@@ -65,6 +65,12 @@ def make(context: Context) -> Starlette:
         status, body = await uploads.prediction(context, await _read(request, context.settings.max_body))
         return Response(body, status, media_type="application/json")
 
+    async def look(request: Request) -> Response:
+        await _bounded(request, context.settings.max_body)
+        given = await _read(request, context.settings.max_body)
+        facts = await asyncio.to_thread(inspecting.inspect, context.batcher.version, given, request.query_params)
+        return Response(facts, media_type="application/json")
+
     async def rollback(request: Request) -> Response:
         _admin(request, context)
         try:
@@ -85,6 +91,7 @@ def make(context: Context) -> Starlette:
         Route("/openapi.json", openapi),
         Route("/upload", upload, methods=["POST"]),
         Route("/rec/prediction", prediction, methods=["POST"]),
+        Route("/v1/inspect", look, methods=["POST"]),
         Route("/admin/rollback", rollback, methods=["POST"]),
         Route("/admin/follow", follow, methods=["POST"]),
     ]

@@ -49,7 +49,7 @@ class Loader:
             from clickfleet.serve.remote_rows import RedisRows
 
             rows = RedisRows(settings.rows, entry)
-            return Version(entry, rows, settings.name, row_count=rows.count, int8=settings.int8)
+            return Version(entry, rows, settings.name, row_count=int(entry.manifest["rows"]), int8=settings.int8)
         version = open_version(
             entry,
             status.layers,
