@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+
 from clickfleet.batch import Batch
 from clickfleet.config import Config, checked
 from clickfleet.feeds import Feed

@@ -1,7 +1,7 @@
 """A small client of a clickfleet server; nothing but the standard library and NumPy, gRPC where it is asked for.
 
-    with Client("http://127.0.0.1:8080") as client:
-        client.predict([{"age": 30, "city": "Bern"}])
+with Client("http://127.0.0.1:8080") as client:
+    client.predict([{"age": 30, "city": "Bern"}])
 """
 
 from __future__ import annotations
@@ -35,13 +35,18 @@ class Scores:
 class Client:
     """One connection that is kept open; not for several threads at once."""
 
-    def __init__(self, url: str, token: str | None = None, timeout_s: float = 30.0, certificate: str | None = None) -> None:
+    def __init__(
+        self, url: str, token: str | None = None, timeout_s: float = 30.0, certificate: str | None = None
+    ) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ServeError(f"{url} is not the address of a server", "give http://host:port")
         if parts.scheme == "https":
             self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                parts.hostname, parts.port or 443, timeout=timeout_s, context=ssl.create_default_context(cafile=certificate)
+                parts.hostname,
+                parts.port or 443,
+                timeout=timeout_s,
+                context=ssl.create_default_context(cafile=certificate),
             )
         else:
             self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
@@ -52,7 +57,9 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._connection.close()
 
     def model(self) -> dict[str, Any]:
@@ -65,7 +72,9 @@ class Client:
         reply = json.loads(self._ask("POST", "/v1/predict", json.dumps({"rows": list(rows)}).encode())[0])
         return np.array(reply["scores"], np.float32)
 
-    def rank(self, candidates: Sequence[Mapping[str, Any]], user: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    def rank(
+        self, candidates: Sequence[Mapping[str, Any]], user: Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
         """The candidates in order; options are those of `POST /v1/rank`: top_k, min_score, exclude, fixed."""
         body = {"user": dict(user or {}), "candidates": list(candidates), **options}
         found: dict[str, Any] = json.loads(self._ask("POST", "/v1/rank", json.dumps(body).encode())[0])
@@ -77,7 +86,12 @@ class Client:
             self._model = str(self.model()["name"])
         tensors = tensors_of(batch)
         inputs = [
-            {"name": name, "shape": list(values.shape), "datatype": kind, "parameters": {"binary_data_size": values.nbytes}}
+            {
+                "name": name,
+                "shape": list(values.shape),
+                "datatype": kind,
+                "parameters": {"binary_data_size": values.nbytes},
+            }
             for name, values, kind in tensors
         ]
         output = {"name": "score", "parameters": {"binary_data": True}}
@@ -96,7 +110,11 @@ class Client:
         """The scores of text lines, read by the server."""
         query = urlencode({"user_id": user, "format": form})
         border = b"----clickfleet-upload-7d3f"
-        body = b"--%b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"lines\"\r\n\r\n%b\r\n--%b--\r\n" % (border, lines, border)
+        body = b'--%b\r\nContent-Disposition: form-data; name="file"; filename="lines"\r\n\r\n%b\r\n--%b--\r\n' % (
+            border,
+            lines,
+            border,
+        )
         kind = {"Content-Type": f"multipart/form-data; boundary={border.decode()}"}
         begin = time.perf_counter()
         reply, _ = self._ask("POST", f"/upload?{query}", body, kind)
@@ -110,7 +128,9 @@ class Client:
         found: dict[str, Any] = json.loads(self._ask("POST", f"/v1/inspect?{urlencode({'format': form})}", lines)[0])
         return found
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> tuple[bytes, Any]:
+    def _ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, Any]:
         sent = dict(headers or {})
         if self._token:
             sent["Authorization"] = f"Bearer {self._token}"
@@ -120,7 +140,9 @@ class Client:
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise ServeError(f"{self.url}: {error or type(error).__name__}", "is the server running? clickfleet serve") from None
+            raise ServeError(
+                f"{self.url}: {error or type(error).__name__}", "is the server running? clickfleet serve"
+            ) from None
         if answer.status >= 300:
             try:
                 why = json.loads(content)["error"]
@@ -154,7 +176,9 @@ class GrpcClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._channel.close()
 
     def score(self, batch: Batch) -> Scores:
@@ -167,7 +191,7 @@ class GrpcClient:
         try:
             reply = self._call(request, timeout=self._timeout, metadata=self._metadata)
         except self._errors as error:
-            raise ServeError(f"{self.address}: {error.details()}") from None  # type: ignore[attr-defined]
+            raise ServeError(f"{self.address}: {error.details()}") from None
         took = time.perf_counter() - begin
         scores = np.frombuffer(reply.raw_output_contents[0], np.float32)
         return Scores(scores, 1e3 * took, float(reply.parameters["server_ms"].string_param), reply.model_version)
@@ -176,7 +200,10 @@ class GrpcClient:
 def tensors_of(batch: Batch) -> list[tuple[str, Any, str]]:
     """Name, values and datatype of what a ready batch is sent as."""
     keys = batch.keys.reshape(len(batch), batch.slots) if batch.one_each else batch.keys
-    tensors = [("dense", np.ascontiguousarray(batch.dense, np.float32), "FP32"), ("keys", np.ascontiguousarray(keys), "UINT64")]
+    tensors = [
+        ("dense", np.ascontiguousarray(batch.dense, np.float32), "FP32"),
+        ("keys", np.ascontiguousarray(keys), "UINT64"),
+    ]
     if not batch.one_each:
         tensors.append(("offsets", np.ascontiguousarray(batch.offsets, np.int64), "INT64"))
     if batch.values is not None:

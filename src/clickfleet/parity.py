@@ -84,7 +84,9 @@ def compare(
                 _scores(report, learner, client, data, name, limit)
     if artifact is not None:
         version = open_version(Entry(artifact))
-        _parameters(report, "rows of the artifact", learner, _of_version(version), version.identity.rows, sample, version.schema)
+        _parameters(
+            report, "rows of the artifact", learner, _of_version(version), version.identity.rows, sample, version.schema
+        )
         _weights(report, learner, version)
         if data:
             _graph(report, learner, version, data, name, limit)
@@ -143,7 +145,9 @@ def _first_step(learner: Learner, client: Client, data: Sequence[str], form: str
     """Where row number `row` parts: key, row, pooled input, layer."""
     line = next(islice(groups_of_lines(data, 1), row, None))
     seen = client.inspect(line, form)
-    (batch,) = [part[row % CHUNK_ROWS :][:1] for part in islice(_batches(learner, data, form, row + 1), row // CHUNK_ROWS, None)]
+    (batch,) = [
+        part[row % CHUNK_ROWS :][:1] for part in islice(_batches(learner, data, form, row + 1), row // CHUNK_ROWS, None)
+    ]
     where = f"row {row}: "
     if not np.array_equal(np.array(seen["keys"], np.uint64), batch.keys):
         slot = next((s for s, (a, b) in enumerate(zip(seen["keys"], batch.keys.tolist(), strict=False)) if a != b), 0)
@@ -225,14 +229,24 @@ def _parameters(
 
 def _weights(report: Report, learner: Learner, version: Version) -> None:
     theirs = read_weights(version.entry.graph())
-    wrong = [name for name, value in learner.dense().items() if name in theirs and not torch.equal(value, theirs[name].reshape(value.shape))]
-    report.add("weights of the artifact", not wrong, f"{len(theirs)} tensors" if not wrong else f"{', '.join(wrong[:3])} differ")
+    wrong = [
+        name
+        for name, value in learner.dense().items()
+        if name in theirs and not torch.equal(value, theirs[name].reshape(value.shape))
+    ]
+    report.add(
+        "weights of the artifact",
+        not wrong,
+        f"{len(theirs)} tensors" if not wrong else f"{', '.join(wrong[:3])} differ",
+    )
 
 
 def _graph(report: Report, learner: Learner, version: Version, data: Sequence[str], form: str, limit: int) -> None:
     """The artifact's graph against the training graph; inputs that were pruned are missing for both."""
     slots = [i for i, slot in enumerate(learner.schema.slots) if slot.name in {s.name for s in version.schema.slots}]
-    dense = [i for i, column in enumerate(learner.schema.dense) if column.name in {c.name for c in version.schema.dense}]
+    dense = [
+        i for i, column in enumerate(learner.schema.dense) if column.name in {c.name for c in version.schema.dense}
+    ]
     worst, rows = 0.0, 0
     output = "score" if "score" in version.outputs else "logit"
     if output not in version.outputs:
@@ -254,7 +268,12 @@ def _without(batch: Batch, schema: Schema, dense: list[int], slots: list[int]) -
     counts = np.diff(batch.offsets).reshape(len(batch), batch.slots)
     kept = np.isin(np.arange(batch.slots), slots)
     which = np.repeat(np.tile(kept, len(batch)), counts.reshape(-1))
-    filled = np.array([column.missing for column in schema.dense], np.float32).repeat(len(batch)).reshape(-1, len(batch)).T.copy()
+    filled = (
+        np.array([column.missing for column in schema.dense], np.float32)
+        .repeat(len(batch))
+        .reshape(-1, len(batch))
+        .T.copy()
+    )
     filled[:, dense] = batch.dense[:, dense]
     keys, values = batch.keys[which], None if batch.values is None else batch.values[which]
 
@@ -262,5 +281,7 @@ def _without(batch: Batch, schema: Schema, dense: list[int], slots: list[int]) -
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(of.reshape(-1))])
 
     whole = Batch(filled, keys, batch.slots, offsets(np.where(kept, counts, 0)), values=values)
-    part = Batch(np.ascontiguousarray(batch.dense[:, dense]), keys, len(slots), offsets(counts[:, slots]), values=values)
+    part = Batch(
+        np.ascontiguousarray(batch.dense[:, dense]), keys, len(slots), offsets(counts[:, slots]), values=values
+    )
     return whole, part

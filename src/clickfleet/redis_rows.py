@@ -100,7 +100,9 @@ def rows_of(entry: Entry) -> Iterator[tuple[Keys, Floats]]:
         weight = batch.column("embed_w")
         weights = np.frombuffer(weight.buffers()[1], np.float32, len(batch), 4 * weight.offset)
         factors = batch.column("embedx").flatten()
-        values = np.frombuffer(factors.buffers()[1], np.float32, len(factors), 4 * factors.offset) if len(factors) else None
+        values = (
+            np.frombuffer(factors.buffers()[1], np.float32, len(factors), 4 * factors.offset) if len(factors) else None
+        )
         columns = [weights[:, None], *([] if values is None else [values.reshape(len(batch), -1)])]
         yield keys, np.concatenate(columns, axis=1).astype("<f4")
 

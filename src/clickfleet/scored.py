@@ -36,9 +36,7 @@ def score_files(
         served = client.model()
         format_ = {"name": form} if form else dict(served["format"])
         if protocol == "upload":
-            asked = (
-                client.upload(lines, str(format_["name"])) for lines in groups_of_lines(data, batch_size, limit)
-            )
+            asked = (client.upload(lines, str(format_["name"])) for lines in groups_of_lines(data, batch_size, limit))
             return _all(asked, show)
         reader = Reader(list(data), Schema.from_dict(served["schema"]), format_, batch_size)
         batches = (batch for batch, _ in zip(reader, _numbers(batch_size, limit), strict=False))

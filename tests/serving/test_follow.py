@@ -5,7 +5,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -138,11 +138,11 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.fixture
-def updater(log: Publication, tmp_path: Path) -> Iterator[Updater]:
+def updater(log: Publication, tmp_path: Path) -> Updater:
     (tmp_path / "state").mkdir()
     made = Updater(Settings(str(log.folder), str(tmp_path / "state")))
     made.start()
-    yield made
+    return made
 
 
 def served_sequence(updater: Updater) -> int:
@@ -170,7 +170,9 @@ def test_a_broken_entry_is_refused_and_the_next_base_is_taken(log: Publication, 
     assert (served_sequence(updater), problem(updater)) == (3, "")
 
 
-def test_scores_that_are_not_golden_are_refused(log: Publication, updater: Updater, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_that_are_not_golden_are_refused(
+    log: Publication, updater: Updater, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.publish()
     monkeypatch.setattr(predictor, "GOLDEN_TOLERANCE", -1.0)
     updater.turn()
@@ -240,7 +242,9 @@ def test_a_killed_worker_comes_back_and_a_stop_loses_nothing(artifact: Path, mod
     with running(artifact, tmp_path / "state", workers=2) as served:
 
         def hammer() -> None:
-            with httpx.Client(base_url=served.url, timeout=20, limits=httpx.Limits(max_keepalive_connections=0)) as client:
+            with httpx.Client(
+                base_url=served.url, timeout=20, limits=httpx.Limits(max_keepalive_connections=0)
+            ) as client:
                 while not stop.is_set():
                     try:
                         replies.append(client.post("/v1/predict", json={"rows": rows}).json()["scores"])

@@ -47,7 +47,9 @@ def test_layers_answer_like_a_dictionary(universe: int, layers: int, seed: int) 
 
     *full, brief, weights, deleted = _core.merge_frozen(stack, FACTORS, 0, 2**64 - 1, False)
     assert not len(deleted)
-    merged = _core.FrozenRows((_core.FrozenLayer([tuple(full)], [(brief, weights)], deleted, (full, brief, weights)),), 3)
+    merged = _core.FrozenRows(
+        (_core.FrozenLayer([tuple(full)], [(brief, weights)], deleted, (full, brief, weights)),), 3
+    )
     merged.read(keys, out)
     np.testing.assert_array_equal(out, expected)
 

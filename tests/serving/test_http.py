@@ -120,7 +120,12 @@ def test_ranking(served: Served, model: Model) -> None:
     for ad in candidates:
         ad["value"] = 100.0 if ad["id"] == best[-1] else 1.0
     assert rank()["ranked"][0]["id"] == best[-1]
-    for wrong in ({"top_k": 0}, {"candidates": [{"ad": "v1"}]}, {"candidates": [{"id": 1, "user": "v1"}]}, {"user": {"x": 1}}):
+    for wrong in (
+        {"top_k": 0},
+        {"candidates": [{"ad": "v1"}]},
+        {"candidates": [{"id": 1, "user": "v1"}]},
+        {"user": {"x": 1}},
+    ):
         assert served.http.post("/v1/rank", json={"user": user, "candidates": candidates, **wrong}).status_code == 400
     assert rank(candidates=[])["ranked"] == []
 
@@ -179,11 +184,19 @@ def test_uploads(served: Served, model: Model) -> None:
 
 
 def test_feed_and_fetch(served: Served, model: Model) -> None:
-    rows = [{"age": 3.0, "n": 1.0, "user": "v1", "tags": ["v2"], "ad": "v3"}, {"age": 1, "user": "9", "tags": [], "ad": "v"}]
+    rows = [
+        {"age": 3.0, "n": 1.0, "user": "v1", "tags": ["v2"], "ad": "v3"},
+        {"age": 1, "user": "9", "tags": [], "ad": "v"},
+    ]
     feed = {name: [row.get(name) for row in rows] for name in ("age", "n", "user", "tags", "ad")}
     reply = served.http.post("/rec/prediction", json={"feed": [feed], "fetch": ["score"]})
     assert close(np.array(reply.json()["result"]["score"])[:, 0], model.scores(rows))
-    for wrong in ({"feed": [feed]}, {"fetch": ["score"]}, {"feed": [feed], "fetch": ["x"]}, {"feed": [{"user": 1}], "fetch": ["score"]}):
+    for wrong in (
+        {"feed": [feed]},
+        {"fetch": ["score"]},
+        {"feed": [feed], "fetch": ["x"]},
+        {"feed": [{"user": 1}], "fetch": ["score"]},
+    ):
         assert served.http.post("/rec/prediction", json=wrong).status_code == 400
     assert served.http.post("/rec/prediction", content=b"no").status_code == 400
 
@@ -200,7 +213,9 @@ def test_tokens_tls_and_admin_are_asked_for(artifact: Path, tmp_path: Path) -> N
         mine = {"authorization": "Bearer one"}
         assert http.post("/v1/predict", json={"rows": [{}]}, headers=mine).status_code == 200
         assert http.post("/admin/follow", headers=mine).status_code == 401
-        assert http.post("/admin/follow", headers={"authorization": "Bearer boss"}).status_code == 409  # one entry, no log
+        assert (
+            http.post("/admin/follow", headers={"authorization": "Bearer boss"}).status_code == 409
+        )  # one entry, no log
         tokens.write_text("two\n")
         until = 200
         while http.get("/v1/model", headers=mine).status_code == 200 and until:

@@ -62,14 +62,21 @@ def test_people_score_rank_and_ask_why(browser: Any, served: Served, model: Mode
     lines.write_text("age\tn\tuser\ttags\tad\n3\t1\tv1\tv2|v3\tv4\n\t2\tv9\t\tv5\n")
     browser.find_element(By.ID, "file").send_keys(str(lines))
     wait.until(lambda page: len(cells()) == 2)
-    wanted = model.scores([{"age": 3.0, "n": 1.0, "user": "v1", "tags": ["v2", "v3"], "ad": "v4"}, {"n": 2.0, "user": "v9", "tags": [], "ad": "v5"}])
+    wanted = model.scores(
+        [
+            {"age": 3.0, "n": 1.0, "user": "v1", "tags": ["v2", "v3"], "ad": "v4"},
+            {"n": 2.0, "user": "v9", "tags": [], "ad": "v5"},
+        ]
+    )
     np.testing.assert_allclose([float(row[1]) for row in cells()], wanted, atol=1e-6)
 
     box.clear()
     box.send_keys("1,2")
     browser.find_element(By.ID, "score").click()
     wait.until(lambda page: "5 inputs" in page.find_element(By.ID, "said").text)
-    assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE" and "favicon" not in line["message"]]
+    assert not [
+        line for line in browser.get_log("browser") if line["level"] == "SEVERE" and "favicon" not in line["message"]
+    ]
     for control in browser.find_elements(By.CSS_SELECTOR, "textarea, input, button"):
         assert control.accessible_name  # somebody who hears the page knows what it is
     browser.get(f"{served.url}/docs")
@@ -81,14 +88,27 @@ def test_the_interface_is_what_it_says(served: Served) -> None:
     description = served.http.get("/openapi.json").json()
     schema = schemathesis.openapi.from_dict(description)
     schema.config.update(base_url=served.url)
-    checks = [schemathesis.checks.CHECKS.get_one(name) for name in ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")]
+    checks = [
+        schemathesis.checks.CHECKS.get_one(name)
+        for name in (
+            "not_a_server_error",
+            "status_code_conformance",
+            "content_type_conformance",
+            "response_schema_conformance",
+        )
+    ]
     seen = set()
     for found in schema.get_all_operations():
         operation = found.ok()
         seen.add(operation.path)
 
         @settings(
-            max_examples=12, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True, database=None
+            max_examples=12,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+            database=None,
         )
         @given(operation.as_strategy())
         def ask(case: Any) -> None:

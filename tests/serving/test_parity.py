@@ -71,7 +71,9 @@ def test_score_and_parity(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
             assert client.rank([{"id": 1, "C1": "a"}, {"id": 2, "C1": "b"}], {"I1": 3}, top_k=1)["candidates"] == 2
 
 
-def test_parity_names_the_first_step_that_differs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parity_names_the_first_step_that_differs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Another model behind the server: its rows differ first; then only a layer does."""
     learner = saving.load(saving.resolve(run / "run"))
     weights = dict(learner.dense())
@@ -89,7 +91,9 @@ def test_parity_names_the_first_step_that_differs(run: Path, tmp_path: Path, cap
         assert found["ok"] is False
         assert step in next(check["detail"] for check in found["checks"] if check["name"] == "first step that differs")
     assert command("parity", run / "run", "--artifact", tmp_path / "rows", "--json") == 1
-    assert "0 missing, 0 extra" in next(c["detail"] for c in last(capsys)["checks"] if c["name"] == "rows of the artifact")
+    assert "0 missing, 0 extra" in next(
+        c["detail"] for c in last(capsys)["checks"] if c["name"] == "rows of the artifact"
+    )
 
 
 @pytest.fixture(scope="module")

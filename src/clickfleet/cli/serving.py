@@ -21,7 +21,8 @@ def add(app: typer.Typer) -> None:
 
 def serve(
     model: Annotated[
-        Path, typer.Argument(help="An artifact (clickfleet export), or a published log: it is followed.", metavar="MODEL")
+        Path,
+        typer.Argument(help="An artifact (clickfleet export), or a published log: it is followed.", metavar="MODEL"),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port for HTTP; 0 takes a free one.")] = 8080,
@@ -117,7 +118,9 @@ def score(
     format: Annotated[  # noqa: A002
         str | None, typer.Option(help="Format of the files (default: that of the training data).")
     ] = None,
-    grpc_address: Annotated[str | None, typer.Option(help="host:port for gRPC (default: the port after HTTP's).")] = None,
+    grpc_address: Annotated[
+        str | None, typer.Option(help="host:port for gRPC (default: the port after HTTP's).")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
     token: Token = None,
     certificate: Certificate = None,
@@ -141,15 +144,21 @@ def score(
         token=token,
         certificate=None if certificate is None else str(certificate),
     )
-    say(f"{done['rows']:,} rows in {done['batches']:,} requests, p50 {done['p50_ms']:.3f} ms, p99 {done['p99_ms']:.3f} ms")
+    say(
+        f"{done['rows']:,} rows in {done['batches']:,} requests, p50 {done['p50_ms']:.3f} ms, p99 {done['p99_ms']:.3f} ms"
+    )
     return done
 
 
 def parity(
-    model: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.", metavar="MODEL")],
+    model: Annotated[
+        Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.", metavar="MODEL")
+    ],
     data: Annotated[list[str] | None, typer.Argument(help="Rows to score both ways.")] = None,
     server: Annotated[str | None, typer.Option(help="Address of a server that serves this model.")] = None,
-    artifact: Annotated[Path | None, typer.Option(help="An exported artifact to compare rows, weights and graph with.")] = None,
+    artifact: Annotated[
+        Path | None, typer.Option(help="An exported artifact to compare rows, weights and graph with.")
+    ] = None,
     redis: Annotated[str | None, typer.Option(help="redis:// URL whose rows are compared.")] = None,
     format: Annotated[  # noqa: A002
         str | None, typer.Option(help="Format of the files (default: that of the training data).")

@@ -26,7 +26,7 @@ INLINE_ROWS = 64
 _SMALL_ROWS = 16
 
 
-class Busy(ClickfleetError):
+class BusyError(ClickfleetError):
     """The queue is full; the client may come again after `retry_s`."""
 
     def __init__(self, retry_s: float) -> None:
@@ -34,7 +34,7 @@ class Busy(ClickfleetError):
         self.retry_s = retry_s
 
 
-class Late(ClickfleetError):
+class LateError(ClickfleetError):
     """The deadline passed before the request was scored."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Batcher:
         wait = self._queued_rows * self._row_s + (self._queued_rows // MERGED_ROWS + 1) * self._batch_s
         if wait > self.max_queue_s and self._queue:
             self.counts.refused += 1
-            future.set_exception(Busy(max(1.0, wait)))
+            future.set_exception(BusyError(max(1.0, wait)))
             return future
         self._queue.append(_Waiting(batch, version, future, self._now(), deadline))
         self._queued_rows += len(batch)
@@ -128,7 +128,7 @@ class Batcher:
                 continue
             if item.deadline and now > item.deadline:
                 self.counts.late += 1
-                item.future.set_exception(Late())
+                item.future.set_exception(LateError())
                 continue
             taken.append(item)
             rows += size
@@ -161,7 +161,9 @@ class Batcher:
             return error, None, started, self._now()
         return outputs, version, started, self._now()
 
-    def _finish(self, items: list[_Waiting], outputs: Any, version: Version | None, started: float, ended: float) -> None:
+    def _finish(
+        self, items: list[_Waiting], outputs: Any, version: Version | None, started: float, ended: float
+    ) -> None:
         rows, counts = sum(len(item.batch) for item in items), self.counts
         took = ended - started
         counts.batches += 1

@@ -81,9 +81,7 @@ class Context:
         }
 
     def metrics(self) -> bytes:
-        facts, _ = meter.together(
-            Path(self.settings.state), self.meter.facts(self.batcher.counts), self.meter.path
-        )
+        facts, _ = meter.together(Path(self.settings.state), self.meter.facts(self.batcher.counts), self.meter.path)
         identity = self.batcher.version.identity
         return meter.exposition(
             facts,
@@ -91,7 +89,10 @@ class Context:
                 "model_sequence": ("Sequence that is served.", identity.sequence),
                 "model_age_seconds": ("Time since it was published.", age(identity)),
                 "model_lag": ("Published entries not served yet.", max(0, self.status.head - identity.sequence)),
-                "model_refused": ("Whether a newer entry was refused.", float(bool(self.problem or self.status.problem))),
+                "model_refused": (
+                    "Whether a newer entry was refused.",
+                    float(bool(self.problem or self.status.problem)),
+                ),
                 "active_requests": ("Requests being answered by this worker.", self.active),
             },
         )

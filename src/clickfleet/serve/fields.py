@@ -78,7 +78,12 @@ class Fields:
                     f"keys must have the shape [{len(dense)}, {slots}], not {list(keys.shape)}",
                     "give offsets where a slot has several keys or none",
                 )
-        elif len(offsets) != len(dense) * slots + 1 or offsets[0] != 0 or offsets[-1] != keys.size or (np.diff(offsets) < 0).any():
+        elif (
+            len(offsets) != len(dense) * slots + 1
+            or offsets[0] != 0
+            or offsets[-1] != keys.size
+            or (np.diff(offsets) < 0).any()
+        ):
             raise ServeError(f"offsets must rise from 0 to {keys.size}, {len(dense) * slots + 1} numbers")
         if values is not None and values.size != keys.size:
             raise ServeError(f"there are {values.size} values for {keys.size} keys")
@@ -90,9 +95,7 @@ class Fields:
             raise ServeError(str(error)) from None
 
     def unknown(self, name: str, where: str = "") -> ServeError:
-        return ServeError(
-            f"{where}the model has no input {name!r}", f"inputs: {', '.join(self.names)}"
-        )
+        return ServeError(f"{where}the model has no input {name!r}", f"inputs: {', '.join(self.names)}")
 
     def _batch(self, rows: int, dense: Any, keys: Any, offsets: Any, values: Any) -> Batch:
         # The core's 64-bit integers are C's long long; NumPy sees the same bytes.
@@ -107,12 +110,15 @@ def broadcast(user: Batch, candidates: int) -> Batch:
 
 def inputs_of(schema: Schema) -> list[dict[str, Any]]:
     """What a request may name, with the kind and number of its values, for people and for protocol metadata."""
-    found: list[dict[str, Any]] = []
-    for name, places in dense_groups(schema).items():
-        found.append({"name": name, "kind": "number", "values": len(places), "missing": schema.dense[places[0]].missing})
-    for slot in schema.read_slots:
-        found.append({"name": slot.source or slot.name, "kind": "key", "values": "any" if slot.multi else 1})
-    return found
+    numbers = [
+        {"name": name, "kind": "number", "values": len(places), "missing": schema.dense[places[0]].missing}
+        for name, places in dense_groups(schema).items()
+    ]
+    keys = [
+        {"name": slot.source or slot.name, "kind": "key", "values": "any" if slot.multi else 1}
+        for slot in schema.read_slots
+    ]
+    return numbers + keys
 
 
 def pick(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:

@@ -56,7 +56,9 @@ class Tail:
                 line = Line.parse(text, self.log.path)
                 before = self.lines[-1]
                 if line.parent != before.hash or line.sequence != before.sequence + 1:
-                    raise CheckpointError(f"{self.log.path}: entry {line.sequence} does not follow entry {before.sequence}")
+                    raise CheckpointError(
+                        f"{self.log.path}: entry {line.sequence} does not follow entry {before.sequence}"
+                    )
                 self.lines.append(line)
                 self._last = text + b"\n"
             self._size += len(fresh)

@@ -11,7 +11,7 @@ import numpy as np
 
 from clickfleet.errors import ClickfleetError, ServeError
 from clickfleet.serve import messages, oip
-from clickfleet.serve.batching import Busy, Late
+from clickfleet.serve.batching import BusyError, LateError
 from clickfleet.serve.context import Context
 from clickfleet.serve.fields import pick
 
@@ -32,7 +32,7 @@ _CONTENTS = {
 OPEN = ("ServerLive", "ServerReady", "ModelReady")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     def __init__(self, code: Any, what: str) -> None:
         super().__init__(what)
         self.code, self.what = code, what
@@ -55,7 +55,9 @@ class Service:
     def handler(self) -> Any:
         found = {
             name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(name), request_deserializer=request.FromString, response_serializer=reply.SerializeToString
+                self._guarded(name),
+                request_deserializer=request.FromString,
+                response_serializer=reply.SerializeToString,
             )
             for name, request, reply in messages.methods()
         }
@@ -73,11 +75,11 @@ class Service:
                 if context.tokens.required and name not in OPEN:
                     self._authorise(stream)
                 return await call(request, stream)
-            except Refused as refused:
+            except RefusedError as refused:
                 code, what = refused.code, refused.what
-            except Busy as busy:
+            except BusyError as busy:
                 code, what = grpc.StatusCode.RESOURCE_EXHAUSTED, str(busy)
-            except Late as late:
+            except LateError as late:
                 code, what = grpc.StatusCode.DEADLINE_EXCEEDED, str(late)
             except ClickfleetError as error:
                 code, what = grpc.StatusCode.INVALID_ARGUMENT, str(error)
@@ -95,12 +97,12 @@ class Service:
     def _authorise(self, stream: Any) -> None:
         given = dict(stream.invocation_metadata() or ()).get("authorization", "")
         if not self.context.tokens.allow(given.encode() if isinstance(given, str) else given):
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "this server wants a bearer token")
+            raise RefusedError(grpc.StatusCode.UNAUTHENTICATED, "this server wants a bearer token")
 
     def _model(self, name: str, version: str) -> None:
         served = self.context.batcher.version
         if name != served.identity.name or version not in ("", served.version):
-            raise Refused(
+            raise RefusedError(
                 grpc.StatusCode.NOT_FOUND,
                 f"there is no model {name!r} {version} here; it is {served.identity.name!r} {served.version}",
             )
@@ -185,5 +187,3 @@ async def start(context: Context) -> Any:
         raise ServeError(f"cannot listen on {address}", "choose another --grpc-port")
     await server.start()
     return server
-
-

@@ -12,7 +12,7 @@ import orjson
 
 from clickfleet.errors import ClickfleetError, ServeError
 from clickfleet.serve import oip, people
-from clickfleet.serve.batching import Busy, Late
+from clickfleet.serve.batching import BusyError, LateError
 from clickfleet.serve.context import Context
 
 Scope = MutableMapping[str, Any]
@@ -31,7 +31,7 @@ OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
 COMPRESS_FROM = 1 << 14
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A reply other than 200."""
 
     def __init__(self, status: int, what: str, headers: Headers | None = None) -> None:
@@ -79,12 +79,12 @@ class App:
         try:
             try:
                 route, answer = await self._answer(scope, receive, path, started)
-            except Refused as refused:
+            except RefusedError as refused:
                 route, answer = _known(path), (refused.status, error_body(refused.what), [*JSON, *refused.headers])
-            except Busy as busy:
+            except BusyError as busy:
                 retry = (b"retry-after", str(max(1, round(busy.retry_s))).encode())
                 route, answer = _known(path), (503, error_body(str(busy)), [*JSON, retry])
-            except Late as late:
+            except LateError as late:
                 route, answer = _known(path), (504, error_body(str(late)), JSON)
             except ClickfleetError as error:
                 route, answer = _known(path), (400, error_body(str(error)), JSON)
@@ -136,7 +136,7 @@ class App:
                 return "/v2/models", self._about_model(path)
         if path in self._get or path in self._post:
             allowed = b"GET" if path in self._get else b"POST"
-            raise Refused(405, f"{path} takes {allowed.decode()}", [(b"allow", allowed)])
+            raise RefusedError(405, f"{path} takes {allowed.decode()}", [(b"allow", allowed)])
         return "slow", None
 
     def _authorise(self, scope: Scope, path: str) -> None:
@@ -144,7 +144,7 @@ class App:
             return  # the page asks for the token itself; admin routes have tokens of their own
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if not self.context.tokens.allow(given):
-            raise Refused(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
+            raise RefusedError(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
 
     async def _slowly(self, scope: Scope, receive: Receive, send: Send) -> int:
         status = 500
@@ -165,7 +165,7 @@ class App:
         limit = self.context.settings.max_body
         length = headers.get(b"content-length")
         if length is not None and int(length) > limit:
-            raise Refused(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
+            raise RefusedError(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
@@ -177,13 +177,15 @@ class App:
                         part = message.get("body", b"")
                         size += len(part)
                         if size > limit:
-                            raise Refused(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
+                            raise RefusedError(
+                                413, f"the body is longer than {limit} bytes", [(b"connection", b"close")]
+                            )
                         parts.append(part)
             except TimeoutError:
-                raise Refused(408, "the body took too long to arrive", [(b"connection", b"close")]) from None
+                raise RefusedError(408, "the body took too long to arrive", [(b"connection", b"close")]) from None
             body = b"".join(parts)
         if message["type"] == "http.disconnect":
-            raise Refused(400, "the client is gone")
+            raise RefusedError(400, "the client is gone")
         packed = headers.get(b"content-encoding")
         return body if packed is None or packed == b"identity" else _unpack(packed, body, limit)
 
@@ -259,9 +261,9 @@ class App:
         name, _, rest = path.removeprefix("/v2/models/").partition("/")
         version = self.context.batcher.version
         if name != version.identity.name:
-            raise Refused(404, f"there is no model {name!r} here; its name is {version.identity.name!r}")
+            raise RefusedError(404, f"there is no model {name!r} here; its name is {version.identity.name!r}")
         if rest and rest != f"versions/{version.version}":
-            raise Refused(404, f"{rest} is not served; the version is {version.version}")
+            raise RefusedError(404, f"{rest} is not served; the version is {version.version}")
 
     def _about_model(self, path: str) -> Answer:
         if path.endswith("/ready"):
@@ -281,14 +283,16 @@ def _known(path: str) -> str:
 def _unpack(packed: bytes, body: bytes, limit: int) -> bytes:
     windows = {b"gzip": 31, b"deflate": 15}.get(packed)
     if windows is None:
-        raise Refused(415, f"the content encoding {packed.decode('latin-1')!r} is not read here; gzip and deflate are")
+        raise RefusedError(
+            415, f"the content encoding {packed.decode('latin-1')!r} is not read here; gzip and deflate are"
+        )
     try:
         inflate = zlib.decompressobj(windows)
         plain = inflate.decompress(body, limit + 1)
     except zlib.error:
         raise ServeError("the body is not what its Content-Encoding says") from None
     if len(plain) > limit or inflate.unconsumed_tail:
-        raise Refused(413, f"the body is longer than {limit} bytes")
+        raise RefusedError(413, f"the body is longer than {limit} bytes")
     if not inflate.eof:
         raise ServeError("the packed body ends too early")
     return plain

@@ -153,7 +153,9 @@ def _bind(host: str, port: int, reuse_port: bool = False) -> socket.socket:
         made.bind((host, port))
     except OSError as error:
         made.close()
-        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another --port") from None
+        raise ServeError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", "choose another --port"
+        ) from None
     return made
 
 

@@ -4,6 +4,7 @@ A merged folder holds `rows.arrow` and `deleted.arrow` like an entry, so one rea
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,7 +92,7 @@ def write_merged(layers: Sequence[Layer], factors: int, folder: Path, keep_delet
                 kinds[kind] = _write_whole(writer, [*kinds[kind], columns], factors if kind else 0)
         for kind, parts in kinds.items():
             if parts and len(parts[0][0]):
-                writer.write_batch(_record_batch(*parts[0], factors if kind else 0))
+                writer.write_batch(_record_batch(factors if kind else 0, *parts[0]))
     with pa.OSFile(str(folder / "deleted.arrow"), "wb") as sink, pa.ipc.new_file(sink, DELETED) as writer:
         gone = _arrow(np.concatenate([np.empty(0, np.uint64), *deleted]), pa.uint64())
         writer.write_batch(pa.RecordBatch.from_arrays([gone], schema=DELETED))
@@ -101,18 +102,18 @@ def _ranges(rows: int) -> list[tuple[int, int]]:
     """Ranges of hashes that cover all, each with about as many rows as a record batch."""
     n = max(1, -(-rows // BATCH_ROWS))
     edges = [i * (_LAST_HASH + 1) // n for i in range(n + 1)]
-    return [(low, high - 1) for low, high in zip(edges, edges[1:], strict=False)]
+    return [(low, high - 1) for low, high in pairwise(edges)]
 
 
 def _write_whole(writer: Any, parts: list[Any], factors: int) -> list[Any]:
     joined = tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
     while len(joined[0]) >= BATCH_ROWS:
-        writer.write_batch(_record_batch(*(column[:BATCH_ROWS] for column in joined), factors))
+        writer.write_batch(_record_batch(factors, *(column[:BATCH_ROWS] for column in joined)))
         joined = tuple(column[BATCH_ROWS:] for column in joined)
     return [joined]
 
 
-def _record_batch(keys: Any, weights: Any, rows: Any, factors: int) -> pa.RecordBatch:
+def _record_batch(factors: int, keys: Any, weights: Any, rows: Any) -> pa.RecordBatch:
     offsets = _arrow(np.arange(len(keys) + 1, dtype=np.int32) * np.int32(factors), pa.int32())
     lists = pa.ListArray.from_arrays(offsets, _arrow(rows.reshape(-1), pa.float32()), type=ROWS.field("embedx").type)
     slots = _arrow(np.full(len(keys), NO_SLOT), pa.uint16())

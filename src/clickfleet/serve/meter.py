@@ -118,7 +118,9 @@ def exposition(facts: Facts, gauges: dict[str, tuple[str, float]]) -> bytes:
 
     class All:
         def collect(self) -> Any:
-            replies = CounterMetricFamily("clickfleet_replies", "Replies by route and status.", labels=["route", "status"])
+            replies = CounterMetricFamily(
+                "clickfleet_replies", "Replies by route and status.", labels=["route", "status"]
+            )
             for key, n in sorted(facts["replies"].items()):
                 route, _, status = key.rpartition(" ")
                 replies.add_metric([route, status], n)
@@ -139,7 +141,7 @@ def exposition(facts: Facts, gauges: dict[str, tuple[str, float]]) -> bytes:
                 yield GaugeMetricFamily(f"clickfleet_{name}", text, value)
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(All())  # type: ignore[arg-type]
+    registry.register(All())
     return generate_latest(registry)
 
 

@@ -131,7 +131,9 @@ def _number_column(array: NDArray[Any], width: int) -> Any:
 
 
 def _no_number(name: str, datatype: str) -> ServeError:
-    return ServeError(f"{name}: the datatype {datatype!r} cannot be read here", f"datatypes: BYTES, {', '.join(NUMBERS)}")
+    return ServeError(
+        f"{name}: the datatype {datatype!r} cannot be read here", f"datatypes: BYTES, {', '.join(NUMBERS)}"
+    )
 
 
 def _count(name: str, shape: Sequence[int]) -> int:
@@ -237,7 +239,9 @@ def wanted(request: Request, version: Version) -> list[tuple[str, bool]]:
     return [(output.name, bool(output.parameters.get("binary_data", binary))) for output in request.outputs]
 
 
-def reply(request_id: str, version: Version, outputs: Outputs, names: Sequence[tuple[str, bool]]) -> tuple[bytes, int | None]:
+def reply(
+    request_id: str, version: Version, outputs: Outputs, names: Sequence[tuple[str, bool]]
+) -> tuple[bytes, int | None]:
     """The body, and the length of its JSON part where tensors follow it."""
     tensors, tail = [], []
     for name, binary in names:
@@ -261,7 +265,9 @@ def metadata(version: Version) -> dict[str, Any]:
     inputs = []
     for item in inputs_of(version.schema):
         shape = [-1] if item["values"] == 1 else [-1, -1 if item["values"] == "any" else item["values"]]
-        inputs.append({"name": item["name"], "datatype": "FP32" if item["kind"] == "number" else "BYTES", "shape": shape})
+        inputs.append(
+            {"name": item["name"], "datatype": "FP32" if item["kind"] == "number" else "BYTES", "shape": shape}
+        )
     return {
         "name": version.identity.name,
         "versions": [version.version],

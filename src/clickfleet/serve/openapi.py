@@ -17,7 +17,11 @@ _VALUE: Json = {
         {"type": "object", "additionalProperties": {"type": "number"}},
     ],
 }
-_ROW: Json = {"type": "object", "additionalProperties": _VALUE, "description": "Features by name; absent ones are missing."}
+_ROW: Json = {
+    "type": "object",
+    "additionalProperties": _VALUE,
+    "description": "Features by name; absent ones are missing.",
+}
 _ID: Json = {"type": ["string", "integer"]}
 _TENSOR: Json = {
     "type": "object",
@@ -49,7 +53,7 @@ def _replies(schema: Json, what: str, kind: str = "application/json", *more: int
         411: "The length of the body must be known.",
         413: "The body is too long.",
         415: "The body is packed in an unknown way.",
-        503: "Busy or stopping; Retry-After says when to come again.",
+        503: "BusyError or stopping; Retry-After says when to come again.",
         504: "The deadline passed.",
     }
     known = {400, 401, 405, 503, 504, *more}
@@ -64,7 +68,11 @@ def _get(summary: str, schema: Json, kind: str = "application/json", *more: int)
 
 
 def _post(summary: str, body: Json, reply: Json, *more: int, parameters: list[Json] | None = None) -> Json:
-    facts: Json = {"summary": summary, "requestBody": body, "responses": _replies(reply, "OK", "application/json", *more)}
+    facts: Json = {
+        "summary": summary,
+        "requestBody": body,
+        "responses": _replies(reply, "OK", "application/json", *more),
+    }
     if parameters:
         facts["parameters"] = parameters
     return {"post": facts}
@@ -96,7 +104,12 @@ def description(name: str) -> Json:
                 "items": {
                     "type": "object",
                     "required": ["id", "score"],
-                    "properties": {"id": _ID, "score": {"type": ["number", "null"]}, "value": {"type": "number"}, "fixed": {"type": "boolean"}},
+                    "properties": {
+                        "id": _ID,
+                        "score": {"type": ["number", "null"]},
+                        "value": {"type": "number"},
+                        "fixed": {"type": "boolean"},
+                    },
                 },
             }
         },
@@ -107,7 +120,10 @@ def description(name: str) -> Json:
         "additionalProperties": False,
         "properties": {
             "user": _ROW,
-            "candidates": {"type": "array", "items": {**_ROW, "required": ["id"], "properties": {"id": _ID, "value": {"type": "number"}}}},
+            "candidates": {
+                "type": "array",
+                "items": {**_ROW, "required": ["id"], "properties": {"id": _ID, "value": {"type": "number"}}},
+            },
             "top_k": {"type": ["integer", "null"], "minimum": 1},
             "min_score": {"type": ["number", "null"]},
             "exclude": {"type": "array", "items": _ID},
@@ -126,7 +142,10 @@ def description(name: str) -> Json:
         "type": "object",
         "required": ["rows"],
         "additionalProperties": False,
-        "properties": {"rows": {"type": "array", "minItems": 1, "items": _ROW}, "outputs": {"type": "array", "items": {"type": "string"}}},
+        "properties": {
+            "rows": {"type": "array", "minItems": 1, "items": _ROW},
+            "outputs": {"type": "array", "items": {"type": "string"}},
+        },
     }
     infer: Json = {
         "type": "object",
@@ -134,7 +153,10 @@ def description(name: str) -> Json:
         "properties": {
             "id": {"type": "string"},
             "inputs": {"type": "array", "minItems": 1, "items": _TENSOR},
-            "outputs": {"type": "array", "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}},
+            "outputs": {
+                "type": "array",
+                "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+            },
             "parameters": {"type": "object"},
         },
     }
@@ -147,7 +169,11 @@ def description(name: str) -> Json:
         _query("format", "Format of the lines.", {"type": "string", "default": "slots"}),
         _query("batch_size", "Rows per batch.", {"type": "integer", "minimum": 1, "maximum": 100000, "default": 5}),
     ]
-    file: Json = {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
+    file: Json = {
+        "type": "object",
+        "required": ["file"],
+        "properties": {"file": {"type": "string", "format": "binary"}},
+    }
     anything: Json = {"type": "object"}
     explained: Json = {"type": "object", "required": ["score", "contributions", "sequence"]}
     return {
@@ -169,7 +195,12 @@ def description(name: str) -> Json:
             "/ready": _get("Whether requests are welcome", anything),
             "/metrics": _get("Counters for Prometheus", {"type": "string"}, "text/plain"),
             "/upload": _post(
-                "Score a file of text lines", _body(file, "multipart/form-data"), anything, 411, 413, parameters=upload_query
+                "Score a file of text lines",
+                _body(file, "multipart/form-data"),
+                anything,
+                411,
+                413,
+                parameters=upload_query,
             ),
             "/rec/prediction": _post(
                 "Score by feed and fetch",
@@ -177,7 +208,10 @@ def description(name: str) -> Json:
                     {
                         "type": "object",
                         "required": ["feed", "fetch"],
-                        "properties": {"feed": {"type": "array", "items": anything}, "fetch": {"type": "array", "items": {"type": "string"}}},
+                        "properties": {
+                            "feed": {"type": "array", "items": anything},
+                            "fetch": {"type": "array", "items": {"type": "string"}},
+                        },
                     }
                 ),
                 anything,
@@ -194,12 +228,23 @@ def description(name: str) -> Json:
             ),
             "/admin/rollback": _post(
                 "Go back to a sequence and stay there",
-                _body({"type": "object", "required": ["sequence"], "properties": {"sequence": {"type": "integer", "minimum": 0}}}),
+                _body(
+                    {
+                        "type": "object",
+                        "required": ["sequence"],
+                        "properties": {"sequence": {"type": "integer", "minimum": 0}},
+                    }
+                ),
                 anything,
                 403,
                 409,
             ),
-            "/admin/follow": {"post": {"summary": "Follow the log again", "responses": _replies(anything, "OK", "application/json", 403, 409)}},
+            "/admin/follow": {
+                "post": {
+                    "summary": "Follow the log again",
+                    "responses": _replies(anything, "OK", "application/json", 403, 409),
+                }
+            },
         },
         "security": [{}, {"bearer": []}],
     }

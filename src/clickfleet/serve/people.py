@@ -61,7 +61,11 @@ def predict_reply(request: Predict, done: Scored, took: float) -> bytes:
         facts["scores"] = done.outputs["score"]
     for name in outputs:
         facts.setdefault("outputs", {})[name] = done.outputs[name]
-    facts |= {"model": done.version.identity.name, "sequence": done.version.identity.sequence, "server_ms": round(1e3 * took, 3)}
+    facts |= {
+        "model": done.version.identity.name,
+        "sequence": done.version.identity.sequence,
+        "server_ms": round(1e3 * took, 3),
+    }
     return orjson.dumps(facts, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -137,7 +141,11 @@ class Ranking:
         if request.min_score is not None:
             order = [i for i in order if scores[i] >= request.min_score]
         ranked = [
-            {"id": self.ids[i], "score": float(scores[i]), **({"value": float(self.values[i])} if self.values[i] != 1.0 else {})}
+            {
+                "id": self.ids[i],
+                "score": float(scores[i]),
+                **({"value": float(self.values[i])} if self.values[i] != 1.0 else {}),
+            }
             for i in order
         ]
         ranked = self._place_fixed(ranked, scores)
@@ -185,7 +193,11 @@ def overlay(fields: Fields, user: Batch, candidates: Batch, names: set[str]) -> 
     dense[:, columns] = user.dense[0, columns]
     derived = {schema.dense[place].name for place in columns}
     mine = np.array(
-        [slot.bucket.column in derived if slot.bucket else (slot.source or slot.name) in names for slot in schema.slots], bool
+        [
+            slot.bucket.column in derived if slot.bucket else (slot.source or slot.name) in names
+            for slot in schema.slots
+        ],
+        bool,
     )
     if user.one_each and candidates.one_each:
         keys = np.where(mine, user.keys.reshape(1, slots), candidates.keys.reshape(n, slots))

@@ -120,7 +120,9 @@ class Version:
         if not golden.num_rows:
             return
         counts = np.array(golden["counts"].to_pylist(), np.int64).reshape(-1)
-        keys = np.concatenate([np.empty(0, np.uint64), *(np.array(row, np.uint64) for row in golden["keys"].to_pylist())])
+        keys = np.concatenate(
+            [np.empty(0, np.uint64), *(np.array(row, np.uint64) for row in golden["keys"].to_pylist())]
+        )
         dense = np.array(golden["dense"].to_pylist(), np.float32).reshape(golden.num_rows, len(self.schema.dense))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         found = self.run(Batch(dense, keys, len(self.schema.slots), offsets))

@@ -8,7 +8,7 @@ import numpy as np
 from clickfleet import _core, redis_rows
 from clickfleet.errors import CheckpointError
 from clickfleet.published import Entry
-from clickfleet.serve.batching import Busy
+from clickfleet.serve.batching import BusyError
 
 CACHED_ROWS = 1 << 20
 
@@ -60,7 +60,7 @@ class RedisRows:
             try:
                 found, _ = redis_rows.read(self._client, self._prefix, keys[missing], self.factors)
             except redis.RedisError:
-                raise Busy(1.0) from None
+                raise BusyError(1.0) from None
             out[missing] = found
             with self._lock:
                 if len(self._cache) + len(missing) > CACHED_ROWS:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from clickfleet.errors import ClickfleetError, MissingError, ServeError
 from clickfleet.serve import inspecting, uploads
-from clickfleet.serve.batching import Busy, Late
+from clickfleet.serve.batching import BusyError, LateError
 from clickfleet.serve.context import Context
 from clickfleet.serve.openapi import description
 
@@ -97,7 +97,9 @@ def make(context: Context) -> Starlette:
     ]
     handlers: Any = {
         404: lambda request, error: _error(404, "there is no such route; /docs lists them"),
-        405: lambda request, error: _error(405, f"{request.url.path} does not take {request.method}", dict(error.headers or {})),
+        405: lambda request, error: _error(
+            405, f"{request.url.path} does not take {request.method}", dict(error.headers or {})
+        ),
         ClickfleetError: _told,
         ClientDisconnect: lambda request, error: _error(400, "the client is gone"),
         Exception: _failed,
@@ -110,11 +112,11 @@ def _error(status: int, what: str, headers: dict[str, str] | None = None) -> Res
 
 
 def _told(request: Request, error: Exception) -> Response:
-    if isinstance(error, Busy):
+    if isinstance(error, BusyError):
         return _error(503, str(error), {"retry-after": str(max(1, round(error.retry_s)))})
-    if isinstance(error, _Refused):
+    if isinstance(error, _RefusedError):
         return _error(error.status, str(error))
-    return _error(504 if isinstance(error, Late) else 501 if isinstance(error, MissingError) else 400, str(error))
+    return _error(504 if isinstance(error, LateError) else 501 if isinstance(error, MissingError) else 400, str(error))
 
 
 def _failed(request: Request, error: Exception) -> Response:
@@ -122,7 +124,7 @@ def _failed(request: Request, error: Exception) -> Response:
     return _error(500, "the server failed; its log says why")
 
 
-class _Refused(ClickfleetError):
+class _RefusedError(ClickfleetError):
     def __init__(self, status: int, what: str) -> None:
         super().__init__(what)
         self.status = status
@@ -131,9 +133,9 @@ class _Refused(ClickfleetError):
 async def _bounded(request: Request, limit: int) -> None:
     length = request.headers.get("content-length")
     if length is None:
-        raise _Refused(411, "the length of the body must be known (Content-Length)")
+        raise _RefusedError(411, "the length of the body must be known (Content-Length)")
     if int(length) > limit:
-        raise _Refused(413, f"the body is longer than {limit} bytes")
+        raise _RefusedError(413, f"the body is longer than {limit} bytes")
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -141,16 +143,16 @@ async def _read(request: Request, limit: int) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > limit:
-            raise _Refused(413, f"the body is longer than {limit} bytes")
+            raise _RefusedError(413, f"the body is longer than {limit} bytes")
         parts.append(part)
     return b"".join(parts)
 
 
 def _admin(request: Request, context: Context) -> None:
     if not context.admin.required:
-        raise _Refused(403, "this server has no admin token (start it with --admin-token-file)")
+        raise _RefusedError(403, "this server has no admin token (start it with --admin-token-file)")
     if not context.admin.allow(request.headers.get("authorization", "").encode("latin-1")):
-        raise _Refused(401, "this route wants the admin's bearer token")
+        raise _RefusedError(401, "this route wants the admin's bearer token")
 
 
 async def _ordered(context: Context, **wanted: Any) -> Response:
@@ -161,6 +163,6 @@ async def _ordered(context: Context, **wanted: Any) -> Response:
     while context.status.answered == before and time.monotonic() < until:
         await asyncio.sleep(0.02)
     if context.status.answered == before:
-        raise _Refused(504, "the updater did not answer in time")
+        raise _RefusedError(504, "the updater did not answer in time")
     facts = {key: context.describe()[key] for key in ("sequence", "hash", "pinned", "head", "problem")}
     return JSONResponse(facts, 409 if context.status.problem else 200)

@@ -83,7 +83,7 @@ async def serve(settings: Settings, number: int, listener: socket.socket) -> Non
         status,
     )
     config = uvicorn.Config(
-        App(context, slow.make(context)),  # type: ignore[arg-type]
+        App(context, slow.make(context)),
         http="httptools",
         ws="none",
         log_level="warning",
