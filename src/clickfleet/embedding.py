@@ -34,6 +34,7 @@ class Push(NamedTuple):
     click: Floats
     slots: NDArray[np.uint16]
     n: float
+    distinct: bool = True
 
 
 class Space:
