@@ -242,7 +242,8 @@ def infer():
     keys = np.array(given["keys"]["data"], np.uint64).reshape(given["keys"]["shape"])
     dense = np.array(given["dense"]["data"], np.float32).reshape(given["dense"]["shape"])
     scores = version.run(version.fields.ready(dense, keys))["score"]
-    return jsonify({"model_name": "deepfm", "outputs": [{"name": "score", "datatype": "FP32", "shape": list(scores.shape), "data": scores.tolist()}]})
+    output = {"name": "score", "datatype": "FP32", "shape": list(scores.shape), "data": scores.tolist()}
+    return jsonify({"model_name": "deepfm", "outputs": [output]})
 """
 
 MLSERVER = """
@@ -253,16 +254,20 @@ import onnxruntime as ort
 class Model(MLModel):
     async def load(self):
         options = ort.SessionOptions(); options.intra_op_num_threads = 1
-        self.session = ort.InferenceSession(os.environ["ARTIFACT"] + "/dense.onnx", options, providers=["CPUExecutionProvider"])
-        self.table = np.load(os.environ["TABLE"], mmap_mode="r"); self.row = {int(k): i for i, k in enumerate(np.load(os.environ["KEYS"]))}
+        graph = os.environ["ARTIFACT"] + "/dense.onnx"
+        self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self.table = np.load(os.environ["TABLE"], mmap_mode="r")
+        self.row = {int(k): i for i, k in enumerate(np.load(os.environ["KEYS"]))}
         return True
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         given = {t.name: t for t in payload.inputs}
         keys = np.array(list(given["keys"].data), np.uint64).reshape(given["keys"].shape)
         dense = np.array(list(given["dense"].data), np.float32).reshape(given["dense"].shape)
         rows = self.table[[self.row.get(int(k), 0) for k in keys.reshape(-1)]].reshape(*keys.shape, -1)
-        scores = self.session.run(["score"], {"dense": dense, "first": np.ascontiguousarray(rows[..., 0]), "factors": np.ascontiguousarray(rows[..., 1:])})[0]
-        return InferenceResponse(model_name=self.name, outputs=[ResponseOutput(name="score", datatype="FP32", shape=list(scores.shape), data=scores.tolist())])
+        first, factors = np.ascontiguousarray(rows[..., 0]), np.ascontiguousarray(rows[..., 1:])
+        scores = self.session.run(["score"], {"dense": dense, "first": first, "factors": factors})[0]
+        output = ResponseOutput(name="score", datatype="FP32", shape=list(scores.shape), data=scores.tolist())
+        return InferenceResponse(model_name=self.name, outputs=[output])
 """
 
 
