@@ -1,5 +1,6 @@
 """A small model that is trained and published step by step, and real servers for it."""
 
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +93,10 @@ class Served:
         return f"127.0.0.1:{self.fleet.settings.grpc_port}"
 
 
+def trust(certificate: str | None) -> ssl.SSLContext | bool:
+    return ssl.create_default_context(cafile=certificate) if certificate else True
+
+
 @contextmanager
 def running(model: Path | str, state: Path, **settings: Any) -> Iterator[Served]:
     state.mkdir(parents=True, exist_ok=True)
@@ -102,7 +107,7 @@ def running(model: Path | str, state: Path, **settings: Any) -> Iterator[Served]
         fleet.start()
         watcher = threading.Thread(target=fleet.watch, args=(said.append,))
         watcher.start()
-        with httpx.Client(base_url=fleet.address, timeout=20, verify=settings.get("tls_cert") or True) as client:
+        with httpx.Client(base_url=fleet.address, timeout=20, verify=trust(settings.get("tls_cert"))) as client:
             yield Served(fleet, client, said)
     finally:
         fleet.stopping = True

@@ -51,12 +51,21 @@ class Version:
     """A model at one sequence; immutable, so that one reference to it is one consistent model."""
 
     def __init__(
-        self, entry: Entry, rows: RowSource, name: str | None = None, *, row_count: int = 0, int8: bool = False
+        self,
+        entry: Entry,
+        rows: RowSource,
+        name: str | None = None,
+        *,
+        row_count: int = 0,
+        int8: bool = False,
+        like: "Version | None" = None,
     ) -> None:
         manifest = entry.manifest
-        self.schema = Schema.from_dict(manifest["schema"])
+        self.entry = entry
+        same = like is not None and like.entry.manifest["schema"] == manifest["schema"]
+        self.fields: Fields = like.fields if like is not None and same else Fields(Schema.from_dict(manifest["schema"]))
+        self.schema = self.fields.schema
         self.factors = int(manifest["factors"])
-        self.fields = Fields(self.schema)
         self.rows = rows
         self.blocking = bool(getattr(rows, "blocking", False))
         """Whether reading rows may wait for somebody else: then it must not happen on the event loop."""
@@ -72,7 +81,6 @@ class Version:
             manifest["model"],
         )
         self.version = str(entry.sequence)
-        self.entry = entry
         self.format: dict[str, Any] = dict(entry.info.get("format") or {"name": "slots"})
         """The format of the data it was trained on."""
         self.drift: float | None = None
@@ -177,10 +185,11 @@ def open_version(
     *,
     opened: dict[str, Any] | None = None,
     int8: bool = False,
+    like: Version | None = None,
 ) -> Version:
     """A version whose rows are the layers in `folders`, newest first (default: those of the entry alone).
 
-    Layers in `opened` are used again, new ones are added there.
+    Layers in `opened` are used again, new ones are added there; what does not change is taken from `like`.
     """
     factors = int(entry.manifest["factors"])
     known = {} if opened is None else opened
@@ -190,7 +199,8 @@ def open_version(
             known[folder] = layers.open_layer(folder, factors, rows)
         stack.append(known[folder])
     table = _core.FrozenRows(tuple(stack), factors)
-    return Version(entry, table, name, row_count=sum(layers.size(layer) for layer in stack), int8=int8)
+    count = sum(layers.size(layer) for layer in stack)
+    return Version(entry, table, name, row_count=count, int8=int8, like=like)
 
 
 def age(identity: Identity) -> float:

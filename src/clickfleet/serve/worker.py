@@ -32,6 +32,8 @@ TOKEN, ADMIN_TOKEN = "CLICKFLEET_TOKEN", "CLICKFLEET_ADMIN_TOKEN"
 LAME_S = 0.3
 """How long a worker still accepts connections once it was told to stop, saying that it will."""
 DRAIN_S = 10
+SWITCH_S = 0.0005
+"""How long a thread that opens a new version may keep the interpreter from the event loop."""
 WATCH_S = 0.05
 
 
@@ -41,6 +43,7 @@ class Loader:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._opened: dict[str, Any] = {}
+        self._before: Version | None = None
 
     def open(self, status: Status) -> Version:
         settings = self.settings
@@ -49,7 +52,8 @@ class Loader:
             from clickfleet.serve.remote_rows import RedisRows
 
             rows = RedisRows(settings.rows, entry)
-            return Version(entry, rows, settings.name, row_count=int(entry.manifest["rows"]), int8=settings.int8)
+            count = int(entry.manifest["rows"])
+            return Version(entry, rows, settings.name, row_count=count, int8=settings.int8, like=self._before)
         version = open_version(
             entry,
             status.layers,
@@ -57,7 +61,9 @@ class Loader:
             settings.name,
             opened=self._opened,
             int8=settings.int8,
+            like=self._before,
         )
+        self._before = version
         self._opened = {folder: layer for folder, layer in self._opened.items() if folder in status.layers}
         return version
 
@@ -189,6 +195,7 @@ def main() -> None:
     state, number, descriptor = sys.argv[1:]
     listener = socket.socket(fileno=int(descriptor))
     listener.setblocking(False)
+    sys.setswitchinterval(SWITCH_S)
     try:
         _run(serve(Settings.read(state), int(number), listener))
     except ClickfleetError as error:
