@@ -184,15 +184,15 @@ class Shelf {
     buckets_ = buckets;
     limit_ = slots() / 100 * 94 + slots() % 100 * 94 / 100;
     budget_.take(bytes_if(buckets_));
-    tags_ = reinterpret_cast<uint16_t*>(allocate_pages(size_t{buckets_} * 64));
-    hot_ = allocate_pages(slots() * hot_bytes_);
-    cold_ = allocate_pages(slots() * cold_bytes_);
+    // One piece of memory, so that tags, too few for huge pages of their own, share those of the rows.
+    char* const start = allocate_pages(bytes_if(buckets_));
+    tags_ = reinterpret_cast<uint16_t*>(start);
+    hot_ = start + size_t{buckets_} * 64;
+    cold_ = hot_ + slots() * hot_bytes_;
   }
   void release() {
     if (buckets_ == 0) return;
-    free_pages(reinterpret_cast<char*>(tags_), size_t{buckets_} * 64);
-    free_pages(hot_, slots() * hot_bytes_);
-    free_pages(cold_, slots() * cold_bytes_);
+    free_pages(reinterpret_cast<char*>(tags_), bytes_if(buckets_));
     budget_.give(bytes_if(buckets_));
     buckets_ = size_ = limit_ = 0;
   }
