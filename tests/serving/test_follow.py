@@ -18,8 +18,9 @@ from clickfleet.exporting import Publisher
 from clickfleet.graph import Graph
 from clickfleet.published import LOG, Entry
 from clickfleet.serve import layers, predictor
-from clickfleet.serve.follow import OVERLAYS, Updater
+from clickfleet.serve.follow import Updater
 from clickfleet.serve.settings import Settings
+from clickfleet.serve.stack import OVERLAYS
 from served import Model, Served, features, running
 
 PROBE = features(900, 12)

@@ -8,5 +8,6 @@ predictor    a version of a model -> scores; no protocol in it
 fields       the features of requests -> keys and dense values
 layers       row files, mapped or in memory; merges
 versions     what the updater tells the workers
-follow       the updater: watches a published log and applies it
+follow       the updater: watches a published log (tail) and applies it (stack)
+people  ranking  uploads   plain JSON, ranked lists, whole files
 """

@@ -103,11 +103,6 @@ class Fields:
         return Batch(shaped, keys, len(self.schema.slots), offsets, values=values)
 
 
-def broadcast(user: Batch, candidates: int) -> Batch:
-    """One row repeated for every candidate."""
-    return user.take(np.zeros(candidates, np.int64))
-
-
 def inputs_of(schema: Schema) -> list[dict[str, Any]]:
     """What a request may name, with the kind and number of its values, for people and for protocol metadata."""
     numbers = [

@@ -5,118 +5,18 @@ follow the one served (a gap or a fork), whose bytes or golden scores are wrong,
 """
 
 import json
-import os
-import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from clickfleet.errors import CheckpointError, ClickfleetError
-from clickfleet.published import LOG, Entry, Line, Log
+from clickfleet.published import LOG, Entry, Line
 from clickfleet.serve import layers, versions
 from clickfleet.serve.predictor import open_version
 from clickfleet.serve.settings import Settings
+from clickfleet.serve.stack import Stack
+from clickfleet.serve.tail import Tail
 from clickfleet.serve.versions import Status
-
-OVERLAYS = 4
-
-
-class Tail:
-    """The lines of a log that grows: each is read and checked once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.log = Log(folder)
-        self.lines: list[Line] = []
-        self._stamp: tuple[int, int, int] | None = None
-        self._size = 0
-        self._last = b""
-
-    def refresh(self) -> bool:
-        """Whether there is something new; a log whose past changed is read again from its start."""
-        try:
-            found = os.stat(self.log.path)
-        except FileNotFoundError:
-            return False
-        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if stamp == self._stamp:
-            return False
-        with open(self.log.path, "rb") as file:
-            file.seek(max(0, self._size - len(self._last)))
-            grown = file.read()
-        if not self._last or not grown.startswith(self._last):
-            self.lines = self.log.lines()
-            whole = self.log.path.read_bytes()
-            self._size = whole.rfind(b"\n") + 1
-            self._last = whole[: self._size].rsplit(b"\n", 2)[-2] + b"\n" if self._size else b""
-        else:
-            fresh = grown[len(self._last) :]
-            fresh = fresh[: fresh.rfind(b"\n") + 1]
-            for text in fresh.split(b"\n")[:-1]:
-                line = Line.parse(text, self.log.path)
-                before = self.lines[-1]
-                if line.parent != before.hash or line.sequence != before.sequence + 1:
-                    raise CheckpointError(
-                        f"{self.log.path}: entry {line.sequence} does not follow entry {before.sequence}"
-                    )
-                self.lines.append(line)
-                self._last = text + b"\n"
-            self._size += len(fresh)
-        self._stamp = stamp
-        return True
-
-
-class Stack:
-    """The layers of a version, newest first, and the entries they hold."""
-
-    def __init__(self, state: Path) -> None:
-        self.state = state
-        self.folders: list[str] = []
-        self.opened: dict[str, Any] = {}
-        self._merges = 0
-        self._old: list[tuple[float, Path]] = []
-
-    def start(self, base: Entry, rows: layers.Rows) -> None:
-        self.folders = [str(base.path)]
-        self._open(base.path, int(base.manifest["factors"]), rows)
-
-    def push(self, delta: Entry, rows: layers.Rows) -> None:
-        factors = int(delta.manifest["factors"])
-        self.folders = [str(delta.path), *self.folders]
-        for folder in self.folders:
-            self._open(Path(folder), factors, rows)
-        while len(self.folders) - 1 > OVERLAYS:
-            sizes = [layers.size(self.opened[folder]) for folder in self.folders]
-            if sum(sizes[:-1]) > sizes[-1] // 2:
-                self._merge(0, len(self.folders), factors, rows)
-            else:  # the two neighbours that cost least
-                at = min(range(len(sizes) - 2), key=lambda i: sizes[i] + sizes[i + 1])
-                self._merge(at, at + 2, factors, rows)
-
-    def _open(self, folder: Path, factors: int, rows: layers.Rows) -> None:
-        if str(folder) not in self.opened:
-            self.opened[str(folder)] = layers.open_layer(folder, factors, rows)
-
-    def _merge(self, first: int, last: int, factors: int, rows: layers.Rows) -> None:
-        self._merges += 1
-        folder = self.state / f"merged-{os.getpid()}-{self._merges:06d}"
-        chosen = self.folders[first:last]
-        layers.write_merged(
-            [self.opened[one] for one in chosen], factors, folder, keep_deleted=last < len(self.folders)
-        )
-        self._open(folder, factors, rows)
-        self.folders = [*self.folders[:first], str(folder), *self.folders[last:]]
-        for one in chosen:
-            if Path(one).parent == self.state:
-                self._old.append((time.monotonic(), Path(one)))
-
-    def tidy(self, keep_s: float = 30.0) -> None:
-        """Removes merged folders that no version has needed for a while; who has them mapped keeps them."""
-        now = time.monotonic()
-        for at, folder in [item for item in self._old if now - item[0] > keep_s and str(item[1]) not in self.folders]:
-            shutil.rmtree(folder, ignore_errors=True)
-            self._old.remove((at, folder))
-        self.opened = {folder: layer for folder, layer in self.opened.items() if folder in self.folders}
 
 
 class Updater:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from clickfleet.errors import ClickfleetError, ServeError
-from clickfleet.serve import oip, people
+from clickfleet.serve import oip, people, ranking
 from clickfleet.serve.batching import BusyError, LateError
 from clickfleet.serve.context import Context
 
@@ -230,8 +230,8 @@ class App:
 
     async def _rank(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
         version = self.context.batcher.version
-        request = people.read_rank(body)
-        rank = people.Ranking(request, version, self.context.settings.max_candidates)
+        request = ranking.read_rank(body)
+        rank = ranking.Ranking(request, version, self.context.settings.max_candidates)
         deadline = self._deadline(headers, started)
         if rank.batch is None:
             return 200, rank.reply(None, version, time.perf_counter() - started), JSON
