@@ -640,6 +640,7 @@ def main() -> None:
     parser.add_argument(
         "--mlserver", default=shutil.which("mlserver"), help="the mlserver program, perhaps of another environment"
     )
+    parser.add_argument("--soak-seconds", type=float, default=600.0)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if shutil.which("wrk") is None:
@@ -647,7 +648,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         benchmark = Benchmark(Path(folder), given.seconds, given.rounds, given.mlserver)
         for part in given.parts or PARTS:
-            getattr(benchmark, part)()
+            benchmark.soak(given.soak_seconds) if part == "soak" else getattr(benchmark, part)()
         if given.json:
             print(json.dumps(benchmark.results))
 
