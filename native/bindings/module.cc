@@ -20,4 +20,6 @@ NB_MODULE(_core, m) {
   clickfleet::bind_spread(m);
   clickfleet::bind_tower(m);
   clickfleet::bind_unique(m);
+  clickfleet::bind_frozen(m);
+  clickfleet::bind_fields(m);
 }
