@@ -1,0 +1,295 @@
+"""A Kafka topic as passes: offset ranges that are written down before they are trained on, their records in a file.
+
+The offsets live in our checkpoints and in the plan of the run, not in the broker: a partition is read from where the last finished pass
+ended, by assignment, so no rebalance can take it away and no poll interval can run out while a pass is trained on. A pass ends after
+`rows_per_pass` rows, or when `interval` of event time is over in every partition; it never spans two days. Records that come later than
+their day or interval are part of the pass that is open then, and counted. A partition with nothing to read does not hold the others up
+once another one has gone beyond the end, or `idle` after the end by the clock.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+from zoneinfo import ZoneInfo
+
+from clickfleet.config import Config
+from clickfleet.errors import ConfigError, DataError, MissingError
+from clickfleet.online.messages import Spool
+from clickfleet.online.passes import Pass, Patience, Position, check_files, number_of, parse_day
+from clickfleet.sections import Plugin
+
+POLL_S = 0.2
+KEEP_SPOOLS = 8
+
+
+@dataclass
+class _Partition:
+    """How far one partition was read."""
+
+    start: int
+    """Its first offset of this pass."""
+    next: int
+    ahead: Any = None
+    """A record beyond the end of the pass, which the next one begins with."""
+    at_end: bool = False
+    records: list[Any] = field(default_factory=list)
+
+
+class Topic:
+    """The passes of a topic; its files are written into `spool`."""
+
+    def __init__(
+        self,
+        config: Config,
+        zone: ZoneInfo,
+        spool: Path,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        assert config.online.kafka is not None
+        self.config, self.kafka, self.zone, self.warn, self.clock = config, config.online.kafka, zone, warn, clock
+        if (self.kafka.rows_per_pass is None) == (self.kafka.interval is None):
+            raise ConfigError("online.kafka needs rows_per_pass or interval", "give one of them")
+        if self.kafka.interval is not None and not 1 <= self.kafka.interval <= 86400:
+            raise ConfigError("online.kafka.interval must lie between 1s and 1d")
+        self.spool = Spool(spool, config)
+        self.format = Plugin("arrow") if self.kafka.format != "text" else None
+        online = config.online
+        self.first_day = None if online.start_day is None else parse_day(online.start_day, "online.start_day")
+        self.end_day = None if online.end_day is None else parse_day(online.end_day, "online.end_day")
+        self._consumer: Any = None
+        self._assigned: dict[int, int] | None = None
+        self._down: str | None = None
+
+    # ---- the client ----
+
+    def _client(self) -> Any:
+        if self._consumer is None:
+            try:
+                from confluent_kafka import Consumer
+            except ImportError:
+                raise MissingError("confluent-kafka, which reads Kafka topics,", "kafka") from None
+            settings = {
+                "client.id": "clickfleet",
+                **self.kafka.options,
+                "bootstrap.servers": self.kafka.brokers,
+                "group.id": "clickfleet",  # librdkafka wants one; nothing is ever committed to it
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "allow.auto.create.topics": False,
+                "error_cb": self._on_error,
+            }
+            silent = logging.getLogger("clickfleet.kafka")
+            silent.addHandler(logging.NullHandler())
+            silent.propagate = False
+            self._consumer = Consumer(settings, logger=silent)
+        return self._consumer
+
+    def _on_error(self, error: Any) -> None:
+        self._down = str(error.str())
+
+    def _partitions(self, patience: Patience) -> list[int]:
+        from confluent_kafka import KafkaException
+
+        while True:
+            try:
+                found = self._client().list_topics(self.kafka.topic, timeout=5).topics[self.kafka.topic]
+                if found.error is None and found.partitions:
+                    return sorted(found.partitions)
+                patience.wait(f"the topic {self.kafka.topic} at {self.kafka.brokers}: {found.error}")
+            except KafkaException as error:
+                patience.wait(f"Kafka at {self.kafka.brokers}: {error.args[0].str()}")
+
+    def _assign(self, offsets: dict[int, int]) -> None:
+        from confluent_kafka import TopicPartition
+
+        if offsets != self._assigned:
+            self._client().assign([TopicPartition(self.kafka.topic, p, o) for p, o in offsets.items()])
+            self._assigned = dict(offsets)
+
+    # ---- planning ----
+
+    def after(self, position: Position | None, patience: Patience) -> Pass | None:
+        parts = self._start(position, patience)
+        day = None if position is None else parse_day(position["day"], "the position")
+        number = 1 if position is None else position["pass"] + 1
+        if position is not None and position["day_over"]:
+            assert day is not None
+            if self.end_day is not None and day >= self.end_day:
+                return None
+            day, number = None, 1
+        end_s = None if day is None else self._end_of(day, number, position)
+        rows = late = 0
+        oldest, newest = float("inf"), 0.0
+        while True:
+            for record in self._records(parts, end_s, patience):
+                here = parts[record.partition()]
+                happened = record.timestamp()[1] / 1000
+                if end_s is None or day is None:
+                    day = datetime.datetime.fromtimestamp(happened, self.zone).date()
+                    if self.first_day is not None and day < self.first_day:
+                        here.start = here.next = record.offset() + 1  # before the first day: passed over
+                        day = None
+                        continue
+                    if self.end_day is not None and day > self.end_day:
+                        return None
+                    end_s = self._end_of(day, number, position, happened)
+                if happened >= end_s:
+                    here.ahead = record
+                    continue
+                here.records.append(record)
+                here.next = record.offset() + 1
+                rows += self.spool.rows_of(record)
+                late += happened < end_s - 86400
+                oldest, newest = min(oldest, happened), max(newest, happened)
+                if self.kafka.rows_per_pass is not None and rows >= self.kafka.rows_per_pass:
+                    break
+            full = self.kafka.rows_per_pass is not None and rows >= self.kafka.rows_per_pass
+            if full or (end_s is not None and self._over(parts, end_s)):
+                break
+        assert day is not None
+        if late:
+            self.warn(f"{day:%Y%m%d} pass {number} has {late:,} records of days before")
+        day_over = not full and end_s >= self._midnight(day)
+        return self._finish(day, number, parts, day_over, (oldest, newest) if rows else None)
+
+    def _start(self, position: Position | None, patience: Patience) -> dict[int, _Partition]:
+        partitions = self._partitions(patience)
+        known = {} if position is None else {int(p): o for p, o in position["offsets"].items()}
+        if missing := [p for p in known if p not in partitions]:
+            raise DataError(
+                f"the topic {self.kafka.topic} has lost partition {missing[0]}: was it deleted and made anew?",
+                "start a new run, or name the right topic",
+            )
+        from confluent_kafka import TopicPartition
+
+        parts: dict[int, _Partition] = {}
+        for p in partitions:
+            low, high = self._client().get_watermark_offsets(TopicPartition(self.kafka.topic, p), timeout=10)
+            start = known.get(p, low if position is not None or self.kafka.start == "earliest" else high)
+            if not low <= start <= high:
+                raise DataError(
+                    f"partition {p} of {self.kafka.topic} holds offsets {low} to {high}, and the run goes on at {start}: "
+                    "records were lost to the topic's retention, or the topic was made anew",
+                    "raise the topic's retention; a new run starts from what is there",
+                )
+            parts[p] = _Partition(start, start)
+        self._assign({p: part.start for p, part in parts.items()})
+        return parts
+
+    def _records(self, parts: dict[int, _Partition], end_s: float | None, patience: Patience) -> list[Any]:
+        """What has arrived, without records of partitions that are beyond the end already."""
+        from confluent_kafka import KafkaError
+
+        assert self._assigned is not None
+        got = self._client().consume(10_000, POLL_S)
+        records = []
+        for message in got:
+            error = message.error()
+            p = message.partition()
+            if error is None:
+                self._down = None
+                if parts[p].ahead is None:
+                    parts[p].at_end = False
+                    records.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                parts[p].at_end = True
+            elif error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                raise DataError(f"the topic {self.kafka.topic} is gone", "make it again, or start a new run on another")
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                raise DataError(f"partition {p} of {self.kafka.topic} no longer holds offset {parts[p].next}: {error.str()}")
+            else:
+                self._down = error.str()
+        if not got:
+            if patience.called_off:
+                patience.wait("")
+            if self._down is not None:
+                patience.wait(f"Kafka at {self.kafka.brokers}: {self._down}")
+        return records
+
+    def _over(self, parts: dict[int, _Partition], end_s: float) -> bool:
+        beyond = [part.ahead is not None for part in parts.values()]
+        idle = [part.ahead is None and part.at_end for part in parts.values()]
+        if not all(a or b for a, b in zip(beyond, idle, strict=True)):
+            return False
+        return any(beyond) or self.clock() >= end_s + self.kafka.idle
+
+    def _midnight(self, day: datetime.date) -> float:
+        """When a day ends."""
+        return datetime.datetime.combine(day + datetime.timedelta(days=1), datetime.time(), self.zone).timestamp()
+
+    def _end_of(
+        self, day: datetime.date, number: int, position: Position | None, happened: float | None = None
+    ) -> float:
+        """Where a pass must end: at midnight, or at the end of its interval."""
+        midnight = self._midnight(day)
+        if self.kafka.interval is None:
+            return midnight
+        begin = datetime.datetime.combine(day, datetime.time(), self.zone).timestamp()
+        after = position["end_s"] if position is not None and position["day"] == number_of(day) else begin
+        passed = (max(happened or after, after) - begin) // self.kafka.interval
+        return min(begin + (passed + 1) * self.kafka.interval, midnight)
+
+    def _finish(
+        self, day: datetime.date, number: int, parts: dict[int, _Partition], day_over: bool, span: Any
+    ) -> Pass:
+        ranges = {p: (part.start, part.next) for p, part in parts.items()}
+        name = f"{number_of(day)}-{number:04d}"
+        files, sizes = self.spool.write(name, {p: part.records for p, part in parts.items()})
+        offsets = {p: part.next for p, part in parts.items()}
+        self._assigned = None  # records beyond the end are read again
+        self.spool.prune(KEEP_SPOOLS)
+        end_s = self._end_of(day, number, None, span[1] if span else None)
+        return Pass(
+            number_of(day),
+            number,
+            files,
+            last=day_over,
+            span_s=span,
+            position={
+                "day": number_of(day),
+                "pass": number,
+                "day_over": day_over,
+                "offsets": {str(p): o for p, o in offsets.items()},
+                "ranges": {str(p): list(both) for p, both in ranges.items()},
+                "end_s": end_s,
+            },
+            sizes=sizes,
+        )
+
+    # ---- the same again ----
+
+    def again(self, planned: Pass, patience: Patience) -> Pass:
+        if not check_files(planned):
+            return planned
+        ranges = {int(p): tuple(both) for p, both in planned.position["ranges"].items()}
+        wanted = {p: both for p, both in ranges.items() if both[1] > both[0]}
+        self._start({**planned.position, "offsets": {p: first for p, (first, _) in ranges.items()}}, patience)
+        parts = {p: _Partition(first, first) for p, (first, _) in ranges.items()}
+        while any(parts[p].next < last for p, (_, last) in wanted.items()):
+            for record in self._records(parts, None, patience):
+                here = parts[record.partition()]
+                if record.offset() < ranges[record.partition()][1]:
+                    here.records.append(record)
+                here.next = record.offset() + 1
+        self._assigned = None
+        name = f"{planned.day}-{planned.number:04d}"
+        files, sizes = self.spool.write(name, {p: part.records for p, part in parts.items()})
+        if (files, sizes) != (planned.data, planned.sizes):
+            raise DataError(f"{planned.name}: its offsets hold other records of {self.kafka.topic} than before")
+        return planned
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
