@@ -30,7 +30,7 @@ carry checksums (storage.py). Saving what was loaded gives the same bytes.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ import numpy as np
 import pyarrow as pa
 
 from clickfleet import _core, storage
+from clickfleet.arrow_files import FLOATS, batches, columns
 from clickfleet.errors import CheckpointError
 from clickfleet.table import Columns, Snapshot, Table
 
@@ -46,26 +47,22 @@ LATEST = "LATEST"
 _STEP = re.compile(r"^step-(\d{12})$")
 _EPOCH = re.compile(r"^EPOCH-(\d{4,})$")
 
-_FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
-ROWS = pa.schema(
-    [
-        pa.field(name, kind, nullable=False)
-        for name, kind in {
-            "key": pa.uint64(),
-            "slot": pa.uint16(),
-            "show": pa.float64(),
-            "click": pa.float64(),
-            "unseen_days": pa.uint16(),
-            "delta_score": pa.float32(),
-            "published": pa.uint8(),
-            "embed_w": pa.float32(),
-            "embed_state": _FLOATS,
-            "embedx": _FLOATS,
-            "embedx_state": _FLOATS,
-        }.items()
-    ]
+ROWS = columns(
+    {
+        "key": pa.uint64(),
+        "slot": pa.uint16(),
+        "show": pa.float64(),
+        "click": pa.float64(),
+        "unseen_days": pa.uint16(),
+        "delta_score": pa.float32(),
+        "published": pa.uint8(),
+        "embed_w": pa.float32(),
+        "embed_state": FLOATS,
+        "embedx": FLOATS,
+        "embedx_state": FLOATS,
+    }
 )
-CHANGED = pa.schema([pa.field("key", pa.uint64(), nullable=False), pa.field("deleted", pa.bool_(), nullable=False)])
+CHANGED = columns({"key": pa.uint64(), "deleted": pa.bool_()})
 _LISTS = ("embed_state", "embedx", "embedx_state")
 
 
@@ -88,9 +85,7 @@ def save(
         table.snapshot(files) if snapshot is None else nullcontext(snapshot) as rows,
     ):
         for name, content in (attached or {}).items():
-            sink = out.file(name)
-            sink.write(content)
-            sink.close()
+            out.put(name, content)
         counts = _write_rows(out, rows, files)
         _write_changed(out, rows.changed, rows.deleted)
         out.facts = {
@@ -121,9 +116,9 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
         *(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows"))
     )
     mine = [file for file in range(files) if file * per_file < last and (file + 1) * per_file > first]
-    for batch in itertools.chain.from_iterable(_batches(path / _name(file, files), ROWS) for file in mine):
+    for batch in itertools.chain.from_iterable(batches(path / _name(file, files), ROWS) for file in mine):
         _restore(table, batch, first, last)
-    changed = pa.Table.from_batches(_batches(path / "changed.arrow", CHANGED), CHANGED)
+    changed = pa.Table.from_batches(batches(path / "changed.arrow", CHANGED), CHANGED)
     if manifest["tracking"]:
         keys, deleted = changed["key"].to_numpy(), changed["deleted"].to_numpy()
         ours = _in_shards(keys, first, last)
@@ -271,17 +266,6 @@ def _write_changed(out: storage.Writer, changed: Any, deleted: Any) -> None:
     with pa.ipc.new_file(sink, CHANGED) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays([pa.array(keys), pa.array(flags)], schema=CHANGED))
     sink.close()
-
-
-def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-            if reader.schema != schema:
-                raise CheckpointError(f"{path} has other columns than this version of clickfleet writes")
-            for i in range(reader.num_record_batches):
-                yield reader.get_batch(i)
-    except (pa.ArrowException, OSError) as error:
-        raise CheckpointError(f"{path} is broken: {error}") from error
 
 
 def _restore(table: Table, batch: pa.RecordBatch, first: int, last: int) -> None:

@@ -32,7 +32,7 @@ class Learner:
         settings = checked(kind.Config, config.model.settings, "model", config.model.name)
         dim, slots, dense = config.table.dim, len(schema.slots), len(schema.dense)
         factors = kind.row_factors(settings, dim, slots, dense)
-        shape = Shape(
+        self.shape = Shape(
             dense,
             slots,
             dim,
@@ -44,7 +44,7 @@ class Learner:
         self.config, self.schema = config, schema
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.train.seed)
-            self.model = kind(settings, shape)
+            self.model = kind(settings, self.shape)
         init = kind.table_init(settings, dim)
         self.table = table or make_table(config.table, factors, init.embed, init.embedx, config.train.seed)
         if self.table.factors != factors:

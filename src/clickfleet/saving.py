@@ -13,7 +13,7 @@ import torch
 from safetensors import numpy as numpy_tensors
 from safetensors import torch as torch_tensors
 
-from clickfleet import checkpoint, storage
+from clickfleet import checkpoint, published, republished, storage
 from clickfleet.config import Config, checked, dump
 from clickfleet.config import read as read_yaml
 from clickfleet.errors import CheckpointError, ConfigError
@@ -96,16 +96,16 @@ def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes
 
 
 def resolve(model: str | Path) -> Path:
-    """The checkpoint that MODEL names: itself, or the newest of a run folder."""
+    """What MODEL names: a checkpoint, the newest one of a run folder, a published entry, or a published log."""
     path = Path(model)
-    if (path / storage.MANIFEST).is_file():
+    if (path / storage.MANIFEST).is_file() or (path / published.LOG).is_file():
         return path
     for folder in (path, path / "checkpoints"):
         if (folder / checkpoint.LATEST).is_file():
             return checkpoint.latest(folder)
     raise CheckpointError(
         f"{model} holds no model" if path.exists() else f"there is no {model}",
-        "a model is a run folder with a checkpoint in it, or one of its checkpoints",
+        "a model is a run folder with a checkpoint in it, a checkpoint, a published log or one of its entries",
     )
 
 
@@ -121,12 +121,51 @@ def read_schema(path: Path) -> Schema:
     return Schema.from_dict(manifest["schema"], str(path))
 
 
+def entries(path: Path) -> list[published.Entry] | None:
+    """The published entries that make the model at `path`; None if it is a checkpoint."""
+    if (path / published.LOG).is_file():
+        return published.Log(path).newest()
+    if storage.read_kind(path) != published.KIND:
+        return None
+    entry = published.Entry(path)
+    if entry.base:
+        return [entry]
+    log = published.Log(path.parent)
+    before = [other for other in log.lines() if other.sequence <= entry.sequence]
+    bases = [i for i, other in enumerate(before) if other.kind == "base"]
+    if not bases or before[-1].hash != entry.hash:
+        raise CheckpointError(f"{path} is a delta without its base", "keep it in the folder it was published to")
+    return [log.entry(other) for other in before[bases[-1] :]]
+
+
 def load(path: Path) -> Learner:
-    """The model of a checkpoint, to score with or to look at."""
+    """The model at a resolved path, to score with or to look at."""
+    chain = entries(path)
+    if chain is not None:
+        return republished.load(chain)
     config, schema = read_config(path), read_schema(path)
     learner = Learner(config, schema, checkpoint.load(path))
     learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
     return learner
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Reads every byte of the model at a resolved path; of a published log, all that it holds."""
+    if (path / published.LOG).is_file():
+        log = published.Log(path)
+        manifests = [entry.verify() for entry in map(log.entry, log.lines())]
+    else:
+        kind = storage.read_kind(path)
+        manifests = [published.Entry(path).verify() if kind == published.KIND else checkpoint.verify(path)]
+    sizes = [facts["bytes"] for manifest in manifests for facts in manifest["files"].values()]
+    rows = sum(m["rows"] if "rows" in m else m["short_rows"] + m["full_rows"] for m in manifests)
+    return {"path": str(path), "files": len(sizes), "bytes": sum(sizes), "rows": rows}
+
+
+def step(path: Path) -> int:
+    """The step of the model at a resolved path."""
+    chain = entries(path)
+    return int(storage.read_manifest(path, "checkpoint")["step"] if chain is None else chain[-1].manifest["step"])
 
 
 def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tuple[Learner, State]:
@@ -157,6 +196,10 @@ def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tupl
 def start_from(path: Path, config: Config, schema: Schema) -> tuple[Learner, list[str]]:
     """A new learner with the rows and dense tensors of an old model that fit it, and what did not fit, in words."""
     fresh = Learner(config, schema)
+    if entries(path) is not None:
+        raise ConfigError(
+            f"{path} is published, without what training keeps beside the weights", "start from a checkpoint of its run"
+        )
     old, before = storage.read_manifest(path, "checkpoint"), read_schema(path)
     if before.keys != schema.keys:
         raise ConfigError(

@@ -99,6 +99,18 @@ class Writer:
         self._files[name] = HashedFile(self._hidden / name)
         return self._files[name]
 
+    def put(self, name: str, content: bytes) -> None:
+        """A whole file at once."""
+        sink = self.file(name)
+        sink.write(content)
+        sink.close()
+
+    def beside(self, name: str, content: bytes) -> None:
+        """A file the manifest does not cover."""
+        sink = HashedFile(self._hidden / name)
+        sink.write(content)
+        sink.close()
+
     def __enter__(self) -> Self:
         if self.path.exists():
             raise CheckpointError(f"{self.path} exists already", "choose another name, or remove it first")
@@ -130,9 +142,7 @@ class Writer:
             "files": {name: file.facts() for name, file in self._files.items()},
             **self.facts,
         }
-        out = self.file(MANIFEST)
-        out.write(canonical({**manifest, "hash": digest(manifest)}))
-        out.close()
+        self.put(MANIFEST, canonical({**manifest, "hash": digest(manifest)}))
         _flush_directory(self._hidden)
         self._hidden.rename(self.path)
         _flush_directory(self.path.parent)
@@ -143,14 +153,19 @@ def write(path: Path | str, kind: str) -> Writer:
     return Writer(Path(path), kind)
 
 
-def read_manifest(path: Path | str, kind: str, version: int = 1) -> Manifest:
-    """The manifest of a directory, checked; its files are not."""
+def read_kind(path: Path | str) -> str:
+    """What kind of directory this is."""
+    return str(read_manifest(path, None)["format"]).removeprefix("clickfleet/")
+
+
+def read_manifest(path: Path | str, kind: str | None, version: int = 1) -> Manifest:
+    """The manifest of a directory, which must be of that kind if one is given, checked; its files are not."""
     path = Path(path)
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except FileNotFoundError:
         what = f"{path} has no {MANIFEST}" if path.is_dir() else f"there is no {path}"
-        raise CheckpointError(what, f"expected a saved {kind}") from None
+        raise CheckpointError(what, f"expected a saved {kind or 'model'}") from None
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path / MANIFEST} is broken: {error}") from error
     if not isinstance(manifest, dict) or not str(manifest.get("format", "")).startswith("clickfleet/"):
@@ -162,7 +177,7 @@ def read_manifest(path: Path | str, kind: str, version: int = 1) -> Manifest:
         )
     if manifest.pop("hash", None) != digest(manifest):
         raise CheckpointError(f"{path / MANIFEST} is broken: its hash does not fit")
-    if manifest["format"] != f"clickfleet/{kind}":
+    if kind is not None and manifest["format"] != f"clickfleet/{kind}":
         raise CheckpointError(f"{path} is a {manifest['format'].removeprefix('clickfleet/')}, not a {kind}")
     return manifest
 
@@ -188,7 +203,7 @@ def verify_files(path: Path | str, manifest: Manifest) -> None:
 def write_pointer(path: Path, text: str) -> None:
     """Replaces a small file at once: readers see the old text or the new one."""
     hidden = path.parent / f".{path.name}.writing"
-    with _plainly(path):
+    with plainly(path):
         with hidden.open("w") as out:
             out.write(text + "\n")
             out.flush()
@@ -198,7 +213,8 @@ def write_pointer(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _plainly(path: Path) -> Iterator[None]:
+def plainly(path: Path) -> Iterator[None]:
+    """What the system refuses while `path` is written, in words."""
     try:
         yield
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet import checkpoint, saving, scoring, storage
+from clickfleet import checkpoint, saving, scoring
 from clickfleet.batch import Batch, Floats
 from clickfleet.config import Config
 from clickfleet.errors import CheckpointError, ConfigError, DataError
@@ -68,7 +68,7 @@ class Trained:
 
 
 def load(model: str | Path) -> Trained:
-    """A saved model: of a run folder its newest checkpoint, or a checkpoint."""
+    """A saved model: of a run folder its newest checkpoint, a checkpoint, a published log or an entry."""
     path = saving.resolve(model)
     return Trained(saving.load(path), path)
 
@@ -149,7 +149,7 @@ def describe(model: str | Path) -> dict[str, Any]:
     table = learner.table.stats()
     return {
         "checkpoint": str(path),
-        "step": storage.read_manifest(path, "checkpoint")["step"],
+        "step": saving.step(path),
         "model": learner.facts["model"],
         "parameters": sum(p.numel() for p in learner.model.parameters()),
         "rows": table["rows"],

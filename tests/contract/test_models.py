@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clickfleet.models
+from clickfleet.graph import Graph, read_weights
 from clickfleet.losses import Config as LossConfig
 from clickfleet.losses import Loss
 from clickfleet.metrics import Buckets
@@ -216,45 +216,26 @@ def test_works_without_dense_columns(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "paddlerec"), VARIANTS)
-def test_exports_to_onnx_with_equal_scores_for_any_batch(name: str, paddlerec: bool, tmp_path: Path) -> None:
+def test_exports_to_onnx_with_equal_scores_for_any_batch_and_any_weights(name: str, paddlerec: bool) -> None:
     import onnxruntime
 
     model, shape = build(name, paddlerec)
+    graph = Graph(model, shape)  # with the first weights
     model.train()
     for seed in range(3):  # batch norm then has statistics of its own
         model(random_inputs(shape, 32, seed=seed))
     model.eval()
-    path = tmp_path / "model.onnx"
-    export(model, random_inputs(shape, 3), path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.01)
+    file = graph.bytes(model.state_dict())
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     assert [i.name for i in session.get_inputs()] == ["dense", "first", "factors"]
     for rows in (1, 7):
         x = random_inputs(shape, rows, seed=rows)
-        (scores,) = session.run(["logits"], {key: t.numpy() for key, t in x._asdict().items()})
-        np.testing.assert_allclose(scores, model(x).detach().numpy(), rtol=1e-5, atol=1e-5)
-
-
-class Positional(nn.Module):
-    """The model with its three inputs side by side, as the graph has them."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, dense: Tensor, first: Tensor, factors: Tensor) -> Tensor:
-        return self.model(Inputs(dense, first, factors))
-
-
-def export(model: Model, x: Inputs, path: Path) -> None:
-    with warnings.catch_warnings():  # torch's exporter warns about torch's own code, and takes another way on errors
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            Positional(model).eval(),
-            tuple(x),
-            path,
-            dynamo=True,
-            verbose=False,
-            input_names=["dense", "first", "factors"],
-            output_names=["logits"],
-            dynamic_shapes=({0: "batch"}, {0: "batch"}, {0: "batch"}),
-        )
+        score, logit = session.run(["score", "logit"], {key: t.numpy() for key, t in x._asdict().items()})
+        np.testing.assert_allclose(logit, model(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(score, torch.sigmoid(model(x)).detach().numpy(), atol=1e-6)
+    assert {name: t.tolist() for name, t in read_weights(file).items()} == {
+        name: t.tolist() for name, t in model.state_dict().items()
+    }

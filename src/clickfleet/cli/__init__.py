@@ -12,7 +12,7 @@ import typer
 import clickfleet
 from clickfleet.cli import frame
 
-GROUPS = ("about", "logs", "training")
+GROUPS = ("about", "logs", "training", "publishing")
 
 
 def build() -> typer.Typer:

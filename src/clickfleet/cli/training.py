@@ -7,7 +7,9 @@ import typer
 
 from clickfleet.cli.frame import Result, command, say
 
-Model = Annotated[Path, typer.Argument(help="A run folder (its newest checkpoint) or a checkpoint.")]
+Model = Annotated[
+    Path, typer.Argument(help="A run folder (its newest checkpoint), a checkpoint, a published log or entry.")
+]
 Inputs = Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")]
 Format = Annotated[
     str | None, typer.Option("--format", help="Format of the files (default: that of the training data).")
@@ -114,21 +116,15 @@ def inspect(model: Model) -> Result:
     return facts
 
 
-def verify(path: Annotated[Path, typer.Argument(help="A run folder or a checkpoint.")]) -> Result:
+def verify(
+    path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.")],
+) -> Result:
     """Check every byte of a model's files against their checksums."""
-    from clickfleet import checkpoint, saving
+    from clickfleet import saving
 
-    found = saving.resolve(path)
-    manifest = checkpoint.verify(found)
-    size = sum(facts["bytes"] for facts in manifest["files"].values())
-    say(f"{found}: {len(manifest['files'])} files, {size:,} bytes, all as they were written")
-    return {
-        "path": str(found),
-        "files": len(manifest["files"]),
-        "bytes": size,
-        "rows": manifest["short_rows"] + manifest["full_rows"],
-        "ok": True,
-    }
+    found = saving.verify(saving.resolve(path))
+    say(f"{found['path']}: {found['files']} files, {found['bytes']:,} bytes, all as they were written")
+    return {**found, "ok": True}
 
 
 def _table(results: Result) -> str:

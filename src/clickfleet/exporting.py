@@ -1,0 +1,190 @@
+"""A learner -> published entries: `Publisher` appends to a log, `export` writes one that stands alone."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+import clickfleet
+from clickfleet import published
+from clickfleet.arrow_files import FLOATS
+from clickfleet.batch import Batch
+from clickfleet.embedding import Embedding
+from clickfleet.errors import ConfigError
+from clickfleet.graph import OUTPUTS, Graph, Kept
+from clickfleet.learner import Learner
+from clickfleet.published import Content, Entry, Log, Rows, Sample
+from clickfleet.schema import Schema
+from clickfleet.table import Changes, Columns, Floats, Keys
+
+GOLDEN_ROWS = 16
+
+
+class Publisher:
+    """Appends the state of a learner to a published log; call it between two steps."""
+
+    def __init__(self, learner: Learner, folder: Path | str, outputs: Sequence[str] = OUTPUTS) -> None:
+        self.learner, self.log = learner, Log(folder)
+        self._outputs = tuple(outputs)
+        self._graph: Graph | None = None
+
+    def publish(self, kind: Literal["base", "delta"], step: int, **info: Any) -> Entry:
+        """An entry with all that changed since the last one; without one before it, everything. A failure loses no change."""
+        changes = self.learner.table.cut_changes(base=kind == "base" or not self.log.lines())
+        try:
+            entry = self.log.append(changes, self.content(step, **info))
+        except BaseException:
+            changes.abort()
+            raise
+        changes.commit()
+        return entry
+
+    def content(self, step: int, **info: Any) -> Content:
+        """What an entry says besides its rows, as of now."""
+        if self._graph is None:
+            self._graph = Graph(self.learner.model, self.learner.shape, self._outputs)
+        return content(self.learner, self._graph, step, **info)
+
+
+def content(learner: Learner, graph: Graph, step: int, kept: Kept | None = None, **info: Any) -> Content:
+    weights = learner.dense()
+    schema, more = learner.schema, {}
+    if kept is not None:
+        more["pruned_from"] = schema.to_dict()
+        schema = pruned(schema, kept)
+    form = learner.config.data.format
+    return Content(
+        schema=schema.to_dict(),
+        model=learner.facts["model"],
+        factors=learner.table.factors,
+        step=step,
+        graph=graph.bytes(weights),
+        golden=lambda sample: golden(graph, weights, schema, learner.table.factors, sample),
+        outputs=graph.outputs,
+        info={
+            "time": time.time(),
+            "host": platform.node(),
+            "versions": {"clickfleet": clickfleet.__version__, "torch": torch.__version__},
+            "format": {"name": form.name, **form.settings},
+            **info,
+        },
+        more=more,
+    )
+
+
+def export(
+    learner: Learner, out: Path | str, step: int, inputs: Sequence[str] | None = None, outputs: Sequence[str] = OUTPUTS
+) -> Entry:
+    """The model as an artifact that can be served: a base entry on its own, perhaps with fewer inputs."""
+    kept = None if inputs is None else keep(learner.schema, inputs)
+    graph = Graph(learner.model, learner.shape, outputs, kept)
+    changes = learner.table.cut_changes(base=True)
+    try:
+        rows: Rows = changes if kept is None else _Some(changes, kept)
+        facts = content(learner, graph, step, kept)
+        return published.write(Path(out), rows, facts, sequence=1, parent=None, chain=published.chain(facts, 1))
+    finally:
+        changes.abort()
+
+
+def keep(schema: Schema, names: Sequence[str]) -> Kept:
+    """The inputs of those names; the others will count as missing numbers and unknown keys."""
+    dense, slots = [column.name for column in schema.dense], [slot.name for slot in schema.slots]
+    for name in names:
+        if name not in dense and name not in slots:
+            raise ConfigError(f"the model has no input {name}", f"inputs: {', '.join([*dense, *slots])}")
+    fill = [column.missing for column in schema.dense]
+    return Kept(
+        [i for i, name in enumerate(dense) if name in names], [i for i, name in enumerate(slots) if name in names], fill
+    )
+
+
+def pruned(schema: Schema, kept: Kept) -> Schema:
+    return replace(
+        schema,
+        dense=tuple(schema.dense[i] for i in kept.dense),
+        slots=tuple(schema.slots[i] for i in kept.slots),
+    )
+
+
+class _Some:
+    """The rows of the slots that are kept, under their new numbers."""
+
+    base = True
+
+    def __init__(self, changes: Changes, kept: Kept) -> None:
+        self._changes, self._kept = changes, kept
+
+    def __iter__(self) -> Iterator[Columns]:
+        numbers = np.full(1 << 16, -1, np.int32)
+        numbers[list(self._kept.slots)] = np.arange(len(self._kept.slots))
+        for columns in self._changes:
+            slots = numbers[columns["slot"]]
+            kept = slots >= 0
+            width = len(columns["embedx"]) // len(kept)
+            yield {
+                "full": columns["full"],
+                "key": columns["key"][kept],
+                "slot": slots[kept].astype(np.uint16),
+                "embed_w": columns["embed_w"][kept],
+                "embedx": np.asarray(columns["embedx"]).reshape(len(kept), width)[kept].reshape(-1),
+            }
+
+    @property
+    def deleted(self) -> Keys:
+        return np.empty(0, np.uint64)
+
+
+def golden(graph: Graph, weights: dict[str, Tensor], schema: Schema, factors: int, sample: Sample) -> pa.Table:
+    """Requests of keys that are published, deleted or unknown, and what the network gives for them."""
+    table = {key: row for rows in sample.rows.values() for key, row in rows}
+    counts, keys = np.zeros((GOLDEN_ROWS, len(schema.slots)), np.uint32), []
+    for row, slot in np.ndindex(counts.shape):
+        known = [key for key, _ in sample.rows.get(slot, ())] + sample.deleted[slot :: len(schema.slots)][:1].tolist()
+        several = schema.slots[slot].multi
+        for turn in range((row + slot) % 3 if several else 1):
+            choice = (row + turn) % (len(known) + 1)
+            keys.append(known[choice] if choice < len(known) else _unknown(row, slot))
+            counts[row, slot] += 1
+    dense = np.random.default_rng(GOLDEN_ROWS).uniform(0, 2, (GOLDEN_ROWS, len(schema.dense))).astype(np.float32)
+    offsets = np.concatenate([[0], counts.reshape(-1).cumsum()]).astype(np.int64)
+    batch = Batch(dense, np.array(keys, np.uint64), len(schema.slots), offsets)
+    embedding = Embedding(schema, factors)
+    distinct = embedding.unique(batch)
+    rows = np.zeros((len(distinct), 1 + factors), np.float32)
+    for place, key in enumerate(distinct.tolist()):
+        found: Floats = table.get(key, rows[place])
+        rows[place, : len(found)] = found
+    expected = graph.run(weights, embedding.inputs(batch, rows, training=False))
+    per_row = [batch.keys[a:b] for a, b in zip(*_bounds(offsets, len(schema.slots)), strict=True)]
+    return pa.table(
+        {
+            "dense": pa.array(list(dense), FLOATS),
+            "keys": pa.array(per_row, pa.list_(pa.uint64())),
+            "counts": pa.array(list(counts), pa.list_(pa.uint32())),
+            **{
+                name: pa.array(list(values.reshape(GOLDEN_ROWS, -1)), FLOATS)
+                for name, values in zip(graph.outputs, expected, strict=True)
+            },
+        }
+    )
+
+
+def _bounds(offsets: Any, slots: int) -> tuple[list[int], list[int]]:
+    ends = offsets[::slots] if slots else np.zeros(GOLDEN_ROWS + 1, np.int64)
+    return ends[:-1].tolist(), ends[1:].tolist()
+
+
+def _unknown(row: int, slot: int) -> int:
+    """A key that nothing has."""
+    return int.from_bytes(hashlib.blake2b(f"golden {row} {slot}".encode(), digest_size=8).digest())

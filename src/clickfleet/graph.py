@@ -1,0 +1,196 @@
+"""A network -> ONNX: exported once, its weights replaced as often as they change.
+
+Inputs are dense[B, F], first[B, S] and factors[B, S, D]; outputs are `score`, `logit` and layers by their name in the model. Every
+weight is an initializer named as in torch, so `read_weights` gives them back.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from clickfleet.errors import ConfigError, TrainingError
+from clickfleet.models import Inputs, Model, Shape
+
+INPUTS = ("dense", "first", "factors")
+OUTPUTS = ("score", "logit")
+
+
+class Kept:
+    """Which dense columns and slots stay inputs; `fill` stands for the dense columns that do not, zeros for the slots."""
+
+    def __init__(self, dense: Sequence[int], slots: Sequence[int], fill: Sequence[float]) -> None:
+        self.dense, self.slots, self.fill = tuple(dense), tuple(slots), tuple(fill)
+
+
+class Graph:
+    """The network of a model, ready to be written with any weights."""
+
+    def __init__(self, model: Model, shape: Shape, outputs: Sequence[str] = OUTPUTS, kept: Kept | None = None) -> None:
+        model = copy.deepcopy(model).eval()
+        self.outputs = tuple(outputs)
+        known = [*OUTPUTS, *_layers(model, shape)]
+        for name in self.outputs:
+            if name not in known:
+                raise ConfigError(f"the model has no output {name}", f"outputs: {', '.join(known)}")
+        if len(set(self.outputs)) < len(self.outputs) or not self.outputs:
+            raise ConfigError("outputs must be different names, at least one")
+        self._module = _Exported(model, shape, self.outputs, kept).eval()
+        example = _example(shape, kept)
+        self._proto = _export(self._module, example, self.outputs)
+        self._check(example)
+
+    def bytes(self, weights: Mapping[str, Tensor]) -> bytes:
+        """The file, with these parameters and buffers of the model."""
+        for tensor in self._proto.graph.initializer:
+            name = tensor.name.removeprefix("model.")
+            if name in weights:
+                tensor.CopyFrom(numpy_helper.from_array(weights[name].detach().contiguous().numpy(), tensor.name))
+        return bytes(self._proto.SerializeToString(deterministic=True))
+
+    def _check(self, example: tuple[Tensor, ...]) -> None:
+        """Compares with torch where ONNX Runtime is installed: the exporter has been seen to translate wrongly."""
+        try:
+            import onnxruntime
+        except ImportError:
+            return
+        session = onnxruntime.InferenceSession(self._proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        given = {name: tensor.numpy() for name, tensor in zip(INPUTS, example, strict=True)}
+        found = session.run(list(self.outputs), given)
+        with torch.inference_mode():
+            wanted = [out.numpy() for out in self._module(*example)]
+        for name, mine, right in zip(self.outputs, found, wanted, strict=True):
+            if not np.allclose(mine, right, rtol=1e-4, atol=1e-5):
+                raise TrainingError(
+                    f"the ONNX graph gives another {name} than the model", "please report it with the model's file"
+                )
+
+    @torch.inference_mode()
+    def run(self, weights: Mapping[str, Tensor], x: Inputs) -> list[NDArray[np.float32]]:
+        """What torch gives for these inputs, output by output."""
+        self._module.model.load_state_dict(weights)
+        return [out.numpy() for out in self._module(*x)]
+
+
+def read_weights(graph: bytes) -> dict[str, Tensor]:
+    """The parameters and buffers of the model in a file."""
+    found = onnx.load_from_string(graph).graph.initializer
+    return {
+        tensor.name.removeprefix("model."): torch.from_numpy(numpy_helper.to_array(tensor).copy())
+        for tensor in found
+        if tensor.name.startswith("model.")
+    }
+
+
+class _Exported(nn.Module):
+    """The model with its inputs side by side, as the graph has them."""
+
+    def __init__(self, model: Model, shape: Shape, outputs: tuple[str, ...], kept: Kept | None) -> None:
+        super().__init__()
+        self.model, self.shape, self.outputs, self.kept = model, shape, outputs, kept
+        self._seen: dict[str, Tensor] = {}
+        for name in outputs:
+            if name not in OUTPUTS:
+                model.get_submodule(name).register_forward_hook(self._keep(name))
+
+    def _keep(self, name: str) -> Any:
+        def hook(layer: nn.Module, given: Any, out: Tensor) -> None:
+            self._seen[name] = out
+
+        return hook
+
+    def forward(self, dense: Tensor, first: Tensor, factors: Tensor) -> tuple[Tensor, ...]:
+        x = Inputs(dense, first, factors) if self.kept is None else self._widened(self.kept, dense, first, factors)
+        logit = self.model(x)
+        found = {"score": torch.sigmoid(logit), "logit": logit, **self._seen}
+        return tuple(found[name] for name in self.outputs)
+
+    def _widened(self, kept: Kept, dense: Tensor, first: Tensor, factors: Tensor) -> Inputs:
+        """The inputs of the model, with what was left out put in."""
+        rows, columns = dense.shape[0], range(len(kept.fill))
+        fill = torch.tensor(kept.fill, dtype=dense.dtype).expand(rows, -1)
+        picked = [kept.dense.index(i) if i in kept.dense else len(kept.dense) + i for i in columns]
+        slots = [kept.slots.index(i) if i in kept.slots else len(kept.slots) for i in range(self.shape.slots)]
+        return Inputs(
+            torch.cat([dense, fill], 1).index_select(1, torch.tensor(picked)),
+            torch.cat([first, torch.zeros(rows, 1)], 1).index_select(1, torch.tensor(slots)),
+            torch.cat([factors, torch.zeros(rows, 1, factors.shape[2])], 1).index_select(1, torch.tensor(slots)),
+        )
+
+
+def _example(shape: Shape, kept: Kept | None = None) -> tuple[Tensor, ...]:
+    rows = 3
+    dense, slots = (shape.dense, shape.slots) if kept is None else (len(kept.dense), len(kept.slots))
+    return torch.rand(rows, dense), torch.rand(rows, slots), torch.rand(rows, slots, shape.factors)
+
+
+def _layers(model: Model, shape: Shape) -> list[str]:
+    """Layers that give one tensor per row."""
+    found: list[str] = []
+    inputs = _example(shape)
+
+    def watch(name: str) -> Any:
+        def hook(layer: nn.Module, given: Any, out: Any) -> None:
+            if isinstance(out, Tensor) and out.ndim and len(out) == len(inputs[0]):
+                found.append(name)
+
+        return hook
+
+    hooks = [layer.register_forward_hook(watch(name)) for name, layer in model.named_modules() if name]
+    with torch.inference_mode():
+        model(Inputs(*inputs))
+    for hook in hooks:
+        hook.remove()
+    return sorted(set(found))
+
+
+def _export(module: nn.Module, example: tuple[Tensor, ...], outputs: tuple[str, ...]) -> onnx.ModelProto:
+    noisy = logging.getLogger("torch.onnx")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)  # it tells that torchvision is not there
+    try:
+        with warnings.catch_warnings():  # torch's exporter warns about torch's own code
+            warnings.simplefilter("ignore")
+            program: Any = torch.onnx.export(
+                module,
+                example,
+                dynamo=True,
+                verbose=False,
+                optimize=False,  # folding would hide the weights
+                input_names=INPUTS,
+                output_names=outputs,
+                dynamic_shapes=({0: "batch"}, {0: "batch"}, {0: "batch"}),
+            )
+    finally:
+        noisy.setLevel(level)
+    proto: onnx.ModelProto = program.model_proto
+    return _bare(proto)
+
+
+def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Without notes of how it was made, which name files of this machine and versions."""
+    proto.producer_name, proto.producer_version = "clickfleet", ""
+    parts: list[Any] = [proto, proto.graph, *proto.functions]
+    for part in parts[1:]:
+        parts += [
+            *part.node,
+            *getattr(part, "value_info", ()),
+            *getattr(part, "input", ()),
+            *getattr(part, "output", ()),
+        ]
+    for part in parts + list(proto.graph.initializer):
+        if hasattr(part, "metadata_props"):
+            del part.metadata_props[:]
+        if hasattr(part, "doc_string"):
+            part.doc_string = ""
+    return proto

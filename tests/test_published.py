@@ -1,0 +1,298 @@
+"""Published entries: what readers get is the model, whole, in order, or nothing."""
+
+import json
+import shutil
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import clickfleet
+from clickfleet import _core, exporting, published, saving
+from clickfleet.batch import Batch
+from clickfleet.config import Config, checked
+from clickfleet.embedding import Embedding
+from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.learner import Learner
+from clickfleet.logs.synth import Options, synth
+from clickfleet.published import Entry, Log
+from clickfleet.schema import Dense, Schema, Slot
+from clickfleet.scoring import Scorer
+from test_training import SMALL
+
+SCHEMA = Schema(
+    dense=(Dense("age", missing=0.5), Dense("n")), slots=(Slot("user"), Slot("tags", multi=True), Slot("ad"))
+)
+
+
+def learner(name: str = "deepfm", **table: Any) -> Learner:
+    raw = {"model": {"name": name}, "table": {"dim": 3, **table}}
+    return Learner(checked(Config, raw, source="test"), SCHEMA)
+
+
+def batch(seed: int, rows: int = 40, ids: int = 50) -> Batch:
+    rng = np.random.default_rng(seed)
+    counts = np.ones((rows, 3), np.int64)
+    counts[:, 1] = rng.integers(0, 4, rows)
+    offsets = np.concatenate([[0], counts.reshape(-1).cumsum()])
+    keys = rng.integers(0, ids, offsets[-1]).astype(np.uint64) * np.uint64(2**40 + 7)
+    return Batch(
+        rng.random((rows, 2), np.float32), keys, 3, offsets, labels=rng.integers(0, 2, rows).astype(np.float32)
+    )
+
+
+def train(model: Learner, seed: int) -> None:
+    """A step."""
+    step, data = model.steps(1)[0], batch(seed)
+    result = step(data, model.table.pull(step.embedding.unique(data)))
+    model.optimizer.step(step.flat.grads, result.dense_scale)
+    model.table.push(**result.push._asdict())
+
+
+def scores(model: Learner, data: Batch) -> Any:
+    ((_, found),) = list(Scorer(model)([data]))
+    return found
+
+
+def answers(entry: Entry, golden: Any, known: dict[int, Any]) -> dict[str, Any]:
+    """What ONNX Runtime and the rows of entries give for golden requests."""
+    keys, counts = golden["keys"].to_pylist(), np.array(golden["counts"].to_pylist())
+    dense = np.array(golden["dense"].to_pylist(), np.float32).reshape(len(keys), -1)
+    offsets = np.concatenate([[0], counts.reshape(-1).cumsum()])
+    schema = Schema.from_dict(entry.manifest["schema"])
+    data = Batch(dense, np.array(list(chain.from_iterable(keys)), np.uint64), len(schema.slots), offsets)
+    embedding = Embedding(schema, entry.manifest["factors"])
+    rows = np.zeros((len(embedding.unique(data)), 1 + entry.manifest["factors"]), np.float32)
+    for place, key in enumerate(embedding.unique(data).tolist()):
+        rows[place] = known.get(key, rows[place])
+    x = embedding.inputs(data, rows, training=False)
+    session = onnxruntime.InferenceSession(entry.graph(), providers=["CPUExecutionProvider"])
+    names = entry.manifest["outputs"]
+    return dict(zip(names, session.run(names, {k: v.numpy() for k, v in x._asdict().items()}), strict=True))
+
+
+def contents(entries: list[Entry]) -> dict[int, Any]:
+    """The rows of a base after its deltas, as a reader would keep them."""
+    known: dict[int, Any] = {}
+    for entry in entries:
+        for key in entry.deleted().tolist():
+            del known[key]
+        for part in entry.batches():
+            for row in part.to_pylist():
+                known[row["key"]] = np.pad(np.float32([row["embed_w"], *row["embedx"]]), (0, 3 - len(row["embedx"])))
+    return known
+
+
+@pytest.mark.parametrize("name", ["deepfm", "dnn"])
+def test_base_and_deltas_are_the_model(name: str, tmp_path: Path) -> None:
+    model = learner(name)
+    publisher = exporting.Publisher(model, tmp_path)
+    for seed in range(5):
+        train(model, seed)
+        entry = publisher.publish("delta", step=seed)
+        assert entry.manifest["kind"] == ("base" if seed == 0 else "delta")
+    entries = Log(tmp_path).newest()
+    assert [e.sequence for e in entries] == [1, 2, 3, 4, 5]
+    assert [e.manifest["parent"] for e in entries[1:]] == [e.hash for e in entries[:-1]]
+    again = saving.load(saving.resolve(tmp_path))
+    data = batch(99)
+    np.testing.assert_array_equal(scores(again, data), scores(model, data))
+    np.testing.assert_array_equal(scores(saving.load(tmp_path / "000005-delta"), data), scores(model, data))
+    assert len(again.table) == len(model.table)
+    for i, entry in enumerate(entries):
+        golden = entry.golden()
+        found = answers(entry, golden, contents(entries[: i + 1]))
+        for output in ("score", "logit"):
+            np.testing.assert_allclose(found[output], np.array(golden[output].to_pylist())[:, 0], atol=2e-6)
+    base = publisher.publish("base", step=5)
+    whole, parts = contents([base]), contents(entries)
+    assert whole.keys() == parts.keys()
+    assert all(np.array_equal(whole[key], parts[key]) for key in whole)
+
+
+def test_short_rows_and_deletions_reach_readers(tmp_path: Path) -> None:
+    model = learner(admission="count(2)", delete_threshold=0.2, decay_rate=0.5, base_threshold=0)
+    publisher = exporting.Publisher(model, tmp_path)
+    train(model, 1)
+    publisher.publish("base", step=1)
+    train(model, 2)
+    assert model.table.shrink() > 0
+    entry = publisher.publish("delta", step=2)
+    assert len(entry.deleted()) > 0
+    widths = {len(row["embedx"]) for e in Log(tmp_path).newest() for b in e.batches() for row in b.to_pylist()}
+    assert widths == {0, 3}
+    data = batch(7)
+    np.testing.assert_array_equal(scores(saving.load(tmp_path), data), scores(model, data))
+    golden = entry.golden()
+    expected = np.array(golden["score"].to_pylist())[:, 0]
+    np.testing.assert_allclose(answers(entry, golden, contents(Log(tmp_path).newest()))["score"], expected, atol=2e-6)
+
+
+def test_rows_come_in_batches_of_known_size_ascending_by_mixed_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "BATCH_ROWS", 16)
+    model = learner(admission="count(4)")
+    for seed in range(3):
+        train(model, seed)
+    entry = exporting.Publisher(model, tmp_path).publish("base", step=1)
+    kinds: dict[bool, list[Any]] = {True: [], False: []}
+    for part in entry.batches():
+        kinds[len(part.column("embedx").flatten()) > 0].append(part.column("key").to_numpy())
+    assert sum(map(len, kinds[True])) + sum(map(len, kinds[False])) == len(model.table) == entry.manifest["rows"]
+    for parts in kinds.values():
+        assert [len(part) for part in parts[:-1]] == [16] * (len(parts) - 1)
+        keys = np.concatenate(parts)
+        mixed = np.empty_like(keys)
+        _core.mix64(keys, mixed)
+        assert (np.diff(mixed.astype(object)) > 0).all()
+
+
+def test_equal_models_give_equal_hashes(tmp_path: Path) -> None:
+    hashes = []
+    for place in ("a", "b"):
+        model = learner()
+        train(model, 3)
+        hashes.append(exporting.Publisher(model, tmp_path / place).publish("base", step=1).hash)
+    assert hashes[0] == hashes[1]
+    assert b"/" + b"clickfleet/" not in Entry(tmp_path / "a/000001-base").graph()  # no path of a source file
+
+
+def test_a_killed_writer_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    model = learner()
+    publisher = exporting.Publisher(model, tmp_path)
+    train(model, 1)
+    first = publisher.publish("base", step=1)
+    shutil.copytree(first.path, tmp_path / "000002-delta")  # renamed, but its line was not written
+    with (tmp_path / "LOG.jsonl").open("ab") as out:
+        out.write(b'{"sequence": 2, "kind"')
+    assert [e.sequence for e in Log(tmp_path).newest()] == [1]
+    train(model, 2)
+    publisher.publish("delta", step=2)
+    assert [e.sequence for e in Log(tmp_path).newest()] == [1, 2]
+    np.testing.assert_array_equal(scores(saving.load(tmp_path), batch(9)), scores(model, batch(9)))
+
+
+def test_a_failed_entry_loses_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = learner()
+    publisher = exporting.Publisher(model, tmp_path)
+    train(model, 1)
+    publisher.publish("base", step=1)
+    train(model, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(published, "_write_table", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(CheckpointError, match="disk is full"):
+            publisher.publish("delta", step=2)
+    train(model, 3)
+    publisher.publish("delta", step=3)
+    np.testing.assert_array_equal(scores(saving.load(tmp_path), batch(9)), scores(model, batch(9)))
+
+
+def test_broken_forked_and_foreign_entries_are_refused_by_name(tmp_path: Path) -> None:
+    model = learner()
+    publisher = exporting.Publisher(model, tmp_path / "log")
+    for seed in (1, 2, 3):
+        train(model, seed)
+        publisher.publish("delta", step=seed)
+
+    def damaged(name: str) -> Path:
+        shutil.copytree(tmp_path / "log", tmp_path / name)
+        return tmp_path / name
+
+    broken = damaged("broken")
+    file = broken / "000002-delta/rows.arrow"
+    file.write_bytes(file.read_bytes()[:-9] + b"\0" + file.read_bytes()[-8:])
+    with pytest.raises(CheckpointError, match=r"000002-delta/rows\.arrow is broken"):
+        saving.load(broken)
+    gap = damaged("gap")
+    lines = (gap / "LOG.jsonl").read_bytes().splitlines(keepends=True)
+    (gap / "LOG.jsonl").write_bytes(lines[0] + lines[2])
+    with pytest.raises(CheckpointError, match="entry 3 does not follow entry 1"):
+        saving.load(gap)
+    fork = damaged("fork")
+    shutil.rmtree(fork / "000003-delta")
+    shutil.copytree(fork / "000002-delta", fork / "000003-delta")
+    with pytest.raises(CheckpointError, match="is not the entry"):
+        saving.load(fork)
+    line = damaged("line")
+    (line / "LOG.jsonl").write_bytes(lines[0].replace(b'"base"', b'"bose"') + lines[1] + lines[2])
+    with pytest.raises(CheckpointError, match="broken line"):
+        saving.load(line)
+    shutil.copytree(tmp_path / "log/000002-delta", tmp_path / "alone/000002-delta")
+    with pytest.raises(CheckpointError, match="delta without its base"):
+        saving.load(tmp_path / "alone/000002-delta")
+    wider = Learner(replace(model.config, table=replace(model.config.table, dim=4)), SCHEMA)
+    train(wider, 1)
+    wide = exporting.Publisher(wider, tmp_path / "log")
+    changes = wider.table.cut_changes(base=True)
+    list(changes)
+    changes.commit()
+    with pytest.raises(CheckpointError, match="another schema, model or width"):
+        wide.publish("delta", step=4)
+    assert wide.publish("base", step=4).manifest["chain"] != Log(tmp_path / "log").lines()[0].chain
+    with pytest.raises(ConfigError, match="start from a checkpoint"):
+        saving.start_from(tmp_path / "log", model.config, SCHEMA)
+
+
+def test_an_export_with_fewer_inputs_takes_the_others_as_missing(tmp_path: Path) -> None:
+    model = learner()
+    for seed in range(4):
+        train(model, seed)
+    model.model.eval()
+    entry = exporting.export(model, tmp_path / "few", 4, inputs=["n", "ad"], outputs=["score", "deep"])
+    assert [slot["name"] for slot in entry.manifest["schema"]["slots"]] == ["ad"]
+    assert {slot for part in entry.batches() for slot in part.column("slot").to_pylist()} == {0}
+    assert 0 < entry.manifest["rows"] < len(model.table)
+    data = batch(5)
+    alone = Batch(np.stack([np.full(len(data), 0.5, np.float32), data.dense[:, 1]], 1), data.keys, 3, data.offsets)
+    embedding = Embedding(SCHEMA, 3)
+    x = embedding.inputs(alone, model.table.pull(embedding.unique(alone), training=False), training=False)
+    x.first[:, :2] = 0
+    x.factors[:, :2] = 0
+    session = onnxruntime.InferenceSession(entry.graph(), providers=["CPUExecutionProvider"])
+    given = {"dense": data.dense[:, 1:], "first": x.first[:, 2:].numpy(), "factors": x.factors[:, 2:].numpy()}
+    score, deep = session.run(["score", "deep"], given)
+    np.testing.assert_allclose(score, model.model(x).sigmoid().detach().numpy(), atol=1e-6)
+    assert len(deep) == len(data)
+    golden = entry.golden()
+    found = answers(entry, golden, contents([entry]))
+    np.testing.assert_allclose(found["deep"].reshape(16, -1), np.array(golden["deep"].to_pylist()), atol=1e-5)
+    with pytest.raises(CheckpointError, match="score it with serve"):
+        saving.load(tmp_path / "few")
+    with pytest.raises(ConfigError, match=r"(?s)no input gender.*age, n, user, tags, ad"):
+        exporting.export(model, tmp_path / "x", 4, inputs=["gender"])
+    with pytest.raises(ConfigError, match=r"(?s)no output depth.*score, logit"):
+        exporting.export(model, tmp_path / "x", 4, outputs=["depth"])
+
+
+def test_export_verify_evaluate_and_predict_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from clickfleet import cli
+
+    synth(tmp_path / "log", Options(rows=600, test_rows=200, parts=1, seed=5))
+    raw: dict[str, Any] = {**SMALL, "run": {"dir": str(tmp_path / "run")}}
+    raw["data"] = {"train": str(tmp_path / "log/train"), "batch_size": 100}
+    clickfleet.train(raw, quiet=True)
+
+    def call(*arguments: str) -> dict[str, Any]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*arguments, "--json"])
+        assert stop.value.code == 0
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return answer
+
+    run, test, out = str(tmp_path / "run"), str(tmp_path / "log/test"), str(tmp_path / "artifact")
+    made = call("export", run, out)
+    assert made["outputs"] == ["score", "logit"]
+    assert len(made["inputs"]) == 39
+    assert call("verify", out)["ok"]
+    assert call("evaluate", out, test, "--batch-size", "50") == call("evaluate", run, test, "--batch-size", "50")
+    assert call("inspect", out)["rows"] == made["rows"]
+    call("predict", out, test, "--batch-size", "50", "--out", str(tmp_path / "a.npy"))
+    call("predict", run, test, "--batch-size", "50", "--out", str(tmp_path / "b.npy"))
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
