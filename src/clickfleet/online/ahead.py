@@ -19,16 +19,13 @@ class Ahead:
     def __init__(self, source: Source, *, whole: bool = False) -> None:
         self.source, self.schema, self.whole = source, source.schema, whole
         self.epoch = 0
+        self.counters = source.counters
         self._state = source.state()
         self._ready: deque[tuple[Batch, dict[str, Any]]] = deque()
         self._change = threading.Condition()
         self._ended = self._stop = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def counters(self) -> Any:
-        return self.source.counters
 
     def start(self) -> None:
         """Reading begins; without it, it begins with the first batch asked for."""
@@ -89,7 +86,7 @@ class Ahead:
         """Goes to where it stood; to be called before it is read."""
         assert self._thread is None
         self.source.restore(state)
-        self._state = self.source.state()
+        self.counters, self._state = self.source.counters, self.source.state()
 
     def close(self) -> None:
         with self._change:

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 from clickfleet.errors import ConfigError
 from clickfleet.files import filesystem, reading
 from clickfleet.online.passes import Pass, Patience, Position, check_files, number_of, parse_day
-from clickfleet.sections import Online
+from clickfleet.sections import Online, Plugin
 
 UNFINISHED = (".tmp", ".part", ".writing", "._COPYING_")
 """Ends of names that copying tools give to files they have not finished."""
@@ -24,7 +24,7 @@ UNFINISHED = (".tmp", ".part", ".writing", "._COPYING_")
 class Directories:
     """The passes of a folder of days, in order."""
 
-    format = None
+    format: Plugin | None = None
 
     def __init__(self, config: Online, zone: ZoneInfo, warn: Callable[[str], None]) -> None:
         assert config.dir is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ class Freshness:
         return found
 
 
-def quantile(counts: Counter[float] | Counter[int], share: float) -> float:
+def quantile(counts: Counter[Any], share: float) -> float:
     """The smallest value that at least that share of the events do not exceed."""
     wanted, seen = share * sum(counts.values()), 0.0
     for value in sorted(counts):

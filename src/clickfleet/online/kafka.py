@@ -10,14 +10,12 @@ once another one has gone beyond the end, or `idle` after the end by the clock.
 from __future__ import annotations
 
 import datetime
-import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from clickfleet.config import Config
@@ -120,48 +118,67 @@ class Topic:
     # ---- planning ----
 
     def after(self, position: Position | None, patience: Patience) -> Pass | None:
+        day, number = None, 1
+        if position is not None and not position["day_over"]:
+            day, number = parse_day(position["day"], "the position"), position["pass"] + 1
+        elif position is not None and self.end_day is not None and position["day"] >= number_of(self.end_day):
+            return None
         parts = self._start(position, patience)
-        day = None if position is None else parse_day(position["day"], "the position")
-        number = 1 if position is None else position["pass"] + 1
-        if position is not None and position["day_over"]:
-            assert day is not None
-            if self.end_day is not None and day >= self.end_day:
+        waiting: list[Any] = []  # until it is known which day comes first
+        if day is None:
+            day = self._first_day(parts, waiting, patience)
+            if day is None:
                 return None
-            day, number = None, 1
-        end_s = None if day is None else self._end_of(day, number, position)
+        midnight = self._midnight(day)
+        begin = datetime.datetime.combine(day, datetime.time(), self.zone).timestamp()
+        end_s = self._end_of(begin, midnight, begin if number == 1 else position["end_s"])  # type: ignore[index]
         rows = late = 0
-        oldest, newest = float("inf"), 0.0
+        times: list[float] = []
         while True:
-            for record in self._records(parts, end_s, patience):
-                here = parts[record.partition()]
-                happened = record.timestamp()[1] / 1000
-                if end_s is None or day is None:
-                    day = datetime.datetime.fromtimestamp(happened, self.zone).date()
-                    if self.first_day is not None and day < self.first_day:
-                        here.start = here.next = record.offset() + 1  # before the first day: passed over
-                        day = None
-                        continue
-                    if self.end_day is not None and day > self.end_day:
-                        return None
-                    end_s = self._end_of(day, number, position, happened)
+            arrived, waiting = waiting or self._records(parts, patience), []
+            for record in arrived:
+                here, happened = parts[record.partition()], record.timestamp()[1] / 1000
                 if happened >= end_s:
-                    here.ahead = record
+                    here.ahead = here.ahead or record
+                if here.ahead is not None:
                     continue
                 here.records.append(record)
                 here.next = record.offset() + 1
                 rows += self.spool.rows_of(record)
-                late += happened < end_s - 86400
-                oldest, newest = min(oldest, happened), max(newest, happened)
+                late += happened < begin
+                times.append(happened)
                 if self.kafka.rows_per_pass is not None and rows >= self.kafka.rows_per_pass:
                     break
             full = self.kafka.rows_per_pass is not None and rows >= self.kafka.rows_per_pass
-            if full or (end_s is not None and self._over(parts, end_s)):
+            if full:
                 break
-        assert day is not None
+            if self._over(parts, end_s):
+                if rows or end_s == midnight:
+                    break
+                coming = [part.ahead.timestamp()[1] / 1000 for part in parts.values() if part.ahead is not None]
+                end_s = self._end_of(begin, midnight, min(coming, default=end_s))  # nothing happened in this interval
+                for part in parts.values():
+                    part.ahead, part.at_end = None, False
+                self._assigned = None
+                self._assign({p: part.next for p, part in parts.items()})
         if late:
             self.warn(f"{day:%Y%m%d} pass {number} has {late:,} records of days before")
-        day_over = not full and end_s >= self._midnight(day)
-        return self._finish(day, number, parts, day_over, (oldest, newest) if rows else None)
+        return self._finish(day, number, parts, end_s, not full and end_s == midnight, times)
+
+    def _first_day(self, parts: dict[int, _Partition], waiting: list[Any], patience: Patience) -> datetime.date | None:
+        """The earliest day that any partition goes on with, none before the run's first; None where that is after its last."""
+        seen: dict[int, datetime.date] = {}
+        while not seen or any(p not in seen and not part.at_end for p, part in parts.items()):
+            for record in self._records(parts, patience):
+                here, p = parts[record.partition()], record.partition()
+                day = datetime.datetime.fromtimestamp(record.timestamp()[1] / 1000, self.zone).date()
+                if self.first_day is not None and day < self.first_day and p not in seen:
+                    here.start = here.next = record.offset() + 1  # passed over
+                    continue
+                seen.setdefault(p, day)
+                waiting.append(record)
+        day = min(seen.values())
+        return None if self.end_day is not None and day > self.end_day else day
 
     def _start(self, position: Position | None, patience: Patience) -> dict[int, _Partition]:
         partitions = self._partitions(patience)
@@ -187,7 +204,7 @@ class Topic:
         self._assign({p: part.start for p, part in parts.items()})
         return parts
 
-    def _records(self, parts: dict[int, _Partition], end_s: float | None, patience: Patience) -> list[Any]:
+    def _records(self, parts: dict[int, _Partition], patience: Patience) -> list[Any]:
         """What has arrived, without records of partitions that are beyond the end already."""
         from confluent_kafka import KafkaError
 
@@ -207,7 +224,9 @@ class Topic:
             elif error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 raise DataError(f"the topic {self.kafka.topic} is gone", "make it again, or start a new run on another")
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                raise DataError(f"partition {p} of {self.kafka.topic} no longer holds offset {parts[p].next}: {error.str()}")
+                raise DataError(
+                    f"partition {p} of {self.kafka.topic} no longer holds offset {parts[p].next}: {error.str()}"
+                )
             else:
                 self._down = error.str()
         if not got:
@@ -228,40 +247,38 @@ class Topic:
         """When a day ends."""
         return datetime.datetime.combine(day + datetime.timedelta(days=1), datetime.time(), self.zone).timestamp()
 
-    def _end_of(
-        self, day: datetime.date, number: int, position: Position | None, happened: float | None = None
-    ) -> float:
-        """Where a pass must end: at midnight, or at the end of its interval."""
-        midnight = self._midnight(day)
+    def _end_of(self, begin: float, midnight: float, after: float) -> float:
+        """Where a pass must end that goes on at a moment: at midnight, or at the end of its interval."""
         if self.kafka.interval is None:
             return midnight
-        begin = datetime.datetime.combine(day, datetime.time(), self.zone).timestamp()
-        after = position["end_s"] if position is not None and position["day"] == number_of(day) else begin
-        passed = (max(happened or after, after) - begin) // self.kafka.interval
-        return min(begin + (passed + 1) * self.kafka.interval, midnight)
+        return min(begin + ((after - begin) // self.kafka.interval + 1) * self.kafka.interval, midnight)
 
     def _finish(
-        self, day: datetime.date, number: int, parts: dict[int, _Partition], day_over: bool, span: Any
+        self,
+        day: datetime.date,
+        number: int,
+        parts: dict[int, _Partition],
+        end_s: float,
+        day_over: bool,
+        times: list[float],
     ) -> Pass:
-        ranges = {p: (part.start, part.next) for p, part in parts.items()}
-        name = f"{number_of(day)}-{number:04d}"
-        files, sizes = self.spool.write(name, {p: part.records for p, part in parts.items()})
-        offsets = {p: part.next for p, part in parts.items()}
+        files, sizes = self.spool.write(
+            f"{number_of(day)}-{number:04d}", {p: part.records for p, part in parts.items()}
+        )
         self._assigned = None  # records beyond the end are read again
         self.spool.prune(KEEP_SPOOLS)
-        end_s = self._end_of(day, number, None, span[1] if span else None)
         return Pass(
             number_of(day),
             number,
             files,
             last=day_over,
-            span_s=span,
+            span_s=(min(times), max(times)) if times else None,
             position={
                 "day": number_of(day),
                 "pass": number,
                 "day_over": day_over,
-                "offsets": {str(p): o for p, o in offsets.items()},
-                "ranges": {str(p): list(both) for p, both in ranges.items()},
+                "offsets": {str(p): part.next for p, part in parts.items()},
+                "ranges": {str(p): [part.start, part.next] for p, part in parts.items()},
                 "end_s": end_s,
             },
             sizes=sizes,
@@ -277,7 +294,7 @@ class Topic:
         self._start({**planned.position, "offsets": {p: first for p, (first, _) in ranges.items()}}, patience)
         parts = {p: _Partition(first, first) for p, (first, _) in ranges.items()}
         while any(parts[p].next < last for p, (_, last) in wanted.items()):
-            for record in self._records(parts, None, patience):
+            for record in self._records(parts, patience):
                 here = parts[record.partition()]
                 if record.offset() < ranges[record.partition()][1]:
                     here.records.append(record)

@@ -103,7 +103,9 @@ def _learn(
         path = checkpoint.latest(checkpoints)
         learner, state = saving.resume(path, config, schema, metrics)
         if "online" not in state:
-            raise ConfigError(f"{folder} holds a run of `train`", "start from it with train.init_from in another run.dir")
+            raise ConfigError(
+                f"{folder} holds a run of `train`", "start from it with train.init_from in another run.dir"
+            )
         check_arrangement(state["arrangement"], arrangement)
         checkpoint.forget_after(checkpoints, state["step"])
         saver.last = (state["step"], path)
@@ -201,7 +203,9 @@ def check_online(config: Config, own: bool) -> None:
         if given:
             raise ConfigError(f"{key} is for training on files, not for a stream", "remove it")
     if config.mode.name != "local":
-        raise ConfigError(f"mode.name is {config.mode.name}, and online learning runs in one process", "set it to local")
+        raise ConfigError(
+            f"mode.name is {config.mode.name}, and online learning runs in one process", "set it to local"
+        )
     if online.end_day is not None and online.start_day is not None and online.end_day < online.start_day:
         raise ConfigError(f"online.end_day {online.end_day} lies before online.start_day {online.start_day}")
 

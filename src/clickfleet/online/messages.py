@@ -96,7 +96,9 @@ class _naming:  # noqa: N801  (used like a function)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, pa.ArrowException | KeyError):
-            raise DataError(f"{place(self.record)}: {error}", "messages must be Arrow IPC streams of the schema") from error
+            raise DataError(
+                f"{place(self.record)}: {error}", "messages must be Arrow IPC streams of the schema"
+            ) from error
 
 
 def place(record: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from clickfleet.errors import DataError
 from clickfleet.files import expand
 from clickfleet.online.passes import Pass, Patience, Position, check_files, parse_day
+from clickfleet.sections import Plugin
 
 
 class Own:
@@ -19,7 +20,7 @@ class Own:
     method `seek(day, pass)`, which is called instead with the last of them.
     """
 
-    format = None
+    format: Plugin | None = None
 
     def __init__(self, stream: Iterable[tuple[Any, int, int]], end_day: int | None = None) -> None:
         self.stream, self.end_day = stream, end_day

@@ -155,7 +155,11 @@ def _line(planned: Pass) -> bytes:
 
 def check_files(planned: Pass) -> list[str]:
     """The files of a planned pass that are gone or have another length now."""
-    return [path for path, size in zip(planned.data, planned.sizes, strict=True) if "://" not in path and _size(path) != size]
+    return [
+        path
+        for path, size in zip(planned.data, planned.sizes, strict=True)
+        if "://" not in path and _size(path) != size
+    ]
 
 
 def _size(path: str) -> int:
@@ -179,4 +183,3 @@ def parse_day(day: int, key: str) -> datetime.date:
 
 def number_of(day: datetime.date) -> int:
     return int(day.strftime("%Y%m%d"))
-

@@ -46,18 +46,15 @@ class Release:
         """Entries held since the last one."""
         self.verdict: list[str] = []
         """Why the guard held the last one."""
+        self.problem = ""
+        """Why the last one could not be written."""
 
     @property
     def last_sequence(self) -> int | None:
         return None if self.head is None else int(self.head["sequence"])
 
-    def delta(self, job: Job, course: Course, judged: bool = True) -> None:
-        self._release("delta", job, course, judged)
-
-    def base(self, job: Job, course: Course, judged: bool = True) -> None:
-        self._release("base", job, course, judged)
-
-    def _release(self, kind: Kind, job: Job, course: Course, judged: bool) -> None:
+    def release(self, kind: Kind, job: Job, course: Course, judged: bool = True) -> None:
+        """Appends an entry, unless the guard or the disk stands against it."""
         begin = time.monotonic()
         stats = self.learner.table.stats()
         changed = stats["changed"] if kind == "delta" and self.head is not None else 0
@@ -71,7 +68,8 @@ class Release:
             with Lock(self.log.folder / ".lock", "publishes", patience_s=60.0):
                 entry = self._append(kind, job.steps)
         except CheckpointError as error:  # the disk is full: training goes on
-            self._hold(kind, [str(error)], job.steps)
+            self.problem = str(error)
+            self._hold(kind, [self.problem], job.steps)
             return
         self.head = {"sequence": entry.sequence, "hash": entry.hash}
         self.judge.released(course.undelivered)
@@ -88,7 +86,9 @@ class Release:
         slo = self.config.publish.freshness_slo
         if ages.get("event_to_published_p99", 0.0) > slo:
             late = ages["event_to_published_p99"]
-            self.watch.log(f"warning: 99% of events were published within {late:,.0f} s, publish.freshness_slo is {slo:g} s")
+            self.watch.log(
+                f"warning: 99% of events were published within {late:,.0f} s, publish.freshness_slo is {slo:g} s"
+            )
         if self.done is not None:
             self.done.published(entry, course.position, course.undelivered[-1] if course.undelivered else None)
         course.undelivered.clear()
@@ -109,7 +109,9 @@ class Release:
         if newer and self.config.train.deterministic:
             if (same := self._again(kind, step, newer[0])) is not None:
                 return same
-            self.watch.log(f"warning: {newer[0].name} was published before and this run gives another; repairing the chain")
+            self.watch.log(
+                f"warning: {newer[0].name} was published before and this run gives another; repairing the chain"
+            )
         if newer:
             kind = self._repair(kind, newer)
         return self.publisher.publish(kind, step)
@@ -143,7 +145,9 @@ class Release:
 
     def _repair(self, kind: Kind, newer: list[Line]) -> Kind:
         """Makes the next entry bring readers of newer ones to where the table is."""
-        self.watch.log(f"the published log is {len(newer)} entries ahead of this run: the next entry sets what they changed")
+        self.watch.log(
+            f"the published log is {len(newer)} entries ahead of this run: the next entry sets what they changed"
+        )
         if self.head is None or any(line.kind == "base" for line in newer):
             return "base"
         for line in newer:
@@ -166,7 +170,13 @@ class Release:
             self.done.checkpointed(course.position, course.open_day is None, path)
 
     def state(self) -> dict[str, Any]:
-        return {"head": self.head, "aucs": list(self.judge.aucs), "due": self.due, "held": self.held, "verdict": self.verdict}
+        return {
+            "head": self.head,
+            "aucs": list(self.judge.aucs),
+            "due": self.due,
+            "held": self.held,
+            "verdict": self.verdict,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.head, self.judge.aucs = state["head"], list(state["aucs"])

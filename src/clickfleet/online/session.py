@@ -80,7 +80,7 @@ class PassSession(Session):
             job.stop_when = self._wants_to_stop
             self.watch.start(job)
             if self.online.first_base and self.course.position is None and self.course.begun is None:
-                self.release.base(job, self.course, judged=False)
+                self.release.release("base", job, self.course, judged=False)
             if not self._begin(job):
                 return False
         else:
@@ -171,7 +171,7 @@ class PassSession(Session):
         if judged is not None and trained["rows"]:
             course.undelivered.append(judged)
         if ended.number % self.online.delta_every_passes == 0:
-            self.release.delta(job, course)
+            self.release.release("delta", job, course)
         if ended.last:
             self._end_day(job)
         elif ended.number % self.online.checkpoint_every_passes == 0:
@@ -182,16 +182,16 @@ class PassSession(Session):
         day = self.course.open_day
         assert day is not None
         if self.release.due:
-            self.release.delta(job, self.course)
+            self.release.release("delta", job, self.course)
         begin = time.monotonic()
         removed = job.table.shrink()
         self.watch.log(f"{day} ends: shrink removed {removed:,} rows, {len(job.table):,} stay")
-        self.release.base(job, self.course)
+        self.release.release("base", job, self.course)
         job.table.end_day()
         job.steps += 1
         self.course.open_day = None
         stats = job.table.stats()
-        facts = {"day": day, "step": job.steps, "removed": removed, "table_rows": stats["rows"]}
+        facts: dict[str, Any] = {"day": day, "step": job.steps, "removed": removed, "table_rows": stats["rows"]}
         facts |= {"table_bytes": stats["bytes"], "evicted": stats["evicted"], "seconds": time.monotonic() - begin}
         self.watch.record("day", facts)
         self._checkpoint(job)
