@@ -83,12 +83,10 @@ class Graph:
 
 
 def read_weights(graph: bytes) -> dict[str, Tensor]:
-    """The parameters and buffers of the model in a file."""
-    found = onnx.load_from_string(graph).graph.initializer
+    """The parameters and buffers of the model in a file, and constants of its own."""
     return {
         tensor.name.removeprefix("model."): torch.from_numpy(numpy_helper.to_array(tensor).copy())
-        for tensor in found
-        if tensor.name.startswith("model.")
+        for tensor in onnx.load_from_string(graph).graph.initializer
     }
 
 

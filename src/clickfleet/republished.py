@@ -36,7 +36,8 @@ def load(entries: Sequence[Entry]) -> Learner:
         table=sections.Table(dim=dim, rule=sections.Plugin("sgd", {})),
     )
     learner = Learner(config, Schema.from_dict(last.manifest["schema"], str(last.path)), rows(entries))
-    learner.restore_dense(read_weights(last.graph()))
+    saved = read_weights(last.graph())
+    learner.restore_dense({name: saved[name] for name in learner.model.state_dict() if name in saved})
     return learner
 
 
