@@ -79,6 +79,7 @@ class PassSession(Session):
             self._saved_at, self._saved_step = time.monotonic(), job.steps
             job.stop_when = self._wants_to_stop
             self.watch.start(job)
+            self.release.prepare()
             if self.online.first_base and self.course.position is None and self.course.begun is None:
                 self.release.release("base", job, self.course, judged=False)
             if not self._begin(job):
@@ -171,6 +172,7 @@ class PassSession(Session):
         if judged is not None and trained["rows"]:
             course.undelivered.append(judged)
         if ended.number % self.online.delta_every_passes == 0:
+            self._settle()
             self.release.release("delta", job, course)
         if ended.last:
             self._end_day(job)
@@ -181,6 +183,7 @@ class PassSession(Session):
         """delta, shrink, base, a day older, checkpoint: a row seen today is 0 days unseen at shrink and base."""
         day = self.course.open_day
         assert day is not None
+        self._settle()
         if self.release.due:
             self.release.release("delta", job, self.course)
         begin = time.monotonic()
@@ -195,6 +198,11 @@ class PassSession(Session):
         facts |= {"table_bytes": stats["bytes"], "evicted": stats["evicted"], "seconds": time.monotonic() - begin}
         self.watch.record("day", facts)
         self._checkpoint(job)
+
+    def _settle(self) -> None:
+        """Lets the checkpoint under way be written: a table can be cut once at a time."""
+        assert self.saver is not None
+        self.saver.wait()
 
     def _checkpoint(self, job: PassJob) -> None:
         """One at the end of a pass or day."""
