@@ -55,7 +55,7 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, seed, validate):
         tmp_path,
         online={"end_day": 20260103, "validate": validate},
         run={"checkpoint_every_steps": 4},
-        table={"memory_limit": "3MB"} if seed % 3 == 2 else {},
+        table={"memory_limit": "5MB"} if seed % 3 == 2 else {},
         publish={"keep_chains": 2, "guard": {"auc_drop": 0.03, "copc": [0.7, 1.6], "min_rows": 10}},
     )
     config = tmp_path / "config.yaml"

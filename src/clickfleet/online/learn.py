@@ -21,7 +21,7 @@ from clickfleet.metrics import Metrics
 from clickfleet.online.directories import Directories
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.own import Own
-from clickfleet.online.passes import PassSource
+from clickfleet.online.passes import PassSource, parse_day
 from clickfleet.online.release import Release
 from clickfleet.online.session import PassJob, PassSession
 from clickfleet.online.supply import Supply
@@ -139,6 +139,7 @@ def _learn(
         raise not_finite(problem, job.steps, folder, saver) from None
     finally:
         job.close()
+        saver.wait()  # a checkpoint under way is finished even if training failed
         if session.now is not None:
             session.now[1].close()
         supply.close()
@@ -206,6 +207,9 @@ def check_online(config: Config, own: bool) -> None:
         raise ConfigError(
             f"mode.name is {config.mode.name}, and online learning runs in one process", "set it to local"
         )
+    for key in ("start_day", "end_day"):
+        if (day := getattr(online, key)) is not None:
+            parse_day(day, f"online.{key}")
     if online.end_day is not None and online.start_day is not None and online.end_day < online.start_day:
         raise ConfigError(f"online.end_day {online.end_day} lies before online.start_day {online.start_day}")
 
