@@ -7,7 +7,9 @@ import numpy as np
 
 from clickfleet.schema import Dense, Schema, Slot, write_schema
 
-SCHEMA = Schema(dense=(Dense("price"),), slots=(Slot("user"), Slot("ad"), Slot("site", multi=True)), label="click", time="time")
+SCHEMA = Schema(
+    dense=(Dense("price"),), slots=(Slot("user"), Slot("ad"), Slot("site", multi=True)), label="click", time="time"
+)
 HEADER = "click,time,price,user,ad,site"
 START = 1767225600  # 2026-01-01 00:00 UTC
 
@@ -19,7 +21,9 @@ def lines(rows: int, seed: int, start_s: int = START, span_s: int = 3600) -> lis
     for i in range(rows):
         ad, user = int(rng.zipf(1.5)) % 50 + seed % 7, int(rng.integers(40))
         click = int(rng.random() < (0.6 if ad % 2 == 0 else 0.1))
-        out.append(f"{click},{start_s + i * span_s // max(rows, 1)},{rng.random():.3f},u{user},a{ad},s{ad % 5}|s{user % 3}")
+        out.append(
+            f"{click},{start_s + i * span_s // max(rows, 1)},{rng.random():.3f},u{user},a{ad},s{ad % 5}|s{user % 3}"
+        )
     return out
 
 

@@ -39,7 +39,9 @@ def contents(folder: Path) -> dict[str, object]:
     for text in (folder / "metrics.jsonl").read_text().splitlines():
         line = json.loads(text)
         if line["kind"] != "train":
-            metrics.append({k: v for k, v in line.items() if k not in ("time", "seconds") and not k.startswith("event_to")})
+            metrics.append(
+                {k: v for k, v in line.items() if k not in ("time", "seconds") and not k.startswith("event_to")}
+            )
     log = published.Log(folder / "published")
     for line in log.lines():
         if (log.folder / line.name).exists():

@@ -35,7 +35,9 @@ def test_days_and_passes(stream, online, tmp_path):
     assert passes[0]["validation_auc"] == passes[0]["auc"]  # progressive: the forward pass that trains
     log = (tmp_path / "run/log.txt").read_text()
     assert "20260101 pass 1 trained: global AUC=" in log
-    order = [log.index(text) for text in ("000003-delta", "20260101 ends: shrink", "000004-base", "20260102 pass 1 begins")]
+    order = [
+        log.index(text) for text in ("000003-delta", "20260101 ends: shrink", "000004-base", "20260102 pass 1 begins")
+    ]
     assert order == sorted(order)
 
 
@@ -70,7 +72,9 @@ def test_validate_none_judges_nothing(stream, online, tmp_path):
 
 
 def test_intervals_of_deltas_and_checkpoints(stream, online, tmp_path):
-    config = stream(days=1, splits=4, online={"delta_every_passes": 3, "checkpoint_every_passes": 2, "end_day": 20260101})
+    config = stream(
+        days=1, splits=4, online={"delta_every_passes": 3, "checkpoint_every_passes": 2, "end_day": 20260101}
+    )
     online(config, "run.keep=9")
     assert kinds(tmp_path) == ["base", "delta", "base"]  # after pass 3, at the day's end, the day's base
     assert len(list((tmp_path / "run/checkpoints").glob("step-*"))) == 2  # after pass 2 and the day
@@ -150,12 +154,12 @@ def test_a_broken_file_stops_the_run_by_name_and_loses_nothing(stream, online, t
 
 
 def test_files_that_changed_in_the_middle_of_a_pass_are_refused(stream, online, tmp_path, small_blocks):
-    config = stream(days=1, online={"end_day": 20260101}, run={"checkpoint_every_steps": 1})
+    config = stream(days=1, rows=200, online={"end_day": 20260101}, run={"checkpoint_every_steps": 1})
     config["data"]["shuffle"] = 16  # so that the first rows are trained on before the last are read
     late = tmp_path / "logs/20260101/1200/part-0.csv"
     text = late.read_text()
     late.write_text(text + "1,not a time,x\n")
-    with pytest.raises(DataError, match=r"1200/part-0\.csv:62"):
+    with pytest.raises(DataError, match=r"1200/part-0\.csv:202"):
         online(config, "data.bad_lines=error")
     late.write_text(text)
     with pytest.raises(DataError, match="the files of 20260101 pass 2 are not as they were"):
@@ -168,7 +172,10 @@ def test_one_trainer_per_run_folder(stream, online, tmp_path):
     from clickfleet.lock import Lock
 
     config = stream()
-    with Lock(tmp_path / "run/.lock", "trains"), pytest.raises(CheckpointError, match=f"process {os.getpid()} .* trains there"):
+    with (
+        Lock(tmp_path / "run/.lock", "trains"),
+        pytest.raises(CheckpointError, match=f"process {os.getpid()} .* trains there"),
+    ):
         online(config)
     online(config)
 
@@ -203,10 +210,20 @@ class Stream:
             self.asked.append((day, number))
             columns = [line.split(",") for line in lines(40, number)]
             rows = [dict(zip(HEADER.split(","), line, strict=True)) for line in columns]
-            yield [
-                {**row, "click": int(row["click"]), "time": int(row["time"]), "price": float(row["price"]), "site": [row["site"]]}
-                for row in rows
-            ], day, number
+            yield (
+                [
+                    {
+                        **row,
+                        "click": int(row["click"]),
+                        "time": int(row["time"]),
+                        "price": float(row["price"]),
+                        "site": [row["site"]],
+                    }
+                    for row in rows
+                ],
+                day,
+                number,
+            )
 
 
 def test_any_object_that_yields_data_day_and_pass(stream, online, tmp_path):

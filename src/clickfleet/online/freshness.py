@@ -37,7 +37,7 @@ class Freshness:
         share = 1.0 if rows is None else rows / max(len(times), 1)
         for second, count in zip(seconds.tolist(), (counts * share).tolist(), strict=True):
             self._happened[second] += count
-            self._ages[max(0, round(now - second))] += count
+            self._ages[max(0, int(now - second))] += count
         if len(self._happened) > MOST:
             self._unit *= 60
             coarse: Counter[int] = Counter()

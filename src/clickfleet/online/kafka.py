@@ -64,7 +64,12 @@ class Topic:
         self.first_day = None if online.start_day is None else parse_day(online.start_day, "online.start_day")
         self.end_day = None if online.end_day is None else parse_day(online.end_day, "online.end_day")
         self._consumer: Any = None
-        self._assigned: dict[int, int] | None = None
+        self._stand: dict[str, int] | None = None
+        """Offsets after the last pass, as its position has them."""
+        self._rest: list[Any] = []
+        """Records that came with it but belong to passes after it."""
+        self._ended: set[int] = set()
+        """Partitions with nothing more to read just now."""
         self._down: str | None = None
 
     # ---- the client ----
@@ -108,12 +113,16 @@ class Topic:
             except KafkaException as error:
                 patience.wait(f"Kafka at {self.kafka.brokers}: {error.args[0].str()}")
 
-    def _assign(self, offsets: dict[int, int]) -> None:
-        from confluent_kafka import TopicPartition
+    def _held(self, partition: int, patience: Patience) -> tuple[int, int]:
+        """The offsets that a partition holds: the first, and the one after the last."""
+        from confluent_kafka import KafkaException, TopicPartition
 
-        if offsets != self._assigned:
-            self._client().assign([TopicPartition(self.kafka.topic, p, o) for p, o in offsets.items()])
-            self._assigned = dict(offsets)
+        while True:
+            try:
+                low, high = self._client().get_watermark_offsets(TopicPartition(self.kafka.topic, partition), timeout=5)
+                return low, high
+            except KafkaException as error:
+                patience.wait(f"Kafka at {self.kafka.brokers}: {error.args[0].str()}")
 
     # ---- planning ----
 
@@ -123,62 +132,68 @@ class Topic:
             day, number = parse_day(position["day"], "the position"), position["pass"] + 1
         elif position is not None and self.end_day is not None and position["day"] >= number_of(self.end_day):
             return None
-        parts = self._start(position, patience)
-        waiting: list[Any] = []  # until it is known which day comes first
+        if position is not None and position["offsets"] == self._stand:  # the client stands there
+            parts = {int(p): _Partition(o, o, at_end=int(p) in self._ended) for p, o in position["offsets"].items()}
+        else:
+            parts, self._rest = self._start(position, patience), []
         if day is None:
-            day = self._first_day(parts, waiting, patience)
+            day = self._first_day(parts, patience)
             if day is None:
                 return None
         midnight = self._midnight(day)
         begin = datetime.datetime.combine(day, datetime.time(), self.zone).timestamp()
         end_s = self._end_of(begin, midnight, begin if number == 1 else position["end_s"])  # type: ignore[index]
-        rows = late = 0
+        rows, late, full = 0, 0, False
         times: list[float] = []
+        arrived, self._rest = self._rest, []
         while True:
-            arrived, waiting = waiting or self._records(parts, patience), []
             for record in arrived:
                 here, happened = parts[record.partition()], record.timestamp()[1] / 1000
                 if happened >= end_s:
                     here.ahead = here.ahead or record
-                if here.ahead is not None:
+                if full or here.ahead is not None:
+                    self._rest.append(record)
                     continue
                 here.records.append(record)
                 here.next = record.offset() + 1
                 rows += self.spool.rows_of(record)
                 late += happened < begin
                 times.append(happened)
-                if self.kafka.rows_per_pass is not None and rows >= self.kafka.rows_per_pass:
-                    break
-            full = self.kafka.rows_per_pass is not None and rows >= self.kafka.rows_per_pass
+                full = self.kafka.rows_per_pass is not None and rows >= self.kafka.rows_per_pass
             if full:
                 break
+            arrived = []
             if self._over(parts, end_s):
                 if rows or end_s == midnight:
                     break
                 coming = [part.ahead.timestamp()[1] / 1000 for part in parts.values() if part.ahead is not None]
                 end_s = self._end_of(begin, midnight, min(coming, default=end_s))  # nothing happened in this interval
                 for part in parts.values():
-                    part.ahead, part.at_end = None, False
-                self._assigned = None
-                self._assign({p: part.next for p, part in parts.items()})
+                    part.ahead = None
+                arrived, self._rest = self._rest, []
+            arrived = arrived or self._records(parts, patience)
         if late:
             self.warn(f"{day:%Y%m%d} pass {number} has {late:,} records of days before")
         return self._finish(day, number, parts, end_s, not full and end_s == midnight, times)
 
-    def _first_day(self, parts: dict[int, _Partition], waiting: list[Any], patience: Patience) -> datetime.date | None:
+    def _first_day(self, parts: dict[int, _Partition], patience: Patience) -> datetime.date | None:
         """The earliest day that any partition goes on with, none before the run's first; None where that is after its last."""
         seen: dict[int, datetime.date] = {}
-        while not seen or any(p not in seen and not part.at_end for p, part in parts.items()):
-            for record in self._records(parts, patience):
+        arrived, self._rest = self._rest, []
+        while True:
+            for record in arrived:
                 here, p = parts[record.partition()], record.partition()
                 day = datetime.datetime.fromtimestamp(record.timestamp()[1] / 1000, self.zone).date()
                 if self.first_day is not None and day < self.first_day and p not in seen:
                     here.start = here.next = record.offset() + 1  # passed over
                     continue
                 seen.setdefault(p, day)
-                waiting.append(record)
-        day = min(seen.values())
-        return None if self.end_day is not None and day > self.end_day else day
+                self._rest.append(record)
+            if seen and all(p in seen or part.at_end for p, part in parts.items()):
+                break
+            arrived = self._records(parts, patience)
+        first = min(seen.values())
+        return None if self.end_day is not None and first > self.end_day else first
 
     def _start(self, position: Position | None, patience: Patience) -> dict[int, _Partition]:
         partitions = self._partitions(patience)
@@ -188,11 +203,9 @@ class Topic:
                 f"the topic {self.kafka.topic} has lost partition {missing[0]}: was it deleted and made anew?",
                 "start a new run, or name the right topic",
             )
-        from confluent_kafka import TopicPartition
-
         parts: dict[int, _Partition] = {}
         for p in partitions:
-            low, high = self._client().get_watermark_offsets(TopicPartition(self.kafka.topic, p), timeout=10)
+            low, high = self._held(p, patience)
             start = known.get(p, low if position is not None or self.kafka.start == "earliest" else high)
             if not low <= start <= high:
                 raise DataError(
@@ -201,14 +214,15 @@ class Topic:
                     "raise the topic's retention; a new run starts from what is there",
                 )
             parts[p] = _Partition(start, start)
-        self._assign({p: part.start for p, part in parts.items()})
+        from confluent_kafka import TopicPartition
+
+        self._client().assign([TopicPartition(self.kafka.topic, p, part.start) for p, part in parts.items()])
         return parts
 
     def _records(self, parts: dict[int, _Partition], patience: Patience) -> list[Any]:
-        """What has arrived, without records of partitions that are beyond the end already."""
+        """What has arrived."""
         from confluent_kafka import KafkaError
 
-        assert self._assigned is not None
         got = self._client().consume(10_000, POLL_S)
         records = []
         for message in got:
@@ -216,9 +230,8 @@ class Topic:
             p = message.partition()
             if error is None:
                 self._down = None
-                if parts[p].ahead is None:
-                    parts[p].at_end = False
-                    records.append(message)
+                parts[p].at_end = False
+                records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 parts[p].at_end = True
             elif error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
@@ -265,8 +278,9 @@ class Topic:
         files, sizes = self.spool.write(
             f"{number_of(day)}-{number:04d}", {p: part.records for p, part in parts.items()}
         )
-        self._assigned = None  # records beyond the end are read again
         self.spool.prune(KEEP_SPOOLS)
+        self._stand = {str(p): part.next for p, part in parts.items()}
+        self._ended = {p for p, part in parts.items() if part.at_end}
         return Pass(
             number_of(day),
             number,
@@ -299,7 +313,7 @@ class Topic:
                 if record.offset() < ranges[record.partition()][1]:
                     here.records.append(record)
                 here.next = record.offset() + 1
-        self._assigned = None
+        self._stand = None
         name = f"{planned.day}-{planned.number:04d}"
         files, sizes = self.spool.write(name, {p: part.records for p, part in parts.items()})
         if (files, sizes) != (planned.data, planned.sizes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -108,7 +107,7 @@ class PassSession(Session):
             assert self._reader is not None
             self.now = self.supply.resume(Pass.from_dict(self.course.begun), self.course.position, self._reader)
         else:
-            self.now = self._next()
+            self.now = self.supply.after(self.course.position, lambda: self.signal is not None)
             if self.course.open_day is not None and (self.now is None or self.now[0].day != self.course.open_day):
                 if self.now is None and self._interrupted():
                     return False  # the day may still go on
@@ -128,11 +127,6 @@ class PassSession(Session):
             if self.online.validate == "pass":
                 self._validate(job)
         return True
-
-    def _next(self) -> Supplied | None:
-        watcher = _Watcher(lambda: self.signal is not None, self.supply.patience.call_off)
-        with watcher:
-            return self.supply.after(self.course.position)
 
     def _interrupted(self) -> bool:
         return self.signal is not None or self.supply.patience.called_off
@@ -231,30 +225,6 @@ class PassSession(Session):
         self._reader = state["reader"]
         self.release.restore(state["published"])
         self.watch.forget_after(state["metrics_bytes"])
-
-
-class _Watcher:
-    """Looks at a flag while the main thread waits for others, and acts once it is set."""
-
-    def __init__(self, flag: Callable[[], bool], act: Callable[[], None]) -> None:
-        import threading
-
-        self._flag, self._act = flag, act
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="clickfleet-watcher", daemon=True)
-
-    def _watch(self) -> None:
-        while not self._done.wait(0.1):
-            if self._flag():
-                self._act()
-                return
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
 
 
 def describe(results: Results) -> str:

@@ -40,13 +40,15 @@ class Supply:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def after(self, position: Position | None) -> Supplied | None:
-        """The pass that follows; None when there are no more, or when waiting for it was called off."""
-        if self._thread is None:
-            self._look(position)
-        else:
-            self._thread.join()
-            self._thread = None
+    def after(self, position: Position | None, stop: Callable[[], bool]) -> Supplied | None:
+        """The pass that follows; None when there are no more, or when `stop` said that waiting is over."""
+        self._begin(position)
+        assert self._thread is not None
+        while self._thread.is_alive():
+            self._thread.join(0.1)  # not for ever: a signal reaches Python only between two of its steps
+            if stop():
+                self.patience.call_off()
+        self._thread = None
         found, self._found = self._found, None
         error, self._error = self._error, None
         if isinstance(error, StopWaitingError):
@@ -57,7 +59,11 @@ class Supply:
 
     def prefetch(self, position: Position) -> None:
         """Begins to look for the pass after a position in the background."""
-        if self.config.online.prefetch and self._thread is None:
+        if self.config.online.prefetch:
+            self._begin(position)
+
+    def _begin(self, position: Position | None) -> None:
+        if self._thread is None:
             self._thread = threading.Thread(target=self._look, args=(position,), name="clickfleet-next", daemon=True)
             self._thread.start()
 
