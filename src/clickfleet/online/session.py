@@ -68,7 +68,7 @@ class PassSession(Session):
         """The pass being trained on."""
         self.last: Results = {}
         """What the last pass showed."""
-        self._begin_s = 0.0
+        self._begin_s = self._waited_s = 0.0
         self._reader: dict[str, Any] | None = None
 
     def attend(self, job: Job) -> bool:
@@ -81,10 +81,10 @@ class PassSession(Session):
             self.release.prepare()
             if self.online.first_base and self.course.position is None and self.course.begun is None:
                 self.release.release("base", job, self.course, judged=False)
+            self._mark = time.monotonic()
             if not self._begin(job):
                 return False
         else:
-            self.trained_s += time.monotonic() - self._mark
             job.look_ahead()
             if job.epoch_ended:
                 self._end(job)
@@ -98,7 +98,6 @@ class PassSession(Session):
                 self._save(job)
         every = self.config.run.checkpoint_every_steps
         job.stop_at = (job.steps // every + 1) * every if every else None
-        self._mark = time.monotonic()
         return True
 
     def _begin(self, job: PassJob) -> bool:
@@ -107,7 +106,9 @@ class PassSession(Session):
             assert self._reader is not None
             self.now = self.supply.resume(Pass.from_dict(self.course.begun), self.course.position, self._reader)
         else:
+            begin = time.monotonic()
             self.now = self.supply.after(self.course.position, lambda: self.signal is not None)
+            self._waited_s += time.monotonic() - begin
             if self.course.open_day is not None and (self.now is None or self.now[0].day != self.course.open_day):
                 if self.now is None and self._interrupted():
                     return False  # the day may still go on
@@ -127,6 +128,11 @@ class PassSession(Session):
             if self.online.validate == "pass":
                 self._validate(job)
         return True
+
+    def _elapsed(self) -> float:
+        """Time since the first pass, without that spent waiting for data."""
+        assert self._mark is not None
+        return time.monotonic() - self._mark - self._waited_s
 
     def _interrupted(self) -> bool:
         return self.signal is not None or self.supply.patience.called_off
@@ -158,14 +164,15 @@ class PassSession(Session):
         facts |= {"seconds": time.monotonic() - self._begin_s, "bad_lines": source.counters.bad_lines}
         self.watch.record("pass", facts)
         self.last = trained
+        self.trained_s = self._elapsed()
         job.metrics.reset()
         course = self.course
         course.position, course.begun, course.validation = ended.position, None, None
         course.passes += 1
-        self.release.due = True
+        self.release.due |= bool(trained["rows"])
         if judged is not None and trained["rows"]:
             course.undelivered.append(judged)
-        if ended.number % self.online.delta_every_passes == 0:
+        if self.release.due and ended.number % self.online.delta_every_passes == 0:
             self._settle()
             self.release.release("delta", job, course)
         if ended.last:
@@ -212,7 +219,7 @@ class PassSession(Session):
         self.saver.wait(last=True)
         if self.release.done is not None:
             self.release.done.flush()
-        self.last_save_s = time.monotonic() - begin
+        self.trained_s, self.last_save_s = self._elapsed() - (time.monotonic() - begin), time.monotonic() - begin
 
     def state(self, job: Job) -> State:
         course = asdict(self.course)
