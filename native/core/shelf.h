@@ -79,8 +79,8 @@ class Shelf {
   bool crowded() const { return size_ >= limit_; }
   bool full() const { return size_ == slots(); }
   size_t bytes_if(uint32_t buckets) const { return buckets * (64 + kBucket * row_bytes()); }
-  uint32_t larger() const {  // by a quarter, and by a twelfth once memory is what counts
-    return buckets_ + std::max(1U, buckets_ < 8192 ? buckets_ / 4 : buckets_ / 12);
+  uint32_t larger() const {  // small ones double, others grow by a quarter, and by a twelfth once memory is what counts
+    return buckets_ + std::max(1U, buckets_ < 1024 ? buckets_ : buckets_ < 8192 ? buckets_ / 4 : buckets_ / 12);
   }
   // Buckets for the rows it has, with some room: fewer than now after many rows were erased.
   uint32_t trimmed() const { return std::min(buckets_, size_ / (kBucket * 92 / 100) + 1); }

@@ -4,8 +4,9 @@ Files are dealt to lanes like cards; a lane reads its files one after the other,
 turns.
 """
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from clickfleet.formats import Block, Format, OnBad, Parsed
@@ -33,14 +34,12 @@ class Taken:
     size: int
     parsed: Parsed | None
     error: BaseException | None = None
-    repeated_end: bool = False
 
 
 class _Lane:
     def __init__(self, files: Sequence[str], form: Format, schema: Schema, place: Place) -> None:
-        self.lock = threading.Lock()
         self.files = files
-        self.ended = False
+        self.busy = self.ended = False
         self._blocks = self._read(form, schema, place)
 
     def _read(self, form: Format, schema: Schema, place: Place) -> Iterator[tuple[int, Block]]:
@@ -59,7 +58,8 @@ class _Lane:
 class Blocks:
     """The blocks of all lanes by turns, read and parsed ahead by `threads` threads (0: none, on demand).
 
-    A block is fetched with a ticket: ticket t belongs to lane t mod n, and blocks come out in the order of tickets.
+    A block is fetched with a ticket: ticket t belongs to lane t mod n, and blocks come out in the order of tickets. Who takes them
+    would sometimes wait; where a core is left for it, it fetches a block itself instead.
     """
 
     def __init__(
@@ -83,9 +83,12 @@ class Blocks:
         self._next_ticket = self._wanted = turn
         self._ready: dict[int, Taken] = {}
         self._rows_ready = 0
-        self._order = threading.Lock()  # held while drawing a ticket, so that a lane is read in the order of tickets
-        self._change = threading.Condition()
+        self._state = threading.Lock()
+        self._work_left = threading.Condition(self._state)  # what threads wait for that fetch
+        self._arrived = threading.Condition(self._state)  # and who takes
         self._stop = False
+        prompt = all(os.path.isfile(path) for files in lanes for path in files)  # others may take long to read
+        self._helps = prompt and threads < len(os.sched_getaffinity(0))
         self._threads = [
             threading.Thread(target=self._work, name=f"clickfleet-reader-{i}", daemon=True) for i in range(threads)
         ]
@@ -101,7 +104,7 @@ class Blocks:
                 self._wanted += 1
                 if ticket % len(self._lanes) in ended:
                     continue
-                taken = self._take(ticket) if self._threads else self._fetch(ticket, lambda: None)
+                taken = self._take(ticket) if self._threads else self._fetch(ticket)
                 if taken.error is not None:
                     raise taken.error
                 if taken.parsed is None:
@@ -111,58 +114,67 @@ class Blocks:
             self.close()
 
     def _take(self, ticket: int) -> Taken:
-        with self._change:
-            while ticket not in self._ready:
-                self._change.wait()
-            taken = self._ready.pop(ticket)
-            self._rows_ready -= _rows(taken)
-            self._ahead -= 1
-            self._change.notify_all()
-            return taken
+        while True:
+            with self._state:
+                taken = self._ready.pop(ticket, None)
+                if taken is not None:
+                    self._rows_ready -= _rows(taken)
+                    self._ahead -= 1
+                    self._work_left.notify()
+                    return taken
+                other = self._draw() if self._helps else None
+                if other is None:
+                    self._arrived.wait()
+            if other is not None:
+                self._put(other, self._fetch(other))
 
     def _work(self) -> None:
         while True:
-            self._order.acquire()
-            ticket = self._draw()
-            if ticket is None:
-                self._order.release()
-                return
-            taken = self._fetch(ticket, self._order.release)
-            with self._change:
-                if taken.repeated_end:  # drawn before the lane's end was known: nobody waits for it
-                    self._ahead -= 1
-                else:
-                    self._ready[ticket] = taken
-                    self._rows_ready += _rows(taken)
-                self._change.notify_all()
+            with self._state:
+                while (ticket := self._draw()) is None:
+                    if self._stop or all(lane.ended for lane in self._lanes):
+                        self._work_left.notify_all()
+                        return
+                    self._work_left.wait()
+            self._put(ticket, self._fetch(ticket))
+
+    def _put(self, ticket: int, taken: Taken) -> None:
+        with self._state:
+            self._ready[ticket] = taken
+            self._rows_ready += _rows(taken)
+            self._arrived.notify()
 
     def _draw(self) -> int | None:
-        """The next ticket of a lane that goes on, once it may be drawn; None when there is no more to do."""
-        with self._change:
-            while not self._stop and self._ahead >= self._ahead_blocks and self._rows_ready >= self._ahead_rows:
-                self._change.wait()
-            if self._stop or all(lane.ended for lane in self._lanes):
-                return None
-            while self._lanes[self._next_ticket % len(self._lanes)].ended:
-                self._next_ticket += 1
-            self._ahead += 1
+        """The next ticket, and with it the right to read its lane; None while that or room for its block is lacking."""
+        full = self._ahead >= self._ahead_blocks and self._rows_ready >= self._ahead_rows
+        if self._stop or full or all(lane.ended for lane in self._lanes):
+            return None
+        while self._lanes[self._next_ticket % len(self._lanes)].ended:
             self._next_ticket += 1
-            return self._next_ticket - 1
+        lane = self._lanes[self._next_ticket % len(self._lanes)]
+        if lane.busy:
+            return None
+        lane.busy = True
+        self._ahead += 1
+        self._next_ticket += 1
+        return self._next_ticket - 1
 
-    def _fetch(self, ticket: int, let_others: Callable[[], None]) -> Taken:
+    def _fetch(self, ticket: int) -> Taken:
         index = ticket % len(self._lanes)
         lane = self._lanes[index]
-        with lane.lock:
-            let_others()
-            taken = Taken(index, len(lane.files), "", 0, 0, 0, None)
-            try:
-                found = lane.next()
-            except BaseException as error:
-                taken.error = error
-                return taken
-            if found is None:
-                taken.repeated_end, lane.ended = lane.ended, True
-                return taken
+        taken = Taken(index, len(lane.files), "", 0, 0, 0, None)
+        found: tuple[int, Block] | None = None
+        try:
+            found = lane.next()
+        except BaseException as error:
+            taken.error = error
+        with self._state:
+            lane.busy, lane.ended = False, found is None and taken.error is None
+            self._work_left.notify()
+            if self._helps:
+                self._arrived.notify()
+        if found is None:
+            return taken
         taken.file, block = found
         taken.path, taken.at, taken.end, taken.size = lane.files[taken.file], block.at, block.end, block.size
         try:
@@ -173,9 +185,9 @@ class Blocks:
 
     def close(self) -> None:
         """Stops the threads and closes the files."""
-        with self._change:
+        with self._state:
             self._stop = True
-            self._change.notify_all()
+            self._work_left.notify_all()
         for thread in self._threads:
             while thread.is_alive():
                 thread.join(timeout=1)

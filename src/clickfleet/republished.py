@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+from torch import Tensor
 
 from clickfleet import sections
 from clickfleet.config import Config
@@ -36,9 +37,18 @@ def load(entries: Sequence[Entry]) -> Learner:
         table=sections.Table(dim=dim, rule=sections.Plugin("sgd", {})),
     )
     learner = Learner(config, Schema.from_dict(last.manifest["schema"], str(last.path)), rows(entries))
-    saved = read_weights(last.graph())
-    learner.restore_dense({name: saved[name] for name in learner.model.state_dict() if name in saved})
+    learner.restore_dense(_dense(learner, read_weights(last.graph())))
     return learner
+
+
+def _dense(learner: Learner, saved: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the graph has of the network; counters that only training needs are not in it."""
+    counters = {name for name in learner.model.state_dict() if name.endswith("num_batches_tracked")}
+    return {
+        name: saved[name] if name not in counters else mine
+        for name, mine in learner.model.state_dict().items()
+        if name in saved or name in counters
+    }
 
 
 def rows(entries: Sequence[Entry]) -> Table:

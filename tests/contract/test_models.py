@@ -238,4 +238,4 @@ def test_exports_to_onnx_with_equal_scores_for_any_batch_and_any_weights(name: s
         np.testing.assert_allclose(score, torch.sigmoid(model(x)).detach().numpy(), atol=1e-6)
     saved = read_weights(file)
     for weight, tensor in model.state_dict().items():
-        assert torch.equal(saved[weight], tensor)
+        assert weight.endswith("num_batches_tracked") or torch.equal(saved[weight], tensor)
