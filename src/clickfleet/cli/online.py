@@ -1,4 +1,4 @@
-"""Commands of online learning: `online`, `shrink`, `publish`."""
+"""Commands of online learning: `online`, `shrink`, `publish`, `replay`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,7 @@ def add(app: typer.Typer) -> None:
     command(app)(online)
     command(app)(shrink)
     command(app)(publish)
+    command(app)(replay)
 
 
 def online(
@@ -70,3 +71,26 @@ def publish(
     done = act(run, kind, rollback=rollback, to=to)  # type: ignore[arg-type]
     say(f"published {done['entry']}: {done['rows']:,} rows, {done['deleted']:,} deleted")
     return done
+
+
+def replay(
+    config: Annotated[str, typer.Argument(help="The YAML file of an online run over past logs.", metavar="CONFIG")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="[KEY=VALUE]...")
+    ] = None,
+    sync: Annotated[str, typer.Option(help="Intervals of publishing to compare, by commas.")] = "1d,1h",
+    admit: Annotated[str, typer.Option(help="Scores at which rows get their factors, by commas; 0: at birth.")] = "0",
+    out: Annotated[Path, typer.Option(help="Folder for the runs, replay.json and replay.svg.")] = Path("replay"),
+) -> Result:
+    """Learn from past logs again with other settings and compare AUC, rows and bytes of deltas."""
+    from clickfleet.online.plots import draw_replay
+    from clickfleet.online.replay import replay as act
+    from clickfleet.run import configure
+
+    try:
+        thresholds = [float(text) for text in admit.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--admit {admit} are no numbers") from None
+    rows = act(configure(config, settings or ()), out, sync.split(","), thresholds, say)
+    say(f"plot: {draw_replay(rows, out / 'replay.svg')}")
+    return {"rows": rows, "out": str(out)}

@@ -49,6 +49,8 @@ class Learned(Trained):
     rows_per_s: float = 0.0
     last: Results = field(default_factory=dict)
     """Metrics of the last pass."""
+    validated: Results = field(default_factory=dict)
+    """With online.validate=pass: metrics of all passes scored by this call, but those of its first day."""
     last_sequence: int | None = None
     held: int = 0
     """Entries held back since the last one released."""
@@ -154,6 +156,7 @@ def _learn(
         seconds=session.trained_s + session.last_save_s,
         rows_per_s=rows / session.trained_s if session.trained_s else 0.0,
         last=session.last,
+        validated=dict(session.validated.results()),
         last_sequence=release.last_sequence,
         held=release.held,
         day=None if session.course.position is None else session.course.position["day"],

@@ -70,6 +70,9 @@ class PassSession(Session):
         """What the last pass showed."""
         self._begin_s = self._waited_s = 0.0
         self._reader: dict[str, Any] | None = None
+        self.validated = Metrics(config.train.metrics.thresholds)
+        """All passes that were scored as a whole, but those of the first day."""
+        self._first_day: int | None = None
 
     def attend(self, job: Job) -> bool:
         """Does what is due; False when there are no more passes."""
@@ -146,6 +149,9 @@ class PassSession(Session):
             assert batch.labels is not None
             metrics.update(scores, batch.labels, batch.weights, batch.groups)
         self.course.validation = dict(metrics.results())
+        self._first_day = self._first_day or begun.day
+        if begun.day > self._first_day:
+            self.validated.merge(metrics)
         self.watch.log(f"{begun.name} before training: {describe(self.course.validation)}")
 
     def _end(self, job: PassJob) -> None:
