@@ -35,13 +35,13 @@ def replay(
     if online.start_day == online.end_day:
         raise ConfigError("a replay compares on the days after the first, and there is one day", "give more days")
     found: list[Row] = []
-    graph: Path | None = None
+    graph = Path(config.run.dir) / "graph.onnx"
     for interval, splits in [(text, _splits(text, online.split_interval)) for text in sync]:
         for threshold in admit:
             folder = out / f"{interval}-{threshold:g}"
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            if graph is not None:
+            if graph.exists():
                 shutil.copy(graph, folder)  # the network is the same
             admission = "birth" if threshold <= 0 else f"score({threshold:g})"
             settings = replace(

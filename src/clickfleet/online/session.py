@@ -49,10 +49,11 @@ class PassJob(Job):
 
     def report(self, batch: Batch, result: Result) -> None:
         super().report(batch, result)
-        if batch.times is not None:
-            self.fresh.trained(batch.times)
-        elif self.span_s is not None:
-            self.fresh.trained(np.linspace(*self.span_s, 16).astype(np.int64), len(batch))
+        with self._reporting:
+            if batch.times is not None:
+                self.fresh.trained(batch.times)
+            elif self.span_s is not None:
+                self.fresh.trained(np.linspace(*self.span_s, 16).astype(np.int64), len(batch))
 
 
 class PassSession(Session):
