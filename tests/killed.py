@@ -1,4 +1,4 @@
-"""python killed.py CONFIG KILLS SEED: trains in child processes, killing each at a random moment, until one finishes."""
+"""python killed.py CONFIG KILLS SEED [online]: trains in child processes, killing each at a random moment, until one finishes."""
 
 import os
 import random
@@ -9,12 +9,18 @@ from pathlib import Path
 
 from clickfleet import run  # loaded once: the children are forks
 
+if online := "online" in sys.argv:
+    from clickfleet.online.learn import learn
+
 
 def child(config: str) -> int:
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
+            if online:
+                learn(config, quiet=True)
+                os._exit(0)
             started = (Path(config).parent / "run/checkpoints/LATEST").exists()
             run.train(config, resume=started, quiet=True)
             code = 0

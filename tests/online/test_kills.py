@@ -18,7 +18,7 @@ SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
 
 def run(config: Path, kills: int, seed: int) -> int:
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "killed.py"), str(config), str(kills), str(seed)],
+        [sys.executable, str(Path(__file__).parents[1] / "killed.py"), str(config), str(kills), str(seed), "online"],
         capture_output=True,
         text=True,
         timeout=3600,
@@ -51,7 +51,7 @@ def contents(folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("seed", range(10 if SOAK else 1))
 @pytest.mark.parametrize("validate", ["progressive", "pass"] if SOAK else ["progressive"])
-def test_killed_anywhere_it_ends_the_same(tmp_path, seed, validate):
+def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, validate):
     write_days(tmp_path, days=3, splits=2, rows=90)
     raw = settings(
         tmp_path,
@@ -62,8 +62,13 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, seed, validate):
     )
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(raw))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(graph, folder / "graph.onnx")
     assert run(config, 0, seed) == 0
-    wanted = contents(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run")
+    wanted = contents(folder)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    shutil.copy(graph, folder / "graph.onnx")
     assert run(config, 60 if SOAK else 8, seed) > 0
-    assert contents(tmp_path / "run") == wanted
+    assert contents(folder) == wanted

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.training import given
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder; it must not be training just now.", metavar="RUN")]
 
@@ -25,12 +26,7 @@ def online(
     ] = None,
 ) -> Result:
     """Learn from a stream pass by pass and publish as it goes; a stopped run goes on where it was."""
-    overrides = list(settings or [])
-    path: str | None = config
-    if "=" in config and not Path(config).exists():
-        overrides.insert(0, config)
-        path = None
-
+    path, overrides = given(config, settings)
     from clickfleet.online.learn import learn
 
     done = learn(path, *overrides)

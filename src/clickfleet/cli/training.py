@@ -38,12 +38,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
 ) -> Result:
     """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl and config.yaml."""
-    overrides = list(settings or [])
-    path: str | None = config
-    if "=" in config and not Path(config).exists():
-        overrides.insert(0, config)
-        path = None
-
+    path, overrides = given(config, settings)
     from clickfleet import run
 
     done = run.train(path, *overrides, resume=resume)
@@ -56,6 +51,13 @@ def train(
         say(f"training AUC {done.train['auc']:.4f}{tested}")
     say(f"checkpoint: {done.path}")
     return done.to_dict()
+
+
+def given(config: str, settings: list[str] | None) -> tuple[str | None, list[str]]:
+    """The configuration's file, unless the first argument is a setting already, and the settings."""
+    if "=" in config and not Path(config).exists():
+        return None, [config, *(settings or [])]
+    return config, list(settings or [])
 
 
 def evaluate(

@@ -10,7 +10,6 @@ once another one has gone beyond the end, or `idle` after the end by the clock.
 from __future__ import annotations
 
 import datetime
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,12 +18,12 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from clickfleet.config import Config
-from clickfleet.errors import ConfigError, DataError, MissingError
+from clickfleet.errors import ConfigError, DataError
+from clickfleet.online.broker import Broker
 from clickfleet.online.messages import Spool
 from clickfleet.online.passes import Pass, Patience, Position, check_files, number_of, parse_day
 from clickfleet.sections import Plugin
 
-POLL_S = 0.2
 KEEP_SPOOLS = 8
 
 
@@ -37,7 +36,6 @@ class _Partition:
     next: int
     ahead: Any = None
     """A record beyond the end of the pass, which the next one begins with."""
-    at_end: bool = False
     records: list[Any] = field(default_factory=list)
 
 
@@ -63,68 +61,11 @@ class Topic:
         online = config.online
         self.first_day = None if online.start_day is None else parse_day(online.start_day, "online.start_day")
         self.end_day = None if online.end_day is None else parse_day(online.end_day, "online.end_day")
-        self._consumer: Any = None
+        self.broker = Broker(self.kafka)
         self._stand: dict[str, int] | None = None
         """Offsets after the last pass, as its position has them."""
         self._rest: list[Any] = []
         """Records that came with it but belong to passes after it."""
-        self._ended: set[int] = set()
-        """Partitions with nothing more to read just now."""
-        self._down: str | None = None
-
-    # ---- the client ----
-
-    def _client(self) -> Any:
-        if self._consumer is None:
-            try:
-                from confluent_kafka import Consumer
-            except ImportError:
-                raise MissingError("confluent-kafka, which reads Kafka topics,", "kafka") from None
-            settings = {
-                "client.id": "clickfleet",
-                **self.kafka.options,
-                "bootstrap.servers": self.kafka.brokers,
-                "group.id": "clickfleet",  # librdkafka wants one; nothing is ever committed to it
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
-                "allow.auto.create.topics": False,
-                "error_cb": self._on_error,
-            }
-            silent = logging.getLogger("clickfleet.kafka")
-            silent.addHandler(logging.NullHandler())
-            silent.propagate = False
-            self._consumer = Consumer(settings, logger=silent)
-        return self._consumer
-
-    def _on_error(self, error: Any) -> None:
-        self._down = str(error.str())
-
-    def _partitions(self, patience: Patience) -> list[int]:
-        from confluent_kafka import KafkaException
-
-        while True:
-            try:
-                found = self._client().list_topics(self.kafka.topic, timeout=5).topics[self.kafka.topic]
-                if found.error is None and found.partitions:
-                    return sorted(found.partitions)
-                patience.wait(f"the topic {self.kafka.topic} at {self.kafka.brokers}: {found.error}")
-            except KafkaException as error:
-                patience.wait(f"Kafka at {self.kafka.brokers}: {error.args[0].str()}")
-
-    def _held(self, partition: int, patience: Patience) -> tuple[int, int]:
-        """The offsets that a partition holds: the first, and the one after the last."""
-        from confluent_kafka import KafkaException, TopicPartition
-
-        while True:
-            try:
-                low, high = self._client().get_watermark_offsets(TopicPartition(self.kafka.topic, partition), timeout=5)
-                return low, high
-            except KafkaException as error:
-                patience.wait(f"Kafka at {self.kafka.brokers}: {error.args[0].str()}")
-
-    # ---- planning ----
 
     def after(self, position: Position | None, patience: Patience) -> Pass | None:
         day, number = None, 1
@@ -133,7 +74,7 @@ class Topic:
         elif position is not None and self.end_day is not None and position["day"] >= number_of(self.end_day):
             return None
         if position is not None and position["offsets"] == self._stand:  # the client stands there
-            parts = {int(p): _Partition(o, o, at_end=int(p) in self._ended) for p, o in position["offsets"].items()}
+            parts = {int(p): _Partition(o, o) for p, o in position["offsets"].items()}
         else:
             parts, self._rest = self._start(position, patience), []
         if day is None:
@@ -171,7 +112,7 @@ class Topic:
                 for part in parts.values():
                     part.ahead = None
                 arrived, self._rest = self._rest, []
-            arrived = arrived or self._records(parts, patience)
+            arrived = arrived or self.broker.records(patience)
         if late:
             self.warn(f"{day:%Y%m%d} pass {number} has {late:,} records of days before")
         return self._finish(day, number, parts, end_s, not full and end_s == midnight, times)
@@ -189,14 +130,14 @@ class Topic:
                     continue
                 seen.setdefault(p, day)
                 self._rest.append(record)
-            if seen and all(p in seen or part.at_end for p, part in parts.items()):
+            if seen and all(p in seen or p in self.broker.ended for p in parts):
                 break
-            arrived = self._records(parts, patience)
+            arrived = self.broker.records(patience)
         first = min(seen.values())
         return None if self.end_day is not None and first > self.end_day else first
 
     def _start(self, position: Position | None, patience: Patience) -> dict[int, _Partition]:
-        partitions = self._partitions(patience)
+        partitions = self.broker.partitions(patience)
         known = {} if position is None else {int(p): o for p, o in position["offsets"].items()}
         if missing := [p for p in known if p not in partitions]:
             raise DataError(
@@ -205,7 +146,7 @@ class Topic:
             )
         parts: dict[int, _Partition] = {}
         for p in partitions:
-            low, high = self._held(p, patience)
+            low, high = self.broker.held(p, patience)
             start = known.get(p, low if position is not None or self.kafka.start == "earliest" else high)
             if not low <= start <= high:
                 raise DataError(
@@ -214,44 +155,12 @@ class Topic:
                     "raise the topic's retention; a new run starts from what is there",
                 )
             parts[p] = _Partition(start, start)
-        from confluent_kafka import TopicPartition
-
-        self._client().assign([TopicPartition(self.kafka.topic, p, part.start) for p, part in parts.items()])
+        self.broker.assign({p: part.start for p, part in parts.items()})
         return parts
-
-    def _records(self, parts: dict[int, _Partition], patience: Patience) -> list[Any]:
-        """What has arrived."""
-        from confluent_kafka import KafkaError
-
-        got = self._client().consume(10_000, POLL_S)
-        records = []
-        for message in got:
-            error = message.error()
-            p = message.partition()
-            if error is None:
-                self._down = None
-                parts[p].at_end = False
-                records.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                parts[p].at_end = True
-            elif error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
-                raise DataError(f"the topic {self.kafka.topic} is gone", "make it again, or start a new run on another")
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                raise DataError(
-                    f"partition {p} of {self.kafka.topic} no longer holds offset {parts[p].next}: {error.str()}"
-                )
-            else:
-                self._down = error.str()
-        if not got:
-            if patience.called_off:
-                patience.wait("")
-            if self._down is not None:
-                patience.wait(f"Kafka at {self.kafka.brokers}: {self._down}")
-        return records
 
     def _over(self, parts: dict[int, _Partition], end_s: float) -> bool:
         beyond = [part.ahead is not None for part in parts.values()]
-        idle = [part.ahead is None and part.at_end for part in parts.values()]
+        idle = [p in self.broker.ended for p in parts]
         if not all(a or b for a, b in zip(beyond, idle, strict=True)):
             return False
         return any(beyond) or self.clock() >= end_s + self.kafka.idle
@@ -280,7 +189,6 @@ class Topic:
         )
         self.spool.prune(KEEP_SPOOLS)
         self._stand = {str(p): part.next for p, part in parts.items()}
-        self._ended = {p for p, part in parts.items() if part.at_end}
         return Pass(
             number_of(day),
             number,
@@ -298,8 +206,6 @@ class Topic:
             sizes=sizes,
         )
 
-    # ---- the same again ----
-
     def again(self, planned: Pass, patience: Patience) -> Pass:
         if not check_files(planned):
             return planned
@@ -308,7 +214,7 @@ class Topic:
         self._start({**planned.position, "offsets": {p: first for p, (first, _) in ranges.items()}}, patience)
         parts = {p: _Partition(first, first) for p, (first, _) in ranges.items()}
         while any(parts[p].next < last for p, (_, last) in wanted.items()):
-            for record in self._records(parts, patience):
+            for record in self.broker.records(patience):
                 here = parts[record.partition()]
                 if record.offset() < ranges[record.partition()][1]:
                     here.records.append(record)
@@ -321,6 +227,4 @@ class Topic:
         return planned
 
     def close(self) -> None:
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        self.broker.close()

@@ -84,6 +84,11 @@ class Patience:
         if self._called_off.wait(self.every_s):
             raise StopWaitingError
 
+    def check(self) -> None:
+        """Raises StopWaitingError when the run ends."""
+        if self.called_off:
+            raise StopWaitingError
+
     def call_off(self) -> None:
         self._called_off.set()
 
