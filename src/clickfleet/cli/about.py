@@ -15,6 +15,7 @@ from clickfleet.cli.frame import Result, command, say
 PARTS = {
     "training": ("", ("numpy", "pyarrow", "torch", "safetensors")),
     "remote files": ("", ("fsspec",)),
+    "Kafka topics": ("kafka", ("confluent-kafka",)),
 }
 PROGRAMS: dict[str, str] = {}  # program -> what needs it
 

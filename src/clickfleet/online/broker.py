@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from clickfleet.errors import DataError, MissingError
 from clickfleet.online.passes import Patience
 from clickfleet.sections import Kafka
 
 POLL_S = 0.2
+
+
+class Record(NamedTuple):
+    """What is kept of a message."""
+
+    topic: str
+    partition: int
+    offset: int
+    time_s: float
+    value: bytes
+
+    @property
+    def place(self) -> str:
+        return f"{self.topic} partition {self.partition} offset {self.offset}"
 
 
 class Broker:
@@ -96,7 +110,7 @@ class Broker:
         self.ended.clear()
         self.client.assign([TopicPartition(self.config.topic, p, offset) for p, offset in offsets.items()])
 
-    def records(self, patience: Patience) -> list[Any]:
+    def records(self, patience: Patience) -> list[Record]:
         """What has arrived in a short time."""
         from confluent_kafka import KafkaError
 
@@ -108,7 +122,8 @@ class Broker:
             if error is None:
                 self._down = None
                 self.ended.discard(partition)
-                found.append(message)
+                place = message.topic(), partition, message.offset()
+                found.append(Record(*place, message.timestamp()[1] / 1000, message.value() or b""))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.ended.add(partition)
             elif error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):

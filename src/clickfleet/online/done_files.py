@@ -23,15 +23,16 @@ from clickfleet.published import Entry
 class DoneFiles:
     """Appends lines that are newer than those there."""
 
-    def __init__(self, folder: Path, published: Path) -> None:
-        self.folder, self.published_folder = folder, published
+    def __init__(self, folder: Path, first_day: int | None) -> None:
+        self.folder, self.first_day = folder, first_day
         self._pending: tuple[int, int, Path] | None = None
 
     def published(self, entry: Entry, position: Position | None, results: dict[str, Any] | None) -> None:
         """An entry was published after the pass of a position (None: before the first)."""
         now = int(time.time())
         if entry.base:
-            day = number_of(datetime.date.today()) if position is None else _next(position["day"])
+            today = self.first_day or number_of(datetime.date.today())
+            day = today if position is None else _next(position["day"])
             name, path, key = "base_donefile.txt", f"{day}/base", now
         else:
             assert position is not None

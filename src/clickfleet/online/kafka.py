@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from clickfleet.config import Config
 from clickfleet.errors import ConfigError, DataError
-from clickfleet.online.broker import Broker
+from clickfleet.online.broker import Broker, Record
 from clickfleet.online.messages import Spool
 from clickfleet.online.passes import Pass, Patience, Position, check_files, number_of, parse_day
 from clickfleet.sections import Plugin
@@ -34,9 +33,9 @@ class _Partition:
     start: int
     """Its first offset of this pass."""
     next: int
-    ahead: Any = None
+    ahead: Record | None = None
     """A record beyond the end of the pass, which the next one begins with."""
-    records: list[Any] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
 
 
 class Topic:
@@ -64,7 +63,7 @@ class Topic:
         self.broker = Broker(self.kafka)
         self._stand: dict[str, int] | None = None
         """Offsets after the last pass, as its position has them."""
-        self._rest: list[Any] = []
+        self._rest: list[Record] = []
         """Records that came with it but belong to passes after it."""
 
     def after(self, position: Position | None, patience: Patience) -> Pass | None:
@@ -89,14 +88,14 @@ class Topic:
         arrived, self._rest = self._rest, []
         while True:
             for record in arrived:
-                here, happened = parts[record.partition()], record.timestamp()[1] / 1000
+                here, happened = parts[record.partition], record.time_s
                 if happened >= end_s:
                     here.ahead = here.ahead or record
                 if full or here.ahead is not None:
                     self._rest.append(record)
                     continue
                 here.records.append(record)
-                here.next = record.offset() + 1
+                here.next = record.offset + 1
                 rows += self.spool.rows_of(record)
                 late += happened < begin
                 times.append(happened)
@@ -107,7 +106,7 @@ class Topic:
             if self._over(parts, end_s):
                 if rows or end_s == midnight:
                     break
-                coming = [part.ahead.timestamp()[1] / 1000 for part in parts.values() if part.ahead is not None]
+                coming = [part.ahead.time_s for part in parts.values() if part.ahead is not None]
                 end_s = self._end_of(begin, midnight, min(coming, default=end_s))  # nothing happened in this interval
                 for part in parts.values():
                     part.ahead = None
@@ -123,10 +122,10 @@ class Topic:
         arrived, self._rest = self._rest, []
         while True:
             for record in arrived:
-                here, p = parts[record.partition()], record.partition()
-                day = datetime.datetime.fromtimestamp(record.timestamp()[1] / 1000, self.zone).date()
+                here, p = parts[record.partition], record.partition
+                day = datetime.datetime.fromtimestamp(record.time_s, self.zone).date()
                 if self.first_day is not None and day < self.first_day and p not in seen:
-                    here.start = here.next = record.offset() + 1  # passed over
+                    here.start = here.next = record.offset + 1  # passed over
                     continue
                 seen.setdefault(p, day)
                 self._rest.append(record)
@@ -215,10 +214,10 @@ class Topic:
         parts = {p: _Partition(first, first) for p, (first, _) in ranges.items()}
         while any(parts[p].next < last for p, (_, last) in wanted.items()):
             for record in self.broker.records(patience):
-                here = parts[record.partition()]
-                if record.offset() < ranges[record.partition()][1]:
+                here = parts[record.partition]
+                if record.offset < ranges[record.partition][1]:
                     here.records.append(record)
-                here.next = record.offset() + 1
+                here.next = record.offset + 1
         self._stand = None
         name = f"{planned.day}-{planned.number:04d}"
         files, sizes = self.spool.write(name, {p: part.records for p, part in parts.items()})

@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from clickfleet.config import Config
 from clickfleet.errors import DataError
+from clickfleet.online.broker import Record
 from clickfleet.opening import schema_of
 from clickfleet.schema import Schema
 
-Records = dict[int, list[Any]]
+Records = dict[int, list[Record]]
 """By partition, in the order of their offsets."""
 
 
@@ -26,9 +27,9 @@ class Spool:
         self.kind = config.online.kafka.format
         self.columns = None if self.kind == "text" else columns_of(schema_of(config))
 
-    def rows_of(self, record: Any) -> int:
+    def rows_of(self, record: Record) -> int:
         """How many rows a record holds, about: blank lines count too."""
-        value = record.value() or b""
+        value = record.value
         if self.kind == "arrow":
             with _naming(record), pa.ipc.open_stream(value) as stream:
                 return sum(batch.num_rows for batch in stream)
@@ -36,7 +37,7 @@ class Spool:
 
     def write(self, name: str, records: Records) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The file of a pass and its size; no file where there are no rows."""
-        ordered = [record for p in sorted(records) for record in records[p] if record.value()]
+        ordered = [record for p in sorted(records) for record in records[p] if record.value]
         if not ordered:
             return (), ()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ class Spool:
         if self.columns is None:
             with hidden.open("wb") as out:
                 for record in ordered:
-                    out.write(record.value().rstrip(b"\n") + b"\n")
+                    out.write(record.value.rstrip(b"\n") + b"\n")
         else:
             with hidden.open("wb") as sink, pa.ipc.new_stream(sink, self.columns) as writer:
                 for start in range(0, len(ordered), 4096):
@@ -53,14 +54,14 @@ class Spool:
         hidden.replace(path)
         return (str(path),), (path.stat().st_size,)
 
-    def _table(self, records: list[Any]) -> pa.Table:
+    def _table(self, records: list[Record]) -> pa.Table:
         assert self.columns is not None
         if self.kind == "arrow":
             return pa.concat_tables([self._arrow(record) for record in records])
         rows: list[dict[str, Any]] = []
         skip = self.config.data.bad_lines != "error"
         for record in records:
-            for line in record.value().splitlines():
+            for line in record.value.splitlines():
                 try:
                     row = json.loads(line)
                     if not isinstance(row, dict):
@@ -69,14 +70,14 @@ class Spool:
                 except (ValueError, TypeError) as error:
                     if not skip:
                         raise DataError(
-                            f"{place(record)}: {error}: {line[:100]!r}",
+                            f"{record.place}: {error}: {line[:100]!r}",
                             "set data.bad_lines=skip to drop such records",
                         ) from None
         return pa.Table.from_pylist(rows, self.columns)
 
-    def _arrow(self, record: Any) -> pa.Table:
+    def _arrow(self, record: Record) -> pa.Table:
         assert self.columns is not None
-        with _naming(record), pa.ipc.open_stream(record.value()) as stream:
+        with _naming(record), pa.ipc.open_stream(record.value) as stream:
             return stream.read_all().select(self.columns.names).cast(self.columns)
 
     def prune(self, keep: int) -> None:
@@ -89,7 +90,7 @@ class Spool:
 class _naming:  # noqa: N801  (used like a function)
     """Errors of a record name it."""
 
-    def __init__(self, record: Any) -> None:
+    def __init__(self, record: Record) -> None:
         self.record = record
 
     def __enter__(self) -> None: ...
@@ -97,12 +98,8 @@ class _naming:  # noqa: N801  (used like a function)
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, pa.ArrowException | KeyError):
             raise DataError(
-                f"{place(self.record)}: {error}", "messages must be Arrow IPC streams of the schema"
+                f"{self.record.place}: {error}", "messages must be Arrow IPC streams of the schema"
             ) from error
-
-
-def place(record: Any) -> str:
-    return f"{record.topic()} partition {record.partition()} offset {record.offset()}"
 
 
 def columns_of(schema: Schema) -> pa.Schema:

@@ -37,7 +37,7 @@ class Release:
         self.log = Log(folder / "published")
         self.judge = Judge(config.publish.guard)
         self.publisher = Publisher(learner, self.log.folder, cache=folder / "graph.onnx")
-        self.done = DoneFiles(folder / "model", self.log.folder) if config.publish.done_files else None
+        self.done = DoneFiles(folder / "model", config.online.start_day) if config.publish.done_files else None
         self.head: dict[str, Any] | None = None
         """Sequence and hash of the entry that the table's recorded changes begin after."""
         self.due = False
