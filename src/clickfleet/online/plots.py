@@ -22,7 +22,7 @@ def draw_days(run: Path | str, out: Path | str) -> Path:
     if not days:
         raise DataError(f"{path} holds no day that has ended")
     figure, axes = _figure(3, 1)
-    names = [str(line["day"]) for line in days]
+    names = [f"{line['day'] // 100 % 100:02}-{line['day'] % 100:02}" for line in days]
     axes[0].plot(names, [line["table_rows"] / 1e6 for line in days], marker=".")
     axes[0].set_ylabel("million rows")
     axes[1].plot(names, [line["table_bytes"] / 1e6 for line in days], marker=".", color="tab:orange")
