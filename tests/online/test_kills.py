@@ -13,6 +13,7 @@ import yaml
 from clickfleet import checkpoint, published
 from streams import settings, write_days
 
+OF_THE_PROCESS = ("time", "seconds", "table_bytes", "evicted")
 SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
 
 
@@ -39,9 +40,7 @@ def contents(folder: Path) -> dict[str, object]:
     for text in (folder / "metrics.jsonl").read_text().splitlines():
         line = json.loads(text)
         if line["kind"] != "train":
-            metrics.append(
-                {k: v for k, v in line.items() if k not in ("time", "seconds") and not k.startswith("event_to")}
-            )
+            metrics.append({k: v for k, v in line.items() if k not in OF_THE_PROCESS and not k.startswith("event_to")})
     log = published.Log(folder / "published")
     for line in log.lines():
         if (log.folder / line.name).exists():
