@@ -8,6 +8,7 @@ trainer that owns the gradients (`optimizers.Flat`) has them added straight wher
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,11 +66,12 @@ class Buffers:
         except IndexError:
             space = None
         if space is None or len(space.inputs) < rows or space.inputs.dtype != like.dtype:
-            return Space(
-                like.new_empty(rows, widths[0]),
-                [like.new_empty(rows, width) for width in widths[1:]],
-                [like.new_empty(rows, width) for width in widths[1:]],
-            )
+            with torch.inference_mode(False):  # what scoring makes may be used by training
+                return Space(
+                    like.new_empty(rows, widths[0]),
+                    [like.new_empty(rows, width) for width in widths[1:]],
+                    [like.new_empty(rows, width) for width in widths[1:]],
+                )
         return space
 
     def give(self, space: Space) -> None:
@@ -105,6 +107,19 @@ class Sink:
             self.fresh = False
             for grad in self.grads:
                 grad.zero_()
+
+
+def infer(buffers: Buffers, relu_last: bool, parts: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
+    """The forward pass alone, in borrowed memory; only where nobody will ask for gradients."""
+    weights, biases = params[0::2], params[1::2]
+    rows, last = len(parts[0]), len(weights) if relu_last else len(weights) - 1
+    space = buffers.take(rows, [weights[0].shape[1], *(len(weight) for weight in weights[:last])], weights[0])
+    h = torch.cat([part.reshape(rows, -1) for part in parts], 1, out=space.inputs[:rows])
+    for layer in range(last):
+        h = bias_relu_(torch.mm(h, weights[layer].t(), out=space.hidden[layer][:rows]), biases[layer])
+    out = h.clone() if relu_last else torch.addmm(biases[-1], h, weights[-1].t())
+    buffers.give(space)
+    return out
 
 
 class FusedTower(torch.autograd.Function):

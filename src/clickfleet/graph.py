@@ -45,7 +45,7 @@ class Graph:
         kept: Kept | None = None,
         cache: Path | None = None,
     ) -> None:
-        model = copy.deepcopy(model).eval()
+        model = copy.deepcopy(model).cpu().eval()
         self.outputs = tuple(outputs)
         known = [*OUTPUTS, *_layers(model, shape)]
         for name in self.outputs:

@@ -96,6 +96,8 @@ class Data:
     """A schema.yaml; the format's own by default."""
     preset: str | None = None
     """A ready schema by name, such as criteo-paddle, instead of a file."""
+    keys: str | None = None
+    """Another rule by which values become keys than the schema's: hash64, `py2 mod 1000001` or raw."""
     batch_size: Count = 1000
     test_batch_size: Count | None = None
     """As batch_size by default."""
@@ -125,11 +127,11 @@ class Table:
     """Factors of one field."""
     preset: Literal["plain", "online"] = "plain"
     rule: Annotated[Plugin, plugin("adagrad")] = field(
-        default_factory=lambda: Plugin("adagrad", {"lr": 0.1, "initial_g2sum": 0.3})
+        default_factory=lambda: Plugin("adagrad_v2", {"lr": 0.05, "initial_g2sum": 1.0, "scale": "none"})
     )
-    """How rows are updated, {name, settings…}; adagrad with lr 0.1 and initial_g2sum 0.3 if nothing is said."""
+    """How rows are updated, {name, settings…}; if nothing is said, adagrad_v2 as docs/study.md found best."""
     embed_rule: Annotated[Plugin, plugin(None)] | None = None
-    """Another rule for the first-order weight."""
+    """Another rule for the first-order weight; if no rule is given at all, adagrad_v2 with larger steps."""
     init: TableInit = field(default_factory=TableInit)
     admission: str | None = None
     """When rows get factors: `birth`, `score(s)`, `count(n)` or `probability(p)`; the preset's by default."""
@@ -145,6 +147,13 @@ class Table:
     decay_rate: float | None = None
     delete_threshold: float | None = None
     delete_after_unseen_days: float | None = None
+
+    @property
+    def first_order_rule(self) -> Plugin | None:
+        """The rule of embed_w where it is not `rule`: a rule that was given serves both parts."""
+        if self.embed_rule is None and self.rule == Table().rule:
+            return Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 4.0, "scale": "none"})
+        return self.embed_rule
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,7 @@ class Schedule:
 @dataclass(frozen=True)
 class Dense:
     optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
-    lr: float = 0.001
+    lr: float = 0.0005
     schedule: Schedule = field(default_factory=Schedule)
     clip_norm: float | None = None
     """Gradients are scaled down to this norm, taken over all of them."""
@@ -193,6 +202,8 @@ class Loss:
     """Share of the negatives that down-sampling left in the training data; predictions are corrected for it."""
     l2: float = 0.0
     """L2 on every dense weight matrix."""
+    l2_rows: float | None = None
+    """L2 on the rows of a batch, added to the gradient that their rule sees; the model's own by default, mostly none."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +234,9 @@ class Train:
     init_from: FilePath | None = None
     """A model to start from."""
     device: str = "cpu"
+    """Where the network computes: cpu, cuda or cuda:1; rows stay with the CPU."""
     profile: bool = False
+    """A table of what each layer takes, and a trace of some steps, in the run folder's profile/."""
     loss: Loss = field(default_factory=Loss)
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -245,8 +258,13 @@ class Run:
     checkpoint_every: Seconds | None = 300.0
     checkpoint_every_steps: Count | None = None
     keep: Count = 3
-    """Checkpoints kept, besides those at the end of an epoch."""
+    """Checkpoints kept, besides labelled ones."""
     keep_epochs: bool = True
+    """Keep those at the end of an epoch, as EPOCH-0000 and so on."""
+    keep_best: bool | None = None
+    """Keep the one with the best test AUC, as BEST; by default where train.patience is set."""
+    report: bool = True
+    """Write report.html at the end."""
 
 
 @dataclass(frozen=True)

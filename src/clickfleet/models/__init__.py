@@ -56,10 +56,11 @@ SMALL = "small"
 class Model(nn.Module):
     """One network; its nested `Config` holds its settings, and `__init__(config, shape)` builds it."""
 
-    rows: ClassVar[TableInit] = TableInit(embedx="uniform(-0.05,0.05)")
+    rows: ClassVar[TableInit] = TableInit(embedx="uniform(-0.02,0.02)")
     original_rows: ClassVar[TableInit] = TableInit()
     """The same under `paddlerec`, as is the next."""
     original_epsilon: ClassVar[float] = 1e-4
+    original_l2_rows: ClassVar[float] = 0.0
 
     @dataclass(frozen=True)
     class Config: ...
@@ -82,6 +83,11 @@ class Model(nn.Module):
     def loss_epsilon(cls, config: Any) -> float:
         """What the log loss adds inside its logarithms unless the configuration says."""
         return cls.original_epsilon if getattr(config, "paddlerec", False) else 0.0
+
+    @classmethod
+    def l2_rows(cls, config: Any) -> float:
+        """L2 on the rows of a batch unless the configuration says."""
+        return cls.original_l2_rows if getattr(config, "paddlerec", False) else 0.0
 
     def extra_loss(self) -> Tensor | None:
         """Regularisers of the last forward pass, on the scale of the mean loss of a row."""

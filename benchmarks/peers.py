@@ -1,0 +1,251 @@
+"""A DeepFM of the same size in plain PyTorch and in other packages: raw Criteo text in, test AUC and seconds out.
+
+Each takes the text as its users do: pandas reads it and numbers the values of every category, FuxiCTR does both itself.
+All see log1p of the counts where not said otherwise, train one epoch with Adam 1e-3 and keep their other defaults. The
+seconds are those of reading and encoding the training rows and of the epoch; the test is outside, as it is in ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+COUNTS = [f"I{i}" for i in range(1, 14)]
+CATEGORIES = [f"C{i}" for i in range(1, 27)]
+HIDDEN = (400, 400, 400)
+DIM = 10
+
+
+class Outcome(NamedTuple):
+    prepare_s: float
+    train_s: float
+    auc: float
+
+
+class Rows(NamedTuple):
+    """Encoded rows: code 0 of a category is any value that the training rows do not have."""
+
+    labels: Any
+    dense: Any  # float32 [n, 13]
+    codes: Any  # int64 [n, 26]
+
+
+def frame(files: list[Path]) -> Any:
+    import pandas as pd
+
+    kinds = {"click": np.float32} | dict.fromkeys(COUNTS, np.float32) | dict.fromkeys(CATEGORIES, str)
+    parts = [pd.read_csv(file, sep="\t", header=None, names=list(kinds), dtype=kinds) for file in files]
+    return pd.concat(parts, ignore_index=True)
+
+
+def encode(train: list[Path], test: list[Path], log1p: bool) -> tuple[Rows, Rows, list[int], float]:
+    """Training rows, test rows, the number of codes of every category, and the seconds for the training rows."""
+    import pandas as pd
+
+    begin = time.monotonic()
+    table = frame(train)
+    codes, uniques = zip(*(pd.factorize(table[name].fillna("")) for name in CATEGORIES), strict=True)
+    mine = Rows(table["click"].to_numpy(), numbers(table, log1p), np.stack(codes, 1) + 1)
+    seconds = time.monotonic() - begin
+    table = frame(test)
+    found = [pd.Index(u).get_indexer(table[name].fillna("")) for name, u in zip(CATEGORIES, uniques, strict=True)]
+    theirs = Rows(table["click"].to_numpy(), numbers(table, log1p), np.stack(found, 1) + 1)
+    return mine, theirs, [len(u) + 1 for u in uniques], seconds
+
+
+def numbers(table: Any, log1p: bool) -> Any:
+    values = table[COUNTS].fillna(0).to_numpy(np.float32)
+    return np.sign(values) * np.log1p(np.abs(values)) if log1p else values
+
+
+def auc(labels: Any, scores: Any) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels, scores))
+
+
+class PlainDeepFM(nn.Module):
+    """What one writes in an afternoon: one sparse embedding for all slots, nn.Sequential for the MLP."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        starts = np.cumsum([0, *sizes[:-1]])
+        self.register_buffer("starts", torch.from_numpy(starts))
+        self.factors = nn.Embedding(sum(sizes), DIM, sparse=True)
+        self.first = nn.Embedding(sum(sizes), 1, sparse=True)
+        nn.init.normal_(self.factors.weight, std=0.01)
+        nn.init.zeros_(self.first.weight)
+        self.linear = nn.Linear(len(COUNTS), 1)
+        widths = (len(sizes) * DIM + len(COUNTS), *HIDDEN)
+        layers: list[nn.Module] = []
+        for a, b in zip(widths, HIDDEN, strict=False):
+            layers += [nn.Linear(a, b), nn.ReLU()]
+        self.deep = nn.Sequential(*layers, nn.Linear(HIDDEN[-1], 1))
+
+    def forward(self, dense: Tensor, codes: Tensor) -> Tensor:
+        codes = codes + self.starts
+        e = self.factors(codes)
+        pairs = (e.sum(1).square() - e.square().sum(1)).sum(1) / 2
+        wide = self.first(codes).sum((1, 2)) + self.linear(dense).squeeze(1) + pairs
+        out: Tensor = wide + self.deep(torch.cat([e.flatten(1), dense], 1)).squeeze(1)
+        return out
+
+
+def plain(train: list[Path], test: list[Path], batch: int, log1p: bool = True, seed: int = 7) -> Outcome:
+    torch.manual_seed(seed)
+    mine, theirs, sizes, prepare_s = encode(train, test, log1p)
+    model = PlainDeepFM(sizes)
+    sparse = [model.factors.weight, model.first.weight]
+    rest = [p for name, p in model.named_parameters() if not name.startswith(("factors", "first"))]
+    optimizers = [torch.optim.SparseAdam(sparse, lr=1e-3), torch.optim.Adam(rest, lr=1e-3, fused=True)]
+    columns = [torch.from_numpy(np.ascontiguousarray(column)) for column in mine]
+    begin = time.monotonic()
+    for start in range(0, len(columns[0]), batch):
+        labels, dense, codes = (column[start : start + batch] for column in columns)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(model(dense, codes), labels).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    train_s = time.monotonic() - begin
+    with torch.no_grad():
+        _, dense, codes = (torch.from_numpy(np.ascontiguousarray(column)) for column in theirs)
+        scores = torch.cat([model(*part) for part in zip(dense.split(10_000), codes.split(10_000), strict=True)])
+    return Outcome(prepare_s, train_s, auc(theirs.labels, scores.numpy()))
+
+
+def by_name(rows: Rows) -> dict[str, Any]:
+    columns = {name: np.ascontiguousarray(rows.dense[:, i]) for i, name in enumerate(COUNTS)}
+    return columns | {name: np.ascontiguousarray(rows.codes[:, i]) for i, name in enumerate(CATEGORIES)}
+
+
+def deepctr_torch(train: list[Path], test: list[Path], batch: int) -> Outcome:
+    from deepctr_torch.inputs import DenseFeat, SparseFeat
+    from deepctr_torch.models import DeepFM
+
+    mine, theirs, sizes, prepare_s = encode(train, test, log1p=True)
+    columns = [SparseFeat(name, size, DIM) for name, size in zip(CATEGORIES, sizes, strict=True)]
+    columns += [DenseFeat(name, 1) for name in COUNTS]
+    model = DeepFM(columns, columns, dnn_hidden_units=HIDDEN, device="cpu")
+    model.compile("adam", "binary_crossentropy")
+    begin = time.monotonic()
+    model.fit(by_name(mine), mine.labels, batch_size=batch, epochs=1, verbose=0)
+    train_s = time.monotonic() - begin
+    return Outcome(prepare_s, train_s, auc(theirs.labels, model.predict(by_name(theirs), 10_000)))
+
+
+def torch_rechub(train: list[Path], test: list[Path], batch: int) -> Outcome:
+    from torch_rechub.basic.features import DenseFeature, SparseFeature
+    from torch_rechub.models.ranking import DeepFM
+    from torch_rechub.trainers import CTRTrainer
+    from torch_rechub.utils.data import DataGenerator
+
+    mine, theirs, sizes, prepare_s = encode(train, test, log1p=True)
+    slots = [SparseFeature(name, vocab_size=n, embed_dim=DIM) for name, n in zip(CATEGORIES, sizes, strict=True)]
+    dense = [DenseFeature(name) for name in COUNTS]
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.monotonic()
+        data = DataGenerator(by_name(mine), mine.labels)
+        reader, _, tester = data.generate_dataloader(
+            x_val=by_name(theirs), y_val=theirs.labels, x_test=by_name(theirs), y_test=theirs.labels, batch_size=batch
+        )
+        model = DeepFM(slots + dense, slots, {"dims": list(HIDDEN), "dropout": 0.0, "activation": "relu"})
+        trainer = CTRTrainer(model, {"lr": 1e-3, "weight_decay": 0.0}, n_epoch=1, device="cpu", model_path=folder)
+        trainer.fit(reader)
+        train_s = time.monotonic() - begin
+        return Outcome(prepare_s, train_s, float(trainer.evaluate(trainer.model, tester)))
+
+
+def fuxictr(train: list[Path], test: list[Path], batch: int) -> Outcome:
+    """Its wheel has the layers and the trainer but not its zoo, so the DeepFM is put together here from its blocks."""
+    from fuxictr.preprocess import FeatureProcessor, build_dataset
+    from fuxictr.pytorch.dataloaders import RankDataLoader
+    from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
+    from fuxictr.pytorch.models import BaseModel
+
+    class DeepFM(BaseModel):  # type: ignore[misc]
+        def __init__(self, features: Any, **settings: Any) -> None:
+            super().__init__(features, model_id="DeepFM", **settings)
+            self.embedding = FeatureEmbedding(features, DIM)
+            self.fm = FactorizationMachine(features)
+            self.mlp = MLP_Block(
+                input_dim=features.sum_emb_out_dim(), output_dim=1, hidden_units=list(HIDDEN), hidden_activations="ReLU"
+            )
+            self.compile("adam", "binary_crossentropy", 1e-3)
+            self.reset_parameters()
+            self.model_to_device()
+
+        def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            x = self.get_inputs(inputs)
+            e = self.embedding(x)
+            return {"y_pred": self.output_activation(self.fm(x, e) + self.mlp(e.flatten(1)))}
+
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder)
+        names = {"train": train, "test": test}
+        header = ("\t".join(["click", *COUNTS, *CATEGORIES]) + "\n").encode()
+        for name, files in names.items():  # it wants a header; writing one is not counted
+            (raw / f"{name}.csv").write_bytes(header + b"".join(file.read_bytes() for file in files))
+        counts = {"name": COUNTS, "active": True, "dtype": "float", "type": "numeric", "fill_na": 0}
+        values = {"name": CATEGORIES, "active": True, "dtype": "str", "type": "categorical", "fill_na": ""}
+        counts["normalizer"] = "StandardScaler"
+        start_ray()
+        begin = time.monotonic()
+        processor = FeatureProcessor(
+            [counts, values], {"name": "click", "dtype": "float"}, dataset_id="criteo", data_root=folder
+        )
+        paths = build_dataset(processor, str(raw / "train.csv"), None, str(raw / "test.csv"), sep="\t")
+        prepare_s = time.monotonic() - begin
+        features = processor.feature_map
+        model = DeepFM(features, verbose=0, metrics=["AUC"], model_root=folder, save_best_only=False)
+        reader, _, tester = RankDataLoader(
+            features, train_data=paths[0], test_data=paths[2], batch_size=batch, data_format="parquet"
+        )
+        begin = time.monotonic()
+        model.train_epoch_only(reader) if hasattr(model, "train_epoch_only") else one_epoch(model, reader)
+        train_s = time.monotonic() - begin
+        return Outcome(prepare_s, train_s, float(model.evaluate(tester)["AUC"]))
+
+
+def one_epoch(model: Any, reader: Any) -> None:
+    """`fit` without its evaluation, which the other packages' seconds do not have either."""
+    model._max_gradient_norm, model._total_steps, model._eval_steps, model._stop_training = 10.0, 0, 1 << 60, False
+    model.train_epoch(reader)
+
+
+def start_ray() -> None:
+    """FuxiCTR prepares with Ray; its start is not counted."""
+    from fuxictr.preprocess.build_dataset import init_ray
+
+    init_ray()
+
+
+PEERS: dict[str, tuple[str, Callable[..., Outcome]]] = {
+    "DeepCTR-Torch": ("deepctr_torch", deepctr_torch),
+    "Torch-RecHub": ("torch_rechub", torch_rechub),
+    "FuxiCTR": ("fuxictr", fuxictr),
+}
+"""Name -> the module it needs, and how it is run."""
+
+
+def installed() -> tuple[list[str], list[str]]:
+    """The peers that can be imported, and those that cannot."""
+    there = [name for name, (module, _) in PEERS.items() if importlib.util.find_spec(module) is not None]
+    return there, [name for name in PEERS if name not in there]
+
+
+def run(name: str, train: list[Path], test: list[Path], batch: int) -> Outcome:
+    """Runs a peer without its own output."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return PEERS[name][1](train, test, batch)
