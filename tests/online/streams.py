@@ -11,6 +11,7 @@ SCHEMA = Schema(
     dense=(Dense("price"),), slots=(Slot("user"), Slot("ad"), Slot("site", multi=True)), label="click", time="time"
 )
 HEADER = "click,time,price,user,ad,site"
+RULE = {"name": "adagrad", "lr": 0.1, "initial_g2sum": 0.3}
 START = 1767225600  # 2026-01-01 00:00 UTC
 
 
@@ -48,7 +49,7 @@ def settings(folder: Path, splits: int = 2, **more: Any) -> dict[str, Any]:
     config: dict[str, Any] = {
         "data": {"format": "csv", "schema": str(folder / "schema.yaml"), "batch_size": 16, "threads": 0},
         "model": {"name": "deepfm", "hidden": [4]},
-        "table": {"dim": 2, "decay_rate": 0.9, "delete_threshold": 0.15, "base_threshold": 0.15},
+        "table": {"dim": 2, "rule": RULE, "decay_rate": 0.9, "delete_threshold": 0.15, "base_threshold": 0.15},
         "train": {"deterministic": True, "threads": 1},
         "run": {"dir": str(folder / "run"), "checkpoint_every": None},
         "online": {
