@@ -1,4 +1,4 @@
-"""python killed.py CONFIG KILLS SEED: trains in child processes, killing each at a random moment, until one finishes."""
+"""python killed.py CONFIG KILLS SEED [online]: trains in child processes, killing each at a random moment, until one finishes."""
 
 import os
 import random
@@ -9,12 +9,18 @@ from pathlib import Path
 
 from clickfleet import run  # loaded once: the children are forks
 
+if online := "online" in sys.argv:
+    from clickfleet.online.learn import learn
+
 
 def child(config: str) -> int:
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
+            if online:
+                learn(config, quiet=True)
+                os._exit(0)
             started = (Path(config).parent / "run/checkpoints/LATEST").exists()
             run.train(config, resume=started, quiet=True)
             code = 0
@@ -27,10 +33,10 @@ def child(config: str) -> int:
 
 def main(config: str, kills: int, seed: int) -> None:
     rng = random.Random(seed)
-    killed = 0
+    killed, longest, latest = 0, 0.5, None
     while True:
         pid = child(config)
-        deadline = time.monotonic() + (rng.uniform(0.02, 0.5) if killed < kills else 60)
+        deadline = time.monotonic() + (rng.uniform(0.02, longest) if killed < kills else 60)
         status = None
         while status is None and time.monotonic() < deadline:
             done, code = os.waitpid(pid, os.WNOHANG)
@@ -42,6 +48,12 @@ def main(config: str, kills: int, seed: int) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         killed += 1
+        pointer = Path(config).parent / "run/checkpoints/LATEST"
+        found = pointer.read_text() if pointer.exists() else None
+        longest = (
+            min(longest * 1.3, 20) if found == latest else max(longest * 0.8, 0.3)
+        )  # moments of work, however slow it is
+        latest = found
 
 
 if __name__ == "__main__":

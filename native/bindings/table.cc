@@ -140,7 +140,11 @@ void bind_table(nb::module_& m) {
            [](Table& table, const Array<const uint64_t>& changed, const Array<const uint64_t>& deleted) {
              const nb::gil_scoped_release nogil;
              table.restore_changes(changed.data(), changed.size(), deleted.data(), deleted.size());
-           });
+           })
+      .def("restore_readers", [](Table& table, const Array<const uint64_t>& keys) {
+        const nb::gil_scoped_release nogil;
+        table.restore_readers(keys.data(), keys.size());
+      });
 }
 
 }  // namespace clickfleet

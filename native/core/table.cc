@@ -373,6 +373,27 @@ void Table::restore_changes(const uint64_t* changed, size_t n_changed, const uin
   }
 }
 
+void Table::restore_readers(const uint64_t* keys, size_t n) {
+  const Gate::Pass pass(gate_, true);
+  tracking_.store(true, std::memory_order_relaxed);
+  const auto owed = static_cast<float>(config_.policy.delta_threshold);
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t hash = mix64(keys[i]);
+    Stripe& stripe = *stripes_[stripe_of(hash)];
+    const std::unique_lock guard(stripe.lock);
+    const Ref ref = stripe.find(hash, keys[i]);
+    if (!ref) {
+      stripe.deleted.push_back(keys[i]);
+      continue;
+    }
+    Row row = stripe.row(ref);
+    touch(stripe, row, ref.full(), hash);
+    row.flags() |= kListed;
+    row.set_delta_score(std::max(row.delta_score(), owed));
+    mark_changed(stripe, row);
+  }
+}
+
 Stats Table::stats() const {
   Stats stats;
   for (const auto& stripe : stripes_) {

@@ -83,6 +83,8 @@ class Table {
   void restore(const Rows& rows, int first, int last);
   // Continues a published log: `changed` rows and `deleted` keys are part of the next changes.
   void restore_changes(const uint64_t* changed, size_t n_changed, const uint64_t* deleted, size_t n_deleted);
+  // Readers have other rows of these keys than are here, or none: the next changes set or delete each of them.
+  void restore_readers(const uint64_t* keys, size_t n);
   bool tracking() const { return tracking_.load(std::memory_order_relaxed); }
 
  private:

@@ -33,8 +33,10 @@ GOLDEN_ROWS = 16
 class Publisher:
     """Appends the state of a learner to a published log; call it between two steps."""
 
-    def __init__(self, learner: Learner, folder: Path | str, outputs: Sequence[str] = OUTPUTS) -> None:
-        self.learner, self.log = learner, Log(folder)
+    def __init__(
+        self, learner: Learner, folder: Path | str, outputs: Sequence[str] = OUTPUTS, cache: Path | None = None
+    ) -> None:
+        self.learner, self.log, self._cache = learner, Log(folder), cache
         self._outputs = tuple(outputs)
         self._graph: Graph | None = None
 
@@ -52,7 +54,7 @@ class Publisher:
     def content(self, step: int, **info: Any) -> Content:
         """What an entry says besides its rows, as of now."""
         if self._graph is None:
-            self._graph = Graph(self.learner.model, self.learner.shape, self._outputs)
+            self._graph = Graph(self.learner.model, self.learner.shape, self._outputs, cache=self._cache)
         return content(self.learner, self._graph, step, **info)
 
 

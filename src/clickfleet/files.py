@@ -53,7 +53,7 @@ def _expand_local(path: str) -> list[str]:
 
 def _expand_url(url: str) -> list[str]:
     with reading(url):
-        fs, path = _filesystem(url)
+        fs, path = filesystem(url)
         if glob.has_magic(path):
             matches = sorted(cast(list[str], fs.glob(path)))
         elif fs.isdir(path):
@@ -66,7 +66,7 @@ def _expand_url(url: str) -> list[str]:
     return kept
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
+def filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
@@ -99,7 +99,7 @@ def open_bytes(path: str) -> IO[bytes]:
     """The file as it is stored."""
     with reading(path):
         if "://" in path:
-            fs, inner = _filesystem(path)
+            fs, inner = filesystem(path)
             return cast(IO[bytes], fs.open(inner, "rb"))
         return open(path, "rb", buffering=0)
 

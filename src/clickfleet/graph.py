@@ -10,6 +10,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,16 @@ class Kept:
 
 
 class Graph:
-    """The network of a model, ready to be written with any weights."""
+    """The network of a model, ready to be written with any weights; the file `cache` saves the export when a run goes on."""
 
-    def __init__(self, model: Model, shape: Shape, outputs: Sequence[str] = OUTPUTS, kept: Kept | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        shape: Shape,
+        outputs: Sequence[str] = OUTPUTS,
+        kept: Kept | None = None,
+        cache: Path | None = None,
+    ) -> None:
         model = copy.deepcopy(model).cpu().eval()
         self.outputs = tuple(outputs)
         known = [*OUTPUTS, *_layers(model, shape)]
@@ -47,8 +55,19 @@ class Graph:
             raise ConfigError("outputs must be different names, at least one")
         self._module = _Exported(model, shape, self.outputs, kept).eval()
         example = _example(shape, kept)
-        self._proto = _export(self._module, example, self.outputs)
-        self._check(example)
+        found = None if cache is None else _read(cache)
+        if found is not None:
+            self._proto = found
+            try:
+                self.bytes(model.state_dict())
+                self._check(example)
+            except Exception:  # of another model, or of another version: whatever it says, it is made anew
+                found = None
+        if found is None:
+            self._proto = _export(self._module, example, self.outputs)
+            self._check(example)
+            if cache is not None:
+                cache.write_bytes(self._proto.SerializeToString(deterministic=True))
 
     def bytes(self, weights: Mapping[str, Tensor]) -> bytes:
         """The file, with these parameters and buffers of the model."""
@@ -129,7 +148,16 @@ class _Exported(nn.Module):
 def _example(shape: Shape, kept: Kept | None = None) -> tuple[Tensor, ...]:
     rows = 3
     dense, slots = (shape.dense, shape.slots) if kept is None else (len(kept.dense), len(kept.slots))
-    return torch.rand(rows, dense), torch.rand(rows, slots), torch.rand(rows, slots, shape.factors)
+    own = torch.Generator().manual_seed(rows)  # the common one belongs to training
+    sizes = (rows, dense), (rows, slots), (rows, slots, shape.factors)
+    return tuple(torch.rand(size, generator=own) for size in sizes)
+
+
+def _read(cache: Path) -> onnx.ModelProto | None:
+    try:
+        return onnx.load_from_string(cache.read_bytes())
+    except Exception:  # not there, or cut short
+        return None
 
 
 def _layers(model: Model, shape: Shape) -> list[str]:

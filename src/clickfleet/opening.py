@@ -20,6 +20,19 @@ Data = Any
 """Paths of files, or anything a Feed takes: a frame, a table, a mapping of arrays, rows, batches."""
 
 
+def schema_of(config: Config) -> Schema:
+    """What the configuration says the data are: data.schema, data.preset, or the format's own."""
+    of = config.data
+    if of.schema or of.preset:
+        return schemas.read_schema(of.schema) if of.schema else schemas.preset(str(of.preset))
+    form: Any = load_format({"name": of.format.name, **of.format.settings})
+    if form.schema is None:
+        raise ConfigError(
+            "this format does not say what its columns mean, so a schema is needed", "set data.schema, or name a preset"
+        )
+    return form.schema  # type: ignore[no-any-return]
+
+
 def open_source(
     config: Config, data: Data, schema: Schema | None, *, labels: bool = False, folder: Path | None = None
 ) -> Source:

@@ -279,41 +279,81 @@ class Run:
 @dataclass(frozen=True)
 class Kafka:
     brokers: str
+    """host:port, several with commas."""
     topic: str
-    rows_per_pass: Count
+    rows_per_pass: Count | None = None
+    """A pass is so many rows; or give interval."""
+    interval: Seconds | None = None
+    """A pass is so much event time, counted from the start of the day."""
+    format: Literal["text", "json", "arrow"] = "text"
+    """What a message is: lines of data.format, JSON objects (one per line), or an Arrow IPC stream."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a new run begins to read."""
+    idle: Seconds = 60.0
+    """A partition with nothing to read holds a pass's or day's end up for so long after that moment has passed."""
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Further settings of librdkafka, such as security.protocol."""
 
 
 @dataclass(frozen=True)
 class Online:
     dir: FilePath | None = None
-    """Logs as <dir>/<day>/<split>/; or give kafka."""
+    """Logs as <dir>/<day>/<HHMM>/; or give kafka."""
     kafka: Kafka | None = None
     start_day: int | None = None
     """YYYYMMDD."""
     end_day: int | None = None
     """The last day; none to run for ever."""
     split_interval: Seconds = 3600.0
+    """Time between two folders of a day."""
     splits_per_pass: Count = 1
     done_file: str | None = "_DONE"
+    """What must be in a folder before it is read; none to read folders as soon as they are there."""
+    poll: Seconds = 10.0
+    """Time between two looks for something that is not there yet."""
+    prefetch: bool = True
+    """The next pass is read while this one is trained on."""
+    shuffle: bool = True
+    """Shuffles a pass: all its rows, or data.shuffle of them at a time."""
     checkpoint_every_passes: Count = 1
     delta_every_passes: Count = 1
-    validate: Literal["progressive", "none"] = "progressive"
+    first_base: bool = False
+    """Publishes a base before the first pass."""
+    validate: Literal["pass", "progressive", "none"] = "progressive"
+    """What is scored before it is trained on: the whole pass by the model as it was, or each batch in its turn."""
     timezone: str = "UTC"
+    """Where days begin."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    auc_drop: float | None = 0.02
-    """An entry whose AUC fell by more is held back."""
+    """An entry of the model log is held back where a number lies outside; none: not looked at."""
+
+    auc_drop: Annotated[float, Gt(0)] | None = 0.02
+    """The AUC fell by more below the mean of the passes released before."""
     copc: tuple[float, float] | None = (0.8, 1.25)
-    """So is one whose calibration lies outside."""
+    """Actual over predicted clicks lie outside of these."""
+    nan_share: Share | None = 0.001
+    """A larger share of the scores are no numbers."""
+    delta_share: Annotated[float, Gt(0)] | None = None
+    """A delta has more rows than this share of the table."""
+    window: Count = 24
+    """Passes that the mean AUC is taken of."""
+    min_rows: Annotated[int, Ge(0)] = 1000
+    """Passes with fewer rows are not judged by AUC and COPC."""
 
 
 @dataclass(frozen=True)
 class Publish:
     guard: Guard = field(default_factory=Guard)
     freshness_slo: Seconds = 60.0
+    """A warning says when the slowest percent of events took longer to be published."""
     keep_chains: Count = 2
+    """Bases, with their deltas, that are kept; older ones are removed."""
+    to: str | None = None
+    """A URL where every entry is copied to."""
+    done_files: bool = True
+    """Also writes base_donefile.txt, patch_donefile.txt and donefile.txt."""
 
 
 @dataclass(frozen=True)

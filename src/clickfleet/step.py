@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clickfleet import devices
 from clickfleet.batch import Batch, Floats
 from clickfleet.embedding import Embedding, Push
 from clickfleet.losses import Loss
-from clickfleet.models import Model
+from clickfleet.models import Inputs, Model
 from clickfleet.optimizers import Flat
 from clickfleet.schema import Schema
 
@@ -66,6 +66,8 @@ class Step:
         self.flat, self.model, self.loss = flat, flat.model, loss
         self.decay = decay
         self.device, self.embedding = device, Embedding(schema, factors, device)
+        self.score_first = False
+        """Scores are of a forward pass in evaluation mode before the one that trains, where the latter adds noise."""
         self.matrices = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1] if loss.config.l2 else []
 
     def __call__(self, batch: Batch, rows: Floats) -> Result:
@@ -74,18 +76,32 @@ class Step:
         x = self.embedding.inputs(batch, rows)
         labels, weights = self._tensor(batch.labels), None if batch.weights is None else self._tensor(batch.weights)
         self.flat.zero_grads()
+        clean = self._evaluate(x) if self.score_first else None
         logits = self.model(x)
         loss = self.loss.total(logits, labels, weights, self.model.extra_loss(), self.matrices)
         value = loss.item()
         if not math.isfinite(value):
             raise NotFiniteError(batch, value)
         loss.backward()  # type: ignore[no-untyped-call]
-        scores = torch.sigmoid(self.loss.sampled(logits.detach())).cpu().numpy()
+        scores = torch.sigmoid(self.loss.sampled(logits.detach() if clean is None else clean)).cpu().numpy()
         scale = self.loss.dense_scale(labels, weights)
         push = self.embedding.push(batch, x)
         if self.decay is not None:
             self.decay.add(push, rows)
         return Result(value, scores, push, scale)
+
+    def is_noisy(self) -> bool:
+        """Whether training scores a batch otherwise than evaluation would: by dropout or batch norm."""
+        kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+        return any(isinstance(part, kinds) or getattr(part, "dropout", 0.0) for part in self.model.modules())
+
+    @torch.no_grad()
+    def _evaluate(self, x: Inputs) -> Tensor:
+        self.model.eval()
+        try:
+            return self.model(x)
+        finally:
+            self.model.train()
 
     def _tensor(self, column: Floats) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column)).to(self.device)

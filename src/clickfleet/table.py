@@ -220,6 +220,10 @@ class Table:
         """Makes every row a day older; a push makes its rows new again."""
         self.core.end_day()
 
+    def restore_readers(self, keys: Keys) -> None:
+        """Readers may have any rows of these keys, or none: the next changes will set or delete each of them."""
+        self.core.restore_readers(_checked("keys", keys, np.uint64, (None,)))
+
     def stats(self) -> dict[str, int]:
         """Rows, bytes and counts of what happened to rows.
 

@@ -18,6 +18,7 @@ PARTS = {
     "cluster": ("cluster", ("ray", "pyzmq")),
     "serving": ("serve", ("onnxruntime", "uvicorn", "starlette", "msgspec", "orjson", "grpcio", "prometheus-client")),
     "rows in Redis": ("redis", ("redis",)),
+    "Kafka topics": ("kafka", ("confluent-kafka",)),
 }
 PROGRAMS: dict[str, str] = {"wrk": "benchmarks/serve.py"}  # program -> what needs it
 

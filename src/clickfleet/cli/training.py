@@ -47,12 +47,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
 ) -> Result:
     """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl, config.yaml and report.html."""
-    overrides = list(settings or [])
-    path: str | None = config
-    if "=" in config and not Path(config).exists():
-        overrides.insert(0, config)
-        path = None
-
+    path, overrides = given(config, settings)
     from clickfleet import run
 
     done = run.train(path, *overrides, resume=resume)
@@ -72,6 +67,13 @@ def tell(done: Any) -> None:
     if done.best is not None:
         say(f"best test AUC {done.best_auc:.4f}: {done.best}")
     say(f"checkpoint: {done.path}")
+
+
+def given(config: str, settings: list[str] | None) -> tuple[str | None, list[str]]:
+    """The configuration's file, unless the first argument is a setting already, and the settings."""
+    if "=" in config and not Path(config).exists():
+        return None, [config, *(settings or [])]
+    return config, list(settings or [])
 
 
 def evaluate(

@@ -1,0 +1,50 @@
+"""One process at a time in a folder; the system gives the lock back when its holder dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from clickfleet.errors import CheckpointError
+
+
+class Lock:
+    """Held inside a `with` block; refused while another process holds it, or awaited for `patience_s`."""
+
+    def __init__(self, path: Path, what: str, patience_s: float = 0.0) -> None:
+        self.path, self.what, self.patience_s = path, what, patience_s
+        self._handle: int | None = None
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    continue
+                holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+                os.close(handle)
+                raise CheckpointError(
+                    f"{self.path.parent} is in use: {holder} {self.what} there", "wait for it, or stop it first"
+                ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self._handle = handle
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

@@ -1,0 +1,94 @@
+"""The original's done files, for consumers that wait for them: a line per base, delta and checkpoint.
+
+    <run>/model/base_donefile.txt  patch_donefile.txt     {"id", "key", "input", "monitor_data"} per line
+    <run>/model/donefile.txt                              day, base key, path, pass (-1: the day's end), 0
+    <run>/model/<day>/delta-<pass>/000, <next day>/base/000, <day>/<pass>    links to the entries and checkpoints
+
+`key` is the second in which the base was made that a delta belongs to.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from clickfleet.online.passes import Position, number_of, parse_day
+from clickfleet.published import Entry
+
+
+class DoneFiles:
+    """Appends lines that are newer than those there."""
+
+    def __init__(self, folder: Path, first_day: int | None) -> None:
+        self.folder, self.first_day = folder, first_day
+        self._pending: tuple[int, int, Path] | None = None
+
+    def published(self, entry: Entry, position: Position | None, results: dict[str, Any] | None) -> None:
+        """An entry was published after the pass of a position (None: before the first)."""
+        now = int(time.time())
+        if entry.base:
+            today = self.first_day or number_of(datetime.date.today())
+            day = today if position is None else _next(position["day"])
+            name, path, key = "base_donefile.txt", f"{day}/base", now
+        else:
+            assert position is not None
+            day = position["day"]
+            name, path = "patch_donefile.txt", f"{day}/delta-{position['pass']}"
+            key = self._base_key() or now
+        self._link(f"{path}/000", entry.path)
+        facts = {
+            "id": key if entry.base else now,
+            "key": key,
+            "input": f"{self.folder / path}/000",
+            "monitor_data": "" if results is None else _monitor(results),
+        }
+        if not any(line["input"] == facts["input"] for line in self._lines(name)):
+            self._append(name, json.dumps(facts))
+
+    def checkpointed(self, position: Position, end_of_day: bool, path: Path) -> None:
+        """A checkpoint is being written; its line follows once it is there, which is when the next one begins."""
+        self.flush()
+        day, number = position["day"], position["pass"]
+        self._pending = (_next(day), -1, path) if end_of_day else (day, number, path)
+
+    def flush(self) -> None:
+        if self._pending is None:
+            return
+        (day, number, path), self._pending = self._pending, None
+        file = self.folder / "donefile.txt"
+        known = {tuple(line.split("\t")[::3]) for line in file.read_text().splitlines()} if file.exists() else set()
+        if path.exists() and (str(day), str(number)) not in known:
+            self._link(f"{day}/{max(number, 0)}", path)
+            self._append("donefile.txt", f"{day}\t{self._base_key() or 0}\t{path}\t{number}\t0")
+
+    def _base_key(self) -> int | None:
+        lines = self._lines("base_donefile.txt")
+        return lines[-1]["key"] if lines else None
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        file = self.folder / name
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def _append(self, name: str, line: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / name).open("a") as out:
+            out.write(line + "\n")
+
+    def _link(self, name: str, path: Path) -> None:
+        link = self.folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.relpath(path, link.parent))
+
+
+def _next(day: int) -> int:
+    return number_of(parse_day(day, "the day") + datetime.timedelta(days=1))
+
+
+def _monitor(results: dict[str, Any]) -> str:
+    names = {"auc": "AUC", "actual_ctr": "Actual_CTR", "predicted_ctr": "Predicted_CTR", "calibration": "COPC"}
+    return " ".join(f"{text}={results[key]:.6f}" for key, text in names.items() if results.get(key) is not None)

@@ -1,0 +1,70 @@
+"""How old events are when they have been trained on, and when they can be served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST = 1 << 16
+"""Different seconds that are told apart; beyond it, time is counted more coarsely."""
+
+
+class Freshness:
+    """Counts events by the second they happened in, until a publication carries them.
+
+    >>> now = 1000.0
+    >>> fresh = Freshness(clock=lambda: now)
+    >>> fresh.trained(np.array([990, 990, 940]))
+    >>> now = 1010.0
+    >>> fresh.published()
+    {'event_to_trained_p50': 10.0, 'event_to_trained_p99': 60.0, 'event_to_published_p50': 20.0, 'event_to_published_p99': 70.0}
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._happened: Counter[int] = Counter()
+        self._ages: Counter[int] = Counter()
+        self._unit = 1
+
+    def trained(self, times: NDArray[np.int64], rows: int | None = None) -> None:
+        """Events of these times were trained on now; with `rows`, so many, spread evenly over the times."""
+        now = self.clock()
+        seconds, counts = np.unique(times // self._unit * self._unit, return_counts=True)
+        share = 1.0 if rows is None else rows / max(len(times), 1)
+        for second, count in zip(seconds.tolist(), (counts * share).tolist(), strict=True):
+            self._happened[second] += count
+            self._ages[max(0, int(now - second))] += count
+        if len(self._happened) > MOST:
+            self._unit *= 60
+            coarse: Counter[int] = Counter()
+            for second, count in self._happened.items():
+                coarse[second // self._unit * self._unit] += count
+            self._happened = coarse
+
+    def published(self) -> dict[str, float]:
+        """Quantiles in seconds over all events since the last publication, which they now are part of."""
+        now = self.clock()
+        waited = Counter({max(0.0, now - second): count for second, count in self._happened.items()})
+        found = {
+            f"event_to_{what}_p{percent}": quantile(counts, percent / 100)
+            for what, counts in (("trained", self._ages), ("published", waited))
+            for percent in (50, 99)
+            if counts
+        }
+        self._happened.clear()
+        self._ages.clear()
+        return found
+
+
+def quantile(counts: Counter[Any], share: float) -> float:
+    """The smallest value that at least that share of the events do not exceed."""
+    wanted, seen = share * sum(counts.values()), 0.0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen >= wanted - 1e-9:
+            return float(value)
+    raise ValueError("there are no events")

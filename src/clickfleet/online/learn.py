@@ -1,0 +1,243 @@
+"""A configuration and a stream -> a model that is trained pass by pass and published as it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import torch
+
+from clickfleet import checkpoint, modes, saving
+from clickfleet.config import Config, dump
+from clickfleet.errors import ConfigError
+from clickfleet.feeds import Feed
+from clickfleet.learner import Learner
+from clickfleet.lock import Lock
+from clickfleet.metrics import Metrics
+from clickfleet.online.directories import Directories
+from clickfleet.online.freshness import Freshness
+from clickfleet.online.own import Own
+from clickfleet.online.passes import PassSource, parse_day
+from clickfleet.online.release import Release
+from clickfleet.online.session import PassJob, PassSession
+from clickfleet.online.supply import Supply
+from clickfleet.opening import schema_of
+from clickfleet.run import check, check_arrangement, configure, cpu_class, hogwild, not_finite
+from clickfleet.schema import Schema
+from clickfleet.scoring import Results
+from clickfleet.step import NotFiniteError
+from clickfleet.trained import Trained, cores
+from clickfleet.watch import Watch
+
+
+@dataclass
+class Learned(Trained):
+    """What online learning made, and how far it came."""
+
+    learner: Learner
+    path: Path | None
+    threads: int
+    passes: int = 0
+    """Since the run began."""
+    rows: int = 0
+    """Rows trained on by this call."""
+    seconds: float = 0.0
+    rows_per_s: float = 0.0
+    last: Results = field(default_factory=dict)
+    """Metrics of the last pass."""
+    validated: Results = field(default_factory=dict)
+    """With online.validate=pass: metrics of all passes scored by this call, but those of its first day."""
+    last_sequence: int | None = None
+    held: int = 0
+    """Entries held back since the last one released."""
+    day: int | None = None
+    signal: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "passes": self.passes,
+            "last_sequence": self.last_sequence,
+            "held": self.held,
+            "day": self.day,
+            "rows": self.rows,
+            "seconds": self.seconds,
+            "rows_per_s": self.rows_per_s,
+            "auc": self.last.get("auc"),
+            "checkpoint": None if self.path is None else str(self.path),
+        }
+
+
+def learn(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *overrides: str,
+    source: Iterable[tuple[Any, int, int]] | None = None,
+    schema: Schema | None = None,
+    quiet: bool = False,
+) -> Learned:
+    """Learns from a stream until its last day; a run folder that holds a run goes on where that one stopped.
+
+    `source` may be any iterable of (data, day, pass) instead of online.dir or online.kafka.
+    """
+    settings = configure(config, overrides)
+    check(settings)
+    folder = Path(settings.run.dir).absolute()
+    settings = replace(settings, run=replace(settings.run, dir=str(folder)))
+    check_online(settings, source is not None)
+    schema = schema or schema_of(settings)
+    with Lock(folder / ".lock", "trains"):
+        return _learn(settings, schema, folder, source, quiet)
+
+
+def _learn(
+    config: Config, schema: Schema, folder: Path, stream: Iterable[tuple[Any, int, int]] | None, quiet: bool
+) -> Learned:
+    metrics = make_metrics(config, schema)
+    arrangement = arrange(config)
+    checkpoints = folder / "checkpoints"
+    watch = Watch(folder, quiet=quiet)
+    saver = saving.Saver(checkpoints, config.run.keep, False, watch.log)
+    state: saving.State | None = None
+    if checkpoint.steps(checkpoints):
+        path = checkpoint.latest(checkpoints)
+        learner, state = saving.resume(path, config, schema, metrics)
+        if "online" not in state:
+            raise ConfigError(
+                f"{folder} holds a run of `train`", "start from it with train.init_from in another run.dir"
+            )
+        check_arrangement(state["arrangement"], arrangement)
+        checkpoint.forget_after(checkpoints, state["step"])
+        saver.last = (state["step"], path)
+        watch.log(f"going on from {path}")
+    else:
+        torch.manual_seed(config.train.seed)
+        learner = start(config, schema, watch)
+    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
+    fresh = Freshness(time.time)
+    source = make_source(config, folder, stream, watch)
+    supply = Supply(config, schema, source, folder, watch.log)
+    release = Release(config, learner, folder, watch, fresh)
+    session = PassSession(config, watch, saver, supply, release, arrangement)
+    nothing = Feed([], schema)
+    trainers, threads = arrangement["hogwild"], arrangement["threads"]
+    job = PassJob(learner, nothing, metrics, session.attend, watch.tick, trainers=trainers, threads=threads)
+    job.fresh = fresh
+    if config.online.validate == "progressive":
+        for trainer in job.trainers:
+            trainer.step.score_first = trainer.step.is_noisy()
+    if state is not None:
+        session.restore(job, state)
+    else:
+        watch.forget_after(0)  # of a run killed before its first checkpoint
+    before = job.rows
+    try:
+        with session.interruptible():
+            modes.load(config)(job)
+    except NotFiniteError as problem:
+        saver.wait()
+        raise not_finite(problem, job.steps, folder, saver) from None
+    finally:
+        job.close()
+        saver.wait()  # a checkpoint under way is finished even if training failed
+        if session.now is not None:
+            session.now[1].close()
+        supply.close()
+        watch.close()
+    rows = job.rows - before
+    return Learned(
+        learner,
+        None if saver.last is None else saver.last[1],
+        threads,
+        passes=session.course.passes,
+        rows=rows,
+        seconds=session.trained_s + session.last_save_s,
+        rows_per_s=rows / session.trained_s if session.trained_s else 0.0,
+        last=session.last,
+        validated=dict(session.validated.results()),
+        last_sequence=release.last_sequence,
+        held=release.held,
+        day=None if session.course.position is None else session.course.position["day"],
+        signal=session.signal,
+    )
+
+
+def make_metrics(config: Config, schema: Schema) -> Metrics:
+    of = config.train.metrics
+    return Metrics(of.thresholds, of.sliding or None, groups=schema.group is not None)
+
+
+def arrange(config: Config) -> dict[str, Any]:
+    return {
+        "deterministic": config.train.deterministic,
+        "threads": cores(config),
+        "hogwild": hogwild(config),
+        "cpu": cpu_class(),
+    }
+
+
+def start(config: Config, schema: Schema, watch: Watch) -> Learner:
+    """A new learner, or one that starts from an older model."""
+    if config.train.init_from is None:
+        return Learner(config, schema)
+    learner, anew = saving.start_from(saving.resolve(config.train.init_from), config, schema)
+    watch.log(f"starting from {config.train.init_from}")
+    for what in anew:
+        watch.log(f"initialised anew: {what}")
+    return learner
+
+
+def check_online(config: Config, own: bool) -> None:
+    """Refuses settings that contradict each other or would have no effect."""
+    online = config.online
+    if own + (online.dir is not None) + (online.kafka is not None) != 1:
+        raise ConfigError(
+            "online learning needs one stream", "set online.dir (timed folders) or online.kafka, and not both"
+        )
+    for key, given in {
+        "data.train": config.data.train,
+        "data.test": config.data.test,
+        "train.eval_every": config.train.eval_every,
+        "train.patience": config.train.patience,
+        "train.epochs": config.train.epochs > 1,
+        "train.metrics.slices": config.train.metrics.slices,
+    }.items():
+        if given:
+            raise ConfigError(f"{key} is for training on files, not for a stream", "remove it")
+    if config.mode.name != "local":
+        raise ConfigError(
+            f"mode.name is {config.mode.name}, and online learning runs in one process", "set it to local"
+        )
+    for key in ("start_day", "end_day"):
+        if (day := getattr(online, key)) is not None:
+            parse_day(day, f"online.{key}")
+    if online.end_day is not None and online.start_day is not None and online.end_day < online.start_day:
+        raise ConfigError(f"online.end_day {online.end_day} lies before online.start_day {online.start_day}")
+
+
+def zone_of(config: Config) -> ZoneInfo:
+    try:
+        return ZoneInfo(config.online.timezone)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ConfigError(
+            f"online.timezone {config.online.timezone!r} is not known", "name one such as Europe/Zurich"
+        ) from None
+
+
+def make_source(
+    config: Config, folder: Path, stream: Iterable[tuple[Any, int, int]] | None, watch: Watch
+) -> PassSource:
+    """The stream that the configuration names."""
+
+    def warn(text: str) -> None:
+        watch.log(f"warning: {text}")
+
+    if stream is not None:
+        return Own(stream, config.online.end_day)
+    if config.online.dir is not None:
+        return Directories(config.online, zone_of(config), warn)
+    from clickfleet.online.kafka import Topic
+
+    return Topic(config, zone_of(config), folder / "spool", warn)

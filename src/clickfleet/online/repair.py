@@ -1,0 +1,149 @@
+"""What entries touched, and the way back to an earlier one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from clickfleet import _core
+from clickfleet.errors import CheckpointError
+from clickfleet.published import Content, Entry, Line, Log, Sample
+from clickfleet.table import Columns, Keys
+
+
+def touched(entry: Entry) -> Iterator[Keys]:
+    """Every key that an entry sets or deletes."""
+    for batch in entry.batches():
+        yield np.ascontiguousarray(batch.column("key").to_numpy())
+    yield np.ascontiguousarray(entry.deleted())
+
+
+def rollback(log: Log, sequence: int) -> Entry:
+    """Appends an entry after which readers have what they had at an earlier one.
+
+    Within a base and its deltas it costs what the deltas since then changed; back beyond a base, a base.
+    """
+    lines = log.lines()
+    numbers = [line.sequence for line in lines]
+    if sequence not in numbers:
+        known = f"entries {numbers[0]} to {numbers[-1]}" if numbers else "nothing"
+        raise CheckpointError(f"{log.folder} has no entry {sequence}", f"it holds {known}")
+    at = numbers.index(sequence)
+    past, newer = _since_base(lines[: at + 1]), lines[at + 1 :]
+    try:
+        chain = [log.entry(line) for line in past]
+    except CheckpointError as error:
+        raise CheckpointError(f"entry {sequence} cannot be gone back to: {error}", "its chain was removed") from error
+    if not newer:
+        return chain[-1]
+    target = chain[-1]
+    if any(line.kind == "base" for line in newer):
+        rows: _Restored = _Restored(chain, None, target.manifest["factors"])
+    else:
+        keys = np.unique(np.concatenate([keys for line in newer for keys in touched(log.entry(line))]))
+        rows = _Restored(chain, keys, target.manifest["factors"])
+    facts = target.manifest
+    content = Content(
+        schema=facts["schema"],
+        model=facts["model"],
+        factors=facts["factors"],
+        step=facts["step"],
+        graph=target.graph(),
+        golden=lambda sample: _golden(target, sample),
+        outputs=tuple(facts["outputs"]),
+        info={**target.info, "time": time.time(), "rollback_to": sequence},
+    )
+    return log.append(rows, content)
+
+
+def _golden(target: Entry, sample: Sample) -> pa.Table:
+    return target.golden()  # its requests hold again
+
+
+def _since_base(lines: list[Line]) -> list[Line]:
+    bases = [i for i, line in enumerate(lines) if line.kind == "base"]
+    return lines[bases[-1] :] if bases else lines
+
+
+class _Restored:
+    """Rows as a base and its deltas have them: all of them, or those of some keys, the absent ones of which are deleted."""
+
+    def __init__(self, chain: list[Entry], keys: Keys | None, factors: int) -> None:
+        self.base = keys is None
+        self._factors = factors
+        self._found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+        self._left = keys
+        """Keys still looked for; None: all of them, and `_seen` are those that later entries spoke of."""
+        self._seen: Keys = np.empty(0, np.uint64)
+        for entry in reversed(chain):
+            self._take(entry)
+        self._deleted: Keys = np.empty(0, np.uint64)
+        if self._left is not None:
+            found = [part["key"] for parts in self._found.values() for part in parts]
+            assert keys is not None
+            self._deleted = _in_order(np.setdiff1d(keys, np.concatenate([np.empty(0, np.uint64), *found])))
+
+    def _take(self, entry: Entry) -> None:
+        spoken: list[Keys] = [entry.deleted()]
+        for batch in entry.batches():
+            keys = batch.column("key").to_numpy()
+            if self._left is None:
+                places = np.flatnonzero(~np.isin(keys, self._seen))
+            else:
+                places = _search(keys, self._left)
+            spoken.append(keys if self._left is None else keys[places])
+            if len(places):
+                self._keep(batch.take(pa.array(places)))
+        known = np.concatenate(spoken)
+        if self._left is None:
+            self._seen = np.union1d(self._seen, known)
+        else:
+            self._left = np.setdiff1d(self._left, known)
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        embedx = batch.column("embedx").flatten().to_numpy()
+        full = len(embedx) > 0 or self._factors == 0
+        columns = {name: batch.column(name).to_numpy() for name in ("key", "slot", "embed_w")}
+        self._found[full].append({**columns, "embedx": embedx.reshape(batch.num_rows, -1)})
+
+    def __iter__(self) -> Iterator[Columns]:
+        for full, parts in self._found.items():
+            if not parts:
+                continue
+            whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            order = np.argsort(_mixed(whole["key"]), kind="stable")
+            columns = {name: np.ascontiguousarray(values[order]) for name, values in whole.items()}
+            yield {**columns, "embedx": columns["embedx"].reshape(-1), "full": full}
+
+    @property
+    def deleted(self) -> Keys:
+        return self._deleted
+
+
+def _mixed(keys: Keys) -> Keys:
+    out = np.empty(len(keys), np.uint64)
+    _core.mix64(np.ascontiguousarray(keys), out)
+    return out
+
+
+def _in_order(keys: Keys) -> Keys:
+    return keys[np.argsort(_mixed(keys), kind="stable")]
+
+
+def _search(rows: Keys, wanted: Keys) -> Any:
+    """Places of the wanted keys in rows that ascend by mix64, looking only at a few rows per key."""
+    goals = _mixed(wanted)
+    low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(rows), np.int64)
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        below = np.zeros(len(wanted), bool)
+        below[open_] = _mixed(rows[middle[open_]]) < goals[open_]
+        low, high = np.where(open_ & below, middle + 1, low), np.where(open_ & ~below, middle, high)
+    inside = low < len(rows)
+    hit = np.zeros(len(wanted), bool)
+    hit[inside] = rows[low[inside]] == wanted[inside]
+    return np.sort(low[hit])

@@ -1,0 +1,133 @@
+"""Passes -> sources of batches, one after the other; the next one is found, written down and read while this one is trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clickfleet.config import Config
+from clickfleet.errors import DataError
+from clickfleet.feeds import Feed
+from clickfleet.online.ahead import Ahead
+from clickfleet.online.passes import (
+    Pass,
+    PassSource,
+    Patience,
+    Plan,
+    Position,
+    StopWaitingError,
+)
+from clickfleet.opening import open_source
+from clickfleet.schema import Schema
+
+Supplied = tuple[Pass, Ahead]
+
+
+class Supply:
+    """Hands out passes in order, each with its rows on their way."""
+
+    def __init__(
+        self, config: Config, schema: Schema, source: PassSource, folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self.config, self.schema, self.source, self.folder = config, schema, source, folder
+        self.patience = Patience(say, config.online.poll)
+        self._plan = Plan(folder / "passes.jsonl")
+        self._found: Supplied | None = None
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def after(self, position: Position | None, stop: Callable[[], bool]) -> Supplied | None:
+        """The pass that follows; None when there are no more, or when `stop` said that waiting is over."""
+        self._begin(position)
+        assert self._thread is not None
+        while self._thread.is_alive():
+            self._thread.join(0.1)  # not for ever: a signal reaches Python only between two of its steps
+            if stop():
+                self.patience.call_off()
+        self._thread = None
+        found, self._found = self._found, None
+        error, self._error = self._error, None
+        if isinstance(error, StopWaitingError):
+            return None
+        if error is not None:
+            raise error
+        return found
+
+    def prefetch(self, position: Position) -> None:
+        """Begins to look for the pass after a position in the background."""
+        if self.config.online.prefetch:
+            self._begin(position)
+
+    def _begin(self, position: Position | None) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, args=(position,), name="clickfleet-next", daemon=True)
+            self._thread.start()
+
+    def resume(self, begun: Pass, before: Position | None, reader: dict[str, Any]) -> Supplied:
+        """A pass that was partly trained on; `before` is the position it followed."""
+        if begun.in_files:
+            found: Pass | None = self.source.again(begun, self.patience)
+            if found != begun:
+                raise DataError(
+                    f"the files of {begun.name} are not as they were, and it is partly trained on",
+                    "put them back; or remove the checkpoints made since that pass began",
+                )
+        else:
+            found = self.source.after(before, self.patience)
+            if found is None or (found.day, found.number) != (begun.day, begun.number):
+                raise DataError(f"the stream does not give {begun.name} again, which is partly trained on")
+        ahead = self.open(found)
+        ahead.restore(reader)
+        ahead.start()
+        return found, ahead
+
+    def _look(self, position: Position | None) -> None:
+        try:
+            planned = self._plan.after(position)
+            if planned is not None:
+                found: Pass | None = self.source.again(planned, self.patience)
+            else:
+                found = self.source.after(position, self.patience)
+            if found is None:
+                return
+            if found.in_files and found != planned:
+                self._plan.add(found)
+            ahead = self.open(found)
+            ahead.start()
+            self._found = found, ahead
+        except BaseException as error:
+            self._error = error
+
+    def open(self, found: Pass) -> Ahead:
+        """The rows of a pass, shuffled by its name."""
+        config, whole = self.config, self.config.online.validate == "pass"
+        if found.in_files and not found.data:
+            return Ahead(Feed([], self.schema, config.data.batch_size), whole=whole)
+        data = config.data
+        shuffle = (data.shuffle or "global") if found.in_files and config.online.shuffle else 0
+        if data.bad_lines == "quarantine" and data.quarantine is None:
+            aside = self.folder / "quarantine" / f"{found.day}-{found.number}.txt"
+            data = replace(data, quarantine=str(aside))
+            aside.parent.mkdir(exist_ok=True)
+        named = f"{config.train.seed}/{found.day}/{found.number}".encode()
+        seed = int.from_bytes(hashlib.blake2b(named, digest_size=7).digest())
+        settings = replace(
+            config,
+            data=replace(data, shuffle=shuffle, format=self.source.format or data.format),
+            train=replace(config.train, seed=seed),
+        )
+        rows = list(found.data) if found.in_files else found.data
+        return Ahead(open_source(settings, rows, self.schema, labels=True, folder=self.folder), whole=whole)
+
+    def close(self) -> None:
+        self.patience.call_off()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._found is not None:
+            self._found[1].close()
+        self.source.close()

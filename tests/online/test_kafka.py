@@ -1,0 +1,237 @@
+"""A topic as passes, on librdkafka's mock cluster: offsets, days, restarts, faults."""
+
+import io
+import json
+import shutil
+import time
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+
+from clickfleet.errors import ConfigError, DataError
+from clickfleet.online.passes import Patience, StopWaitingError
+from clickfleet.published import Log
+from clickfleet.run import configure
+from streams import HEADER, SCHEMA, START, lines
+
+kafka = pytest.importorskip("confluent_kafka")
+PARTITIONS = 4  # what the mock cluster gives a topic
+DAY = 86400
+
+
+class Broker:
+    """A mock cluster of one broker, alive as long as its client."""
+
+    def __init__(self) -> None:
+        self._owner = kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "", "log_level": 0})
+        found = self._owner.list_topics(timeout=10).brokers.values()
+        self.address = ",".join(f"{one.host}:{one.port}" for one in found)
+
+    def send(self, values, topic="clicks", start_s=START, step_s=1, partition=None) -> None:
+        producer = kafka.Producer({"bootstrap.servers": self.address, "log_level": 0})
+        for i, value in enumerate(values):
+            where = i % PARTITIONS if partition is None else partition
+            stamp = int((start_s + i * step_s) * 1000)
+            producer.produce(
+                topic, value.encode() if isinstance(value, str) else value, partition=where, timestamp=stamp
+            )
+        assert producer.flush(20) == 0
+
+
+@pytest.fixture(scope="module")
+def broker():
+    return Broker()
+
+
+@pytest.fixture
+def topic(broker, request):
+    return f"clicks-{abs(hash(request.node.name)) % 10**9}-{time.monotonic_ns()}"
+
+
+@pytest.fixture
+def config(stream, broker, topic):
+    def make(**kafka_settings):
+        section = {"brokers": broker.address, "topic": topic, "idle": "1s", **kafka_settings}
+        made = stream(days=1, rows=1, online={"dir": None, "kafka": section})
+        made["data"]["format"] = {"name": "csv", "columns": HEADER.split(",")}
+        return made
+
+    return make
+
+
+def source(settings, tmp_path, said, clock=time.time):
+    from clickfleet.online.kafka import Topic
+
+    return Topic(configure(settings), ZoneInfo("UTC"), tmp_path / "spool", said.append, clock)
+
+
+def passes(topic_source, position=None):
+    patience = Patience(lambda text: None, 0.02)
+    out = []
+    while (found := topic_source.after(position, patience)) is not None:
+        out.append(found)
+        position = found.position
+    topic_source.close()
+    return out
+
+
+def rows_of(found):
+    return sorted(line for path in found.data for line in Path(path).read_text().splitlines())
+
+
+def test_days_of_a_topic_are_trained_on_once(config, broker, topic, online, tmp_path):
+    broker.send(lines(60, 1), topic, START)
+    broker.send(lines(50, 2), topic, START + DAY)
+    broker.send(lines(1, 3), topic, START + 2 * DAY)
+    settings = config(rows_per_pass=25)
+    done = online(settings)
+    assert (done.rows, done.day) == (110, 20260102)
+    assert done.passes == 6  # 25 25 10, 25 25 and the day's end, which has no rows
+    assert [line.kind for line in Log(tmp_path / "run/published").lines()].count("base") == 3
+    plan = [json.loads(line) for line in (tmp_path / "run/passes.jsonl").read_text().splitlines()]
+    assert all(set(one["position"]["offsets"]) == {"0", "1", "2", "3"} for one in plan)
+    assert online(settings).rows == 0
+
+
+def test_a_pass_never_spans_days_and_late_records_count_today(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(10)], topic, START + DAY - 5)  # five before midnight, five after
+    broker.send(["late"], topic, START - 100, partition=0)
+    broker.send([f"end{p}" for p in range(PARTITIONS)], topic, START + 3 * DAY)
+    said = []
+    settings = config(rows_per_pass=100)
+    settings["online"]["start_day"] = None
+    first, second = passes(source(settings, tmp_path, said))
+    assert (first.day, first.number, first.last, rows_of(first)) == (20260101, 1, True, [f"r{i}" for i in range(5)])
+    assert (second.day, rows_of(second)) == (20260102, ["late"] + [f"r{i}" for i in range(5, 10)])
+    assert said == ["20260102 pass 1 has 1 records of days before"]
+
+
+def test_intervals_of_event_time(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(8)], topic, START, step_s=900)  # two hours
+    broker.send(["evening"], topic, START + 20 * 3600, partition=1)
+    broker.send([f"end{p}" for p in range(PARTITIONS)], topic, START + 2 * DAY)
+    settings = config(interval="1h")
+    found = passes(source(settings, tmp_path, []))
+    assert [(p.number, len(rows_of(p))) for p in found] == [(1, 4), (2, 4), (3, 1), (4, 0)]
+    assert found[-1].last
+    assert found[0].span_s == (START, START + 2700)
+
+
+def test_idle_partitions_hold_nothing_up_once_the_clock_says_so(config, broker, topic, tmp_path):
+    broker.send(["one", "two"], topic, START, partition=2)
+    settings = config(rows_per_pass=100)
+    settings["online"]["end_day"] = 20260101
+    (only,) = passes(source(settings, tmp_path, [], clock=lambda: START + DAY + 2))
+    assert rows_of(only) == ["one", "two"]
+    assert only.last
+
+
+def test_a_planned_pass_is_the_same_after_its_file_was_lost(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(30)], topic, START)
+    settings = config(rows_per_pass=20)
+    one = source(settings, tmp_path, [])
+    planned = one.after(None, Patience(lambda text: None, 0.02))
+    before = Path(planned.data[0]).read_text()
+    one.close()
+    shutil.rmtree(tmp_path / "spool")
+    broker.send(["more"] * 40, topic, START + 100)
+    two = source(settings, tmp_path, [])
+    assert two.again(planned, Patience(lambda text: None, 0.02)) == planned
+    two.close()
+    assert Path(planned.data[0]).read_text() == before
+
+
+def test_json_and_arrow_messages(config, broker, topic, online):
+    names = HEADER.split(",")
+    rows = []
+    for line in lines(40, 1):
+        row = dict(zip(names, line.split(","), strict=True))
+        whole = {**row, "click": int(row["click"]), "time": int(row["time"]), "price": float(row["price"])}
+        rows.append({**whole, "site": row["site"].split("|"), "ignored": True})
+    broker.send([json.dumps(row) for row in rows], topic, START)
+    broker.send(["{}"], topic, START + 5 * DAY)
+    settings = config(rows_per_pass=20, format="json")
+    done = online(settings)
+    assert (done.passes, done.rows) == (3, 40)
+
+    columns = pa.schema([("click", pa.int64()), ("time", pa.int64()), ("price", pa.float32()), ("user", pa.string()),
+                         ("ad", pa.string()), ("site", pa.list_(pa.string()))])  # fmt: skip
+    messages = []
+    for start in range(0, 40, 10):
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, columns) as writer:
+            writer.write_table(pa.Table.from_pylist(rows[start : start + 10], columns))
+        messages.append(sink.getvalue())
+    other = topic + "-arrow"
+    broker.send(messages, other, START)
+    broker.send(messages[:1], other, START + 5 * DAY)
+    settings["online"]["kafka"] = {**settings["online"]["kafka"], "topic": other, "format": "arrow"}
+    shutil.rmtree(settings["run"]["dir"] + "/checkpoints")
+    path = Path(settings["run"]["dir"]) / "passes.jsonl"
+    path.unlink()
+    arrow = online(settings)
+    assert (arrow.rows, path.exists()) == (40, True)
+    assert arrow.last["auc"] == done.last["auc"]
+
+
+def test_a_bad_message_is_named_by_its_offset(config, broker, topic, online):
+    broker.send(["not json"], topic, START, partition=3)
+    broker.send(["{}"], topic, START + 5 * DAY)
+    settings = config(rows_per_pass=20, format="json")
+    with pytest.raises(DataError, match=f"{topic} partition 3 offset 0: Expecting value"):
+        online(settings)
+    assert online(settings, "data.bad_lines=skip").rows == 0
+
+
+def test_kafka_that_is_down_is_awaited_by_name(config, tmp_path):
+    settings = config(rows_per_pass=20)
+    settings["online"]["kafka"]["brokers"] = "127.0.0.1:9"
+    said = []
+
+    class ToldError(Exception): ...
+
+    def say(text):
+        said.append(text)
+        raise ToldError
+
+    one = source(settings, tmp_path, said)
+    with pytest.raises(ToldError):
+        one.after(None, Patience(say, 0.02))
+    assert said[0].startswith("waiting for Kafka at 127.0.0.1:9")
+    one.close()
+
+
+def test_waiting_for_records_can_be_called_off(config, broker, topic, tmp_path):
+    broker.send(["one"], topic, START)
+    patience = Patience(lambda text: None, 0.02)
+    patience.call_off()
+    one = source(config(rows_per_pass=20), tmp_path, [])
+    with pytest.raises(StopWaitingError):
+        one.after(None, patience)
+    one.close()
+
+
+def test_a_topic_made_anew_is_refused(config, broker, topic, tmp_path):
+    broker.send(["one"], topic, START)
+    one = source(config(rows_per_pass=20), tmp_path, [])
+    position = {
+        "day": 20260101,
+        "pass": 1,
+        "day_over": False,
+        "end_s": START,
+        "offsets": {str(p): 50 for p in range(4)},
+    }
+    with pytest.raises(DataError, match="records were lost to the topic's retention, or the topic was made anew"):
+        one.after(position, Patience(lambda text: None, 0.02))
+    one.close()
+
+
+def test_rows_or_interval(config, online):
+    with pytest.raises(ConfigError, match="needs rows_per_pass or interval"):
+        online(config())
+
+
+def test_schema_is_what_the_tests_say():
+    assert SCHEMA.time == "time"

@@ -1,0 +1,73 @@
+"""kill -9 at any moment: the run that goes on ends like the one that was never stopped."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clickfleet import checkpoint, published
+from streams import settings, write_days
+
+OF_THE_PROCESS = ("time", "seconds", "table_bytes", "evicted")
+SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
+
+
+def run(config: Path, kills: int, seed: int) -> int:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parents[1] / "killed.py"), str(config), str(kills), str(seed), "online"],
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout.split()[-1])
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """All that must be the same: the last checkpoint, the log, the metrics but for times."""
+    last = checkpoint.latest(folder / "checkpoints")
+    files = {path.name: path.read_bytes() for path in last.iterdir()}
+    for name in ("config.yaml", "manifest.json"):
+        del files[name]
+    state = json.loads(files.pop("state.json"))
+    del state["metrics_bytes"]
+    metrics = []
+    for text in (folder / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if line["kind"] != "train":
+            metrics.append({k: v for k, v in line.items() if k not in OF_THE_PROCESS and not k.startswith("event_to")})
+    log = published.Log(folder / "published")
+    for line in log.lines():
+        if (log.folder / line.name).exists():
+            log.entry(line).verify()
+    return {"files": files, "state": state, "log": log.path.read_bytes(), "metrics": metrics}
+
+
+@pytest.mark.parametrize("seed", range(10 if SOAK else 1))
+@pytest.mark.parametrize("validate", ["progressive", "pass"] if SOAK else ["progressive"])
+def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, validate):
+    write_days(tmp_path, days=3, splits=2, rows=90)
+    raw = settings(
+        tmp_path,
+        online={"end_day": 20260103, "validate": validate},
+        run={"checkpoint_every_steps": 4},
+        table={"memory_limit": "5MB"} if seed % 3 == 2 else {},
+        publish={"keep_chains": 2, "guard": {"auc_drop": 0.03, "copc": [0.7, 1.6], "min_rows": 10}},
+    )
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(raw))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(graph, folder / "graph.onnx")
+    assert run(config, 0, seed) == 0
+    wanted = contents(folder)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    shutil.copy(graph, folder / "graph.onnx")
+    assert run(config, 60 if SOAK else 8, seed) > 0
+    assert contents(folder) == wanted
