@@ -26,8 +26,24 @@ from clickfleet import run
 from clickfleet.logs.synth import Options, synth
 from clickfleet.schema import Bucket, Schema, Slot, Transform, preset, write_schema
 
-MODELS = "lr fm wide_deep deepfm dnn slot_dnn dcn gate_dnn dcn_v2 dlrm final_mlp deepfefm autoint ffm xdeepfm".split()
-PADDLEREC = "fm wide_deep deepfm dnn slot_dnn dcn gate_dnn dlrm deepfefm ffm xdeepfm".split()
+MODELS = [
+    "lr",
+    "fm",
+    "wide_deep",
+    "deepfm",
+    "dnn",
+    "slot_dnn",
+    "dcn",
+    "gate_dnn",
+    "dcn_v2",
+    "dlrm",
+    "final_mlp",
+    "deepfefm",
+    "autoint",
+    "ffm",
+    "xdeepfm",
+]
+PADDLEREC = ["fm", "wide_deep", "deepfm", "dnn", "slot_dnn", "dcn", "gate_dnn", "dlrm", "deepfefm", "ffm", "xdeepfm"]
 OLD = ("table.rule.name=adagrad", "table.rule.lr=0.1", "table.rule.initial_g2sum=0.3")
 BEFORE = (*OLD, "table.init.embedx=uniform(-0.05,0.05)", "dense.lr=0.001")
 """The defaults before this study."""
