@@ -56,11 +56,11 @@ def encode(train: list[Path], test: list[Path], log1p: bool) -> tuple[Rows, Rows
     begin = time.monotonic()
     table = frame(train)
     codes, uniques = zip(*(pd.factorize(table[name].fillna("")) for name in CATEGORIES), strict=True)
-    mine = Rows(table["click"].to_numpy(), numbers(table, log1p), np.stack(codes, 1) + 1)
+    mine = Rows(table["click"].to_numpy(copy=True), numbers(table, log1p), np.stack(codes, 1) + 1)
     seconds = time.monotonic() - begin
     table = frame(test)
     found = [pd.Index(u).get_indexer(table[name].fillna("")) for name, u in zip(CATEGORIES, uniques, strict=True)]
-    theirs = Rows(table["click"].to_numpy(), numbers(table, log1p), np.stack(found, 1) + 1)
+    theirs = Rows(table["click"].to_numpy(copy=True), numbers(table, log1p), np.stack(found, 1) + 1)
     return mine, theirs, [len(u) + 1 for u in uniques], seconds
 
 
@@ -109,7 +109,7 @@ def plain(train: list[Path], test: list[Path], batch: int, log1p: bool = True, s
     sparse = [model.factors.weight, model.first.weight]
     rest = [p for name, p in model.named_parameters() if not name.startswith(("factors", "first"))]
     optimizers = [torch.optim.SparseAdam(sparse, lr=1e-3), torch.optim.Adam(rest, lr=1e-3, fused=True)]
-    columns = [torch.from_numpy(np.ascontiguousarray(column)) for column in mine]
+    columns = tensors(mine)
     begin = time.monotonic()
     for start in range(0, len(columns[0]), batch):
         labels, dense, codes = (column[start : start + batch] for column in columns)
@@ -120,9 +120,13 @@ def plain(train: list[Path], test: list[Path], batch: int, log1p: bool = True, s
             optimizer.step()
     train_s = time.monotonic() - begin
     with torch.no_grad():
-        _, dense, codes = (torch.from_numpy(np.ascontiguousarray(column)) for column in theirs)
+        _, dense, codes = tensors(theirs)
         scores = torch.cat([model(*part) for part in zip(dense.split(10_000), codes.split(10_000), strict=True)])
     return Outcome(prepare_s, train_s, auc(theirs.labels, scores.numpy()))
+
+
+def tensors(rows: Rows) -> list[Tensor]:
+    return [torch.from_numpy(np.array(column)) for column in rows]  # copies: pandas lends read-only memory
 
 
 def by_name(rows: Rows) -> dict[str, Any]:
@@ -161,7 +165,9 @@ def torch_rechub(train: list[Path], test: list[Path], batch: int) -> Outcome:
             x_val=by_name(theirs), y_val=theirs.labels, x_test=by_name(theirs), y_test=theirs.labels, batch_size=batch
         )
         model = DeepFM(slots + dense, slots, {"dims": list(HIDDEN), "dropout": 0.0, "activation": "relu"})
-        trainer = CTRTrainer(model, {"lr": 1e-3, "weight_decay": 0.0}, n_epoch=1, device="cpu", model_path=folder)
+        trainer = CTRTrainer(
+            model, optimizer_params={"lr": 1e-3, "weight_decay": 0.0}, n_epoch=1, device="cpu", model_path=folder
+        )
         trainer.fit(reader)
         train_s = time.monotonic() - begin
         return Outcome(prepare_s, train_s, float(trainer.evaluate(trainer.model, tester)))
@@ -213,7 +219,7 @@ def fuxictr(train: list[Path], test: list[Path], batch: int) -> Outcome:
             features, train_data=paths[0], test_data=paths[2], batch_size=batch, data_format="parquet"
         )
         begin = time.monotonic()
-        model.train_epoch_only(reader) if hasattr(model, "train_epoch_only") else one_epoch(model, reader)
+        one_epoch(model, reader)
         train_s = time.monotonic() - begin
         return Outcome(prepare_s, train_s, float(model.evaluate(tester)["AUC"]))
 
