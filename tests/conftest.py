@@ -1,6 +1,8 @@
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -40,3 +42,19 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lines, "_SPACE", 2001)
     monkeypatch.setattr(_lines, "_HEAD_BYTES", 500)
     monkeypatch.setattr(_lines, "_spare", [])
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real Chromium without a window, driven by playwright; every page of it is a new profile."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=program, headless=True, args=flags)
+        yield chromium
+        chromium.close()

@@ -82,7 +82,38 @@ def test_results_are_strict_json():
     )
 
 
-@pytest.mark.parametrize("heavy", ["torch", "pyarrow", "ray", "pandas"])
-def test_import_is_light(heavy):
-    code = f"import sys, clickfleet, clickfleet.cli; clickfleet.cli.build(); sys.exit({heavy!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+HEAVY = [
+    "torch",
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "polars",
+    "ray",
+    "zmq",
+    "pydantic",
+    "yaml",
+    "rich",
+    "onnx",
+    "onnxruntime",
+    "scipy",
+    "sklearn",
+    "uvicorn",
+    "grpc",
+]
+
+
+@pytest.mark.parametrize(
+    "use", ["import clickfleet", "from clickfleet.cli import main; main(['--help'])"], ids=["import", "help"]
+)
+def test_the_start_is_light(use):
+    code = f"import sys, atexit; atexit.register(lambda: print([m for m in {HEAVY} if m in sys.modules])); {use}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
+def test_help_tells_of_every_command(capsys):
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    assert "..." not in out.replace("[ARGS]...", "")
+    for name in ("train", "evaluate", "predict", "report", "doctor", "synth"):
+        assert f"  {name} " in out

@@ -217,3 +217,19 @@ def test_a_tower_used_twice_in_one_model_adds_both_gradients() -> None:
     ours = flat.views(flat.grads)
     for name, p in reference.named_parameters():
         torch.testing.assert_close(ours[name], p.grad)
+
+
+@pytest.mark.parametrize("relu_last", [False, True])
+def test_scoring_borrows_the_memory_of_training(relu_last: bool) -> None:
+    torch.manual_seed(0)
+    net = tower(7, 5, 3, relu_last=relu_last)
+    parts = torch.randn(6, 3, 2), torch.randn(6, 1)
+    expected = net.eval()(*parts).detach()  # gradients are on: plain layers
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            for rows in (6, 2, 6):
+                torch.testing.assert_close(net(*(part[:rows] for part in parts)), expected[:rows])
+        assert len(net.buffers_.free) == 1
+        net.train()(*parts).sum().backward()  # memory that scoring made serves a backward pass
+        net.eval()
+    assert all(p.grad is not None for p in net.parameters())

@@ -63,7 +63,9 @@ def test_it_learns_and_writes_the_run_folder(log: Path, tmp_path: Path) -> None:
         entry.name for entry in (tmp_path / "r").iterdir()
     }
     lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["epoch", "test"] * 3
+    assert [line["kind"] for line in lines if line["kind"] != "train"] == ["epoch", "test"] * 3
+    steps = [line["step"] for line in lines if line["kind"] == "train"]
+    assert (steps[0], steps[-1], len(set(steps))) == (1, 72, len(steps))
     assert sorted(checkpoint.epochs(tmp_path / "r/checkpoints")) == [0, 1, 2]
     again = clickfleet.load(tmp_path / "r")
     assert again.evaluate(str(log / "test")) == done.test
@@ -173,7 +175,7 @@ def test_resume_refuses_other_settings(log: Path, tmp_path: Path, change: dict[s
 def test_contradictions_are_refused(log: Path, tmp_path: Path) -> None:
     for more, message in (
         ({"train": {"deterministic": True, "hogwild": 2}}, "allows one"),
-        ({"train": {"device": "cuda"}}, "runs on the CPU"),
+        ({"train": {"device": "gpu"}}, "which is no device"),
         ({"train": {"patience": 1}, "data": {"train": str(log / "train")}}, "need test data"),
         ({"mode": {"name": "local", "pull_every": 3}}, "unknown key mode.pull_every"),
         ({"mode": {"name": "lokal"}}, "did you mean local"),
@@ -198,6 +200,31 @@ def test_early_stopping_ends_after_patience(log: Path, tmp_path: Path) -> None:
     assert len(aucs) < 50
     assert max(aucs) == aucs[-3]
     assert done.rows == len(aucs) * 2400
+
+    assert done.best == tmp_path / f"r/checkpoints/step-{24 * (len(aucs) - 2):012d}"
+    assert done.best_auc == max(aucs)
+    for name in ("r/BEST", "r/checkpoints/BEST", f"r/EPOCH-{len(aucs) - 3:04d}"):
+        assert clickfleet.load(tmp_path / name).evaluate(str(log / "test"))["auc"] == max(aucs)
+    assert clickfleet.load(tmp_path / "r").evaluate(str(log / "test"))["auc"] == aucs[-1]
+    with pytest.raises(CheckpointError, match="there is no"):
+        clickfleet.load(tmp_path / "r/EPOCH-0099")
+
+
+def test_the_best_is_kept_between_epochs_and_through_a_kill(log: Path, tmp_path: Path) -> None:
+    more = settings(log, tmp_path / "r", train={"eval_every": 8, "epochs": 2})
+    more["run"] |= {"keep_best": True, "keep": 1, "keep_epochs": False}
+    done = clickfleet.train(more, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
+    aucs = {line["step"]: line["auc"] for line in lines if line["kind"] == "test"}
+    assert list(aucs) == [8, 16, 24, 32, 40, 48]
+    best = max(aucs, key=lambda step: aucs[step])
+    assert best == 48  # so few steps only make it better
+    assert done.best == tmp_path / "r/checkpoints/step-000000000048"
+    assert checkpoint.steps(tmp_path / "r/checkpoints") == [48]
+    (tmp_path / "r/checkpoints/BEST").unlink()  # as if killed between the two labels
+    assert clickfleet.train(more, resume=True, quiet=True).best == done.best
+    with pytest.raises(ConfigError, match=r"run\.keep_best need test data"):
+        clickfleet.train({"data": {"train": str(log / "train")}, "run": more["run"] | {"dir": str(tmp_path / "x")}})
 
 
 def test_starting_from_an_old_model(log: Path, tmp_path: Path) -> None:

@@ -23,5 +23,6 @@ void bind_rules(nanobind::module_& m);
 void bind_table(nanobind::module_& m);
 void bind_print(nanobind::module_& m);
 void bind_parse(nanobind::module_& m);
+void bind_tower(nanobind::module_& m);
 void bind_unique(nanobind::module_& m);
 }  // namespace clickfleet

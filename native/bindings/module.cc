@@ -17,5 +17,6 @@ NB_MODULE(_core, m) {
   clickfleet::bind_pool(m);
   clickfleet::bind_print(m);
   clickfleet::bind_parse(m);
+  clickfleet::bind_tower(m);
   clickfleet::bind_unique(m);
 }

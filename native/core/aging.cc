@@ -86,7 +86,7 @@ bool Table::may_resize(const Shelf& shelf, uint32_t buckets) const {
 }
 
 bool Table::may_grow(const Shelf& shelf, bool full) {
-  if (may_resize(shelf, shelf.larger())) return true;
+  if (may_resize(shelf, shelf.larger(scarce()))) return true;
   crowded_ |= 1 << static_cast<int>(full);
   return false;
 }

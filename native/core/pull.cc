@@ -10,7 +10,7 @@ namespace clickfleet {
 namespace {
 
 constexpr size_t kPiece = 8192;  // keys for which locks are held
-constexpr size_t kBlock = 16;
+constexpr size_t kBlock = 32;
 
 thread_local Plan plan;
 

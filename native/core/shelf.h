@@ -79,8 +79,10 @@ class Shelf {
   bool crowded() const { return size_ >= limit_; }
   bool full() const { return size_ == slots(); }
   size_t bytes_if(uint32_t buckets) const { return buckets * (64 + kBucket * row_bytes()); }
-  uint32_t larger() const {  // by a quarter, and by a twelfth once memory is what counts
-    return buckets_ + std::max(1U, buckets_ < 8192 ? buckets_ / 4 : buckets_ / 12);
+  // Small ones double unless memory is scarce, others grow by a quarter, and by a twelfth once memory is what counts.
+  uint32_t larger(bool scarce) const {
+    const bool doubles = buckets_ < 64 && !scarce;
+    return buckets_ + std::max(1U, doubles ? buckets_ : buckets_ < 8192 ? buckets_ / 4 : buckets_ / 12);
   }
   // Buckets for the rows it has, with some room: fewer than now after many rows were erased.
   uint32_t trimmed() const { return std::min(buckets_, size_ / (kBucket * 92 / 100) + 1); }
@@ -182,15 +184,15 @@ class Shelf {
     buckets_ = buckets;
     limit_ = slots() / 100 * 94 + slots() % 100 * 94 / 100;
     budget_.take(bytes_if(buckets_));
-    tags_ = reinterpret_cast<uint16_t*>(allocate_pages(size_t{buckets_} * 64));
-    hot_ = allocate_pages(slots() * hot_bytes_);
-    cold_ = allocate_pages(slots() * cold_bytes_);
+    // One piece of memory, so that tags, too few for huge pages of their own, share those of the rows.
+    char* const start = allocate_pages(bytes_if(buckets_));
+    tags_ = reinterpret_cast<uint16_t*>(start);
+    hot_ = start + size_t{buckets_} * 64;
+    cold_ = hot_ + slots() * hot_bytes_;
   }
   void release() {
     if (buckets_ == 0) return;
-    free_pages(reinterpret_cast<char*>(tags_), size_t{buckets_} * 64);
-    free_pages(hot_, slots() * hot_bytes_);
-    free_pages(cold_, slots() * cold_bytes_);
+    free_pages(reinterpret_cast<char*>(tags_), bytes_if(buckets_));
     budget_.give(bytes_if(buckets_));
     buckets_ = size_ = limit_ = 0;
   }

@@ -135,7 +135,7 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
   hashes.clear();
   merged.clear();
   merged.reserve(count * width);  // never moves: items point into it
-  seen.reset(count);
+  if (!push.distinct) seen.reset(count);
   for (uint32_t i = p.begin[s]; i < p.end[s]; ++i) {
     const uint32_t from = p.where[i];
     if (config_.padding && push.keys[from] == *config_.padding) continue;
@@ -143,10 +143,10 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
     const double show = push.show == nullptr ? 1.0 : push.show[from];
     const double click = push.click == nullptr ? 0.0 : push.click[from];
     const auto at = static_cast<uint32_t>(items.size());
-    const uint32_t first = seen.put(p.hash[i], at, hashes);
+    const uint32_t first = push.distinct ? at : seen.put(p.hash[i], at, hashes);
     if (first == at) {
       items.push_back({p.hash[i], push.keys[from], g, show, click, push.slot == nullptr ? kNoSlot : push.slot[from]});
-      hashes.push_back(p.hash[i]);
+      if (!push.distinct) hashes.push_back(p.hash[i]);
       continue;
     }
     Item& item = items[first];
@@ -218,7 +218,7 @@ float Table::factor(Scale scale, double show, float n) const {
 Ref Table::add(Stripe& stripe, bool full, uint64_t hash, uint64_t key) {
   Shelf& shelf = stripe.shelves[full];
   if (shelf.slots() == 0 || (shelf.crowded() && may_grow(shelf, full)))
-    shelf.resize(shelf.larger());
+    shelf.resize(shelf.larger(scarce()));
   else if (shelf.full())
     evict_one(stripe, full, hash);
   const Ref ref(full, shelf.insert(hash, key));

@@ -32,7 +32,8 @@ struct Push {
   const float* click = nullptr;  // nullptr: 0 each
   const uint16_t* slot = nullptr;
   size_t size = 0;
-  float n = 1;  // sum of the batch's weights, the divisor of Scale::batch
+  float n = 1;            // sum of the batch's weights, the divisor of Scale::batch
+  bool distinct = false;  // no key stands twice: nothing to merge
 };
 
 // Rows of one kind as columns: what a cut gives and what a load takes. Absent columns are nullptr.
@@ -115,6 +116,7 @@ class Table {
   bool fits(size_t bytes) const;
   bool may_resize(const Shelf& shelf, uint32_t buckets) const;
   bool may_grow(const Shelf& shelf, bool full);
+  bool scarce() const { return config_.memory_limit != 0; }
   void make_room();
   void trim(int tightly);
   void evict(size_t bytes);

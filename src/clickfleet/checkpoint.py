@@ -4,6 +4,7 @@
                                  dense.safetensors  optimizer.safetensors  metrics.safetensors  state.json  config.yaml
     <folder>/LATEST              the newest one's name and the hash of its manifest
     <folder>/EPOCH-0003          the same of the one at the end of epoch 3 (counted from 0), which is kept
+    <folder>/BEST                the same of the one with the best test AUC so far, which is kept
 
 Row files are Arrow IPC files, so DuckDB, Polars or pandas can query a model. Row file i of n (a power of two up to 32) holds the virtual
 shards [i·1024/n, (i+1)·1024/n), a row's shard being mix64(key) mod 1024. A record batch holds short rows (without factors) or full
@@ -43,7 +44,7 @@ from clickfleet.arrow_files import FLOATS, batches, columns
 from clickfleet.errors import CheckpointError
 from clickfleet.table import Columns, Snapshot, Table
 
-LATEST = "LATEST"
+LATEST, BEST = "LATEST", "BEST"
 _STEP = re.compile(r"^step-(\d{12})$")
 _EPOCH = re.compile(r"^EPOCH-(\d{4,})$")
 
@@ -146,14 +147,23 @@ def read(path: Path | str, name: str) -> bytes:
 
 
 def write(
-    table: Table, folder: Path | str, step: int, *, keep: int = 3, epoch: int | None = None, **contents: Any
+    table: Table,
+    folder: Path | str,
+    step: int,
+    *,
+    keep: int = 3,
+    epoch: int | None = None,
+    best: bool = False,
+    **contents: Any,
 ) -> Path:
-    """Saves the checkpoint of a step, points LATEST (and EPOCH-…) at it, then removes all but the newest `keep` and those of epochs."""
+    """Saves the checkpoint of a step, points LATEST (and EPOCH-…, BEST) at it, then removes all but the newest `keep` and labelled ones."""
     folder = Path(folder)
     path = save(table, folder / f"step-{step:012d}", step=step, **contents)
     _point(folder / LATEST, path)
     if epoch is not None:
         label_epoch(folder, epoch, path)
+    if best:
+        label_best(folder, path)
     prune(folder, keep)
     return path
 
@@ -161,6 +171,21 @@ def write(
 def label_epoch(folder: Path | str, epoch: int, path: Path) -> None:
     """Keeps a checkpoint as the one of an epoch's end."""
     _point(Path(folder) / f"EPOCH-{epoch:04d}", path)
+
+
+def label_best(folder: Path | str, path: Path) -> None:
+    """Keeps a checkpoint as the best one, instead of an earlier one."""
+    _point(Path(folder) / BEST, path)
+
+
+def is_label(name: str) -> bool:
+    """Whether a file of that name points at a checkpoint."""
+    return name in (LATEST, BEST) or _EPOCH.match(name) is not None
+
+
+def labelled(folder: Path | str, label: str) -> Path:
+    """The checkpoint that LATEST, BEST or EPOCH-… names, its manifest checked."""
+    return _pointed(Path(folder) / label)
 
 
 def _point(pointer: Path, path: Path) -> None:
@@ -185,7 +210,12 @@ def steps(folder: Path | str) -> list[int]:
 
 def latest(folder: Path | str) -> Path:
     """The checkpoint LATEST names, its manifest checked."""
-    return _pointed(Path(folder) / LATEST)
+    return labelled(folder, LATEST)
+
+
+def best(folder: Path | str) -> Path | None:
+    """The checkpoint kept as the best, where there is one."""
+    return labelled(folder, BEST) if (Path(folder) / BEST).is_file() else None
 
 
 def _pointed(pointer: Path) -> Path:
@@ -203,9 +233,9 @@ def _pointed(pointer: Path) -> Path:
 
 
 def prune(folder: Path | str, keep: int) -> list[int]:
-    """Removes all but the newest `keep` checkpoints and those of epochs; the steps that went."""
+    """Removes all but the newest `keep` checkpoints and labelled ones; the steps that went."""
     folder = Path(folder)
-    kept = {path.name for path in epochs(folder).values()}
+    kept = {path.name for path in (*epochs(folder).values(), best(folder)) if path is not None}
     others = [step for step in steps(folder) if f"step-{step:012d}" not in kept]
     newest = steps(folder)[-keep:] if keep > 0 else others  # 0: all
     gone = [step for step in others if step not in newest]

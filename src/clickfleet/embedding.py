@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clickfleet import _core
+from clickfleet import _core, devices
 from clickfleet.batch import Batch, Floats, Keys
 from clickfleet.models import Inputs
 from clickfleet.schema import Schema
@@ -34,6 +34,7 @@ class Push(NamedTuple):
     click: Floats
     slots: NDArray[np.uint16]
     n: float
+    distinct: bool = True
 
 
 class Space:
@@ -54,8 +55,8 @@ class Space:
 class Embedding:
     """The way between rows and inputs for one thread: `unique`, then `inputs`, then `push`, batch after batch."""
 
-    def __init__(self, schema: Schema, factors: int) -> None:
-        self.slots, self.factors = len(schema.slots), factors
+    def __init__(self, schema: Schema, factors: int, device: torch.device = devices.CPU) -> None:
+        self.slots, self.factors, self.device = len(schema.slots), factors, device
         mean = np.array([slot.pooling == "mean" for slot in schema.slots], np.uint8)
         self._mean = mean if mean.any() else None
         self._space = Space()
@@ -80,9 +81,9 @@ class Embedding:
         _core.pool(batch.offsets, self._where, batch.values, self._mean, rows, first, factors)
         dense = np.ascontiguousarray(batch.dense)
         return Inputs(
-            torch.from_numpy(dense),
-            torch.from_numpy(first).requires_grad_(training),
-            torch.from_numpy(factors).requires_grad_(training),
+            torch.from_numpy(dense).to(self.device),
+            torch.from_numpy(first).to(self.device).requires_grad_(training),
+            torch.from_numpy(factors).to(self.device).requires_grad_(training),
         )
 
     def push(self, batch: Batch, x: Inputs, n: float | None = None) -> Push:
@@ -101,7 +102,7 @@ class Embedding:
     def _gradient(self, name: str, of: Tensor) -> Floats:
         if of.grad is None:  # the model does not look at it
             return self._zeros(name, *of.shape)
-        return of.grad.contiguous().numpy()
+        return of.grad.contiguous().cpu().numpy()
 
     def _zeros(self, name: str, *shape: int) -> Floats:
         zeros: Floats = self._take(name, np.float32, *shape)

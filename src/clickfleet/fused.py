@@ -8,13 +8,41 @@ trainer that owns the gradients (`optimizers.Flat`) has them added straight wher
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from clickfleet import _core
+
 threshold = torch.ops.aten.threshold_backward.grad_input
+
+
+def bias_relu_(x: Tensor, bias: Tensor) -> Tensor:
+    """max(x + bias, 0), in place."""
+    if not _native(x, bias):
+        return x.add_(bias).relu_()
+    _core.add_bias_relu(x.numpy(), bias.detach().numpy())
+    return x
+
+
+def relu_backward(g: Tensor, row: Tensor | None, h: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient g (or, with `row`, its product with that) before the ReLU that gave h, in `out`, and its sum over the rows."""
+    if _native(g, h, out) and (row is not None or g is out):
+        d_bias = torch.empty_like(h[0])
+        if row is None:
+            _core.relu_backward(out.numpy(), h.numpy(), d_bias.numpy())
+        else:
+            _core.relu_backward_of_product(g.numpy(), row.detach().numpy(), out.numpy(), h.numpy(), d_bias.numpy())
+        return out, d_bias
+    threshold(g if row is None else torch.mul(g, row), h, 0.0, grad_input=out)
+    return out, out.sum(0)
+
+
+def _native(*tensors: Tensor) -> bool:
+    return all(tensor.dtype == torch.float32 and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
 
 
 class Space(NamedTuple):
@@ -38,11 +66,12 @@ class Buffers:
         except IndexError:
             space = None
         if space is None or len(space.inputs) < rows or space.inputs.dtype != like.dtype:
-            return Space(
-                like.new_empty(rows, widths[0]),
-                [like.new_empty(rows, width) for width in widths[1:]],
-                [like.new_empty(rows, width) for width in widths[1:]],
-            )
+            with torch.inference_mode(False):  # what scoring makes may be used by training
+                return Space(
+                    like.new_empty(rows, widths[0]),
+                    [like.new_empty(rows, width) for width in widths[1:]],
+                    [like.new_empty(rows, width) for width in widths[1:]],
+                )
         return space
 
     def give(self, space: Space) -> None:
@@ -63,14 +92,14 @@ class Sink:
         self.grads = grads  # weight, bias, weight, bias, …
         self.fresh = False
 
-    def add(self, layer: int, g: Tensor, below: Tensor) -> None:
+    def add(self, layer: int, g: Tensor, below: Tensor, d_bias: Tensor) -> None:
         weight, bias = self.grads[2 * layer], self.grads[2 * layer + 1]
         if self.fresh:  # written over, which spares the zeroing and a pass over the memory
             torch.mm(g.t(), below, out=weight)
-            torch.sum(g, 0, out=bias)
+            bias.copy_(d_bias)
         else:
             torch.addmm(weight, g.t(), below, out=weight)
-            bias.add_(g.sum(0))
+            bias.add_(d_bias)
 
     def settle(self) -> None:
         """Makes the zeros of fresh gradients real."""
@@ -78,6 +107,19 @@ class Sink:
             self.fresh = False
             for grad in self.grads:
                 grad.zero_()
+
+
+def infer(buffers: Buffers, relu_last: bool, parts: Sequence[Tensor], params: Sequence[Tensor]) -> Tensor:
+    """The forward pass alone, in borrowed memory; only where nobody will ask for gradients."""
+    weights, biases = params[0::2], params[1::2]
+    rows, last = len(parts[0]), len(weights) if relu_last else len(weights) - 1
+    space = buffers.take(rows, [weights[0].shape[1], *(len(weight) for weight in weights[:last])], weights[0])
+    h = torch.cat([part.reshape(rows, -1) for part in parts], 1, out=space.inputs[:rows])
+    for layer in range(last):
+        h = bias_relu_(torch.mm(h, weights[layer].t(), out=space.hidden[layer][:rows]), biases[layer])
+    out = h.clone() if relu_last else torch.addmm(biases[-1], h, weights[-1].t())
+    buffers.give(space)
+    return out
 
 
 class FusedTower(torch.autograd.Function):
@@ -98,7 +140,7 @@ class FusedTower(torch.autograd.Function):
         hidden: list[Tensor] = []
         for layer, h in enumerate(space.hidden):
             a = hidden[-1] if hidden else x
-            hidden.append(torch.addmm(biases[layer], a, weights[layer].t(), out=h[:rows]).relu_())
+            hidden.append(bias_relu_(torch.mm(a, weights[layer].t(), out=h[:rows]), biases[layer]))
         # Saved the official way: autograd then notices a buffer that was reused before a second backward.
         ctx.save_for_backward(x, *weights, *hidden)
         ctx.buffers, ctx.space, ctx.last, ctx.given = buffers, space, last, False
@@ -117,22 +159,22 @@ class FusedTower(torch.autograd.Function):
         grads = [torch.empty_like(h) for h in hidden] if ctx.given else ctx.space.grads  # retain_graph
         needed, sink = ctx.needs_input_grad[4 + len(shapes) :], ctx.sink
         of_params: list[Tensor | None] = [None] * (2 * n)
+        row: Tensor | None = None  # while the gradient is still the product of the column g and this row
         for layer in reversed(range(n)):
-            if layer < last:  # the mask is the activation: positive where the ReLU let it through
-                if layer == n - 1:
-                    g = threshold(g, hidden[layer], 0.0, grad_input=grads[layer][:rows])
-                else:
-                    g = threshold(g, hidden[layer], 0.0, grad_input=g)
+            if layer < last:
+                space = grads[layer][:rows] if layer == n - 1 or row is not None else g
+                g, d_bias = relu_backward(g, row, hidden[layer], space)
+            else:
+                d_bias = g.sum(0)
             below = hidden[layer - 1] if layer else x
             if sink is not None:
-                sink.add(layer, g, below)
+                sink.add(layer, g, below, d_bias)
             else:
                 of_params[2 * layer] = torch.mm(g.t(), below) if needed[2 * layer] else None
-                of_params[2 * layer + 1] = g.sum(0) if needed[2 * layer + 1] else None
-            if layer:
-                out = grads[layer - 1][:rows]
-                # one output: a product of a column and a row, which is cheaper as a broadcast
-                g = torch.mul(g, weights[layer], out=out) if g.shape[1] == 1 else torch.mm(g, weights[layer], out=out)
+                of_params[2 * layer + 1] = d_bias if needed[2 * layer + 1] else None
+            row = weights[layer] if layer and g.shape[1] == 1 else None  # one output: cheaper than a matrix product
+            if layer and row is None:
+                g = torch.mm(g, weights[layer], out=grads[layer - 1][:rows])
         if sink is not None:
             sink.fresh = False
         of_parts: list[Tensor | None] = []

@@ -37,7 +37,7 @@ class Graph:
     """The network of a model, ready to be written with any weights."""
 
     def __init__(self, model: Model, shape: Shape, outputs: Sequence[str] = OUTPUTS, kept: Kept | None = None) -> None:
-        model = copy.deepcopy(model).eval()
+        model = copy.deepcopy(model).cpu().eval()
         self.outputs = tuple(outputs)
         known = [*OUTPUTS, *_layers(model, shape)]
         for name in self.outputs:

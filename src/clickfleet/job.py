@@ -80,7 +80,7 @@ class Job:
         """Batches handed out since the run began."""
         self.rows = 0
         self.loss = self.weight = 0.0
-        """Sums since the last interval that was shown."""
+        """Sums since this job began."""
         self.stop_at: int | None = None
         """The step before which trainers stop, to attend to something."""
         self.stop_when: Callable[[], bool] = lambda: False

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clickfleet.fused import Buffers, FusedTower, Sink
+from clickfleet.fused import Buffers, FusedTower, Sink, infer
 
 Init = Callable[[Tensor], object]
 """Fills a tensor in place."""
@@ -70,11 +70,13 @@ class Tower(nn.Module):
         def __call__(self, *parts: Tensor) -> Tensor: ...
 
     def forward(self, *parts: Tensor) -> Tensor:
-        plain = self.norms is not None or self.dropout > 0
-        cpu = parts[0].device.type == "cpu" and len(parts[0]) > 0
-        if cpu and not plain and self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            params = [p for layer in self.layers for p in (layer.weight, layer.bias)]
-            return FusedTower.apply(self.buffers_, self.relu_last, self.sink, len(parts), *parts, *params)  # type: ignore[no-any-return, no-untyped-call]
+        ours = parts[0].device.type == "cpu" and len(parts[0]) > 0 and not torch.compiler.is_compiling()
+        if ours and self.norms is None and not (self.training and self.dropout > 0):
+            params: list[Any] = [p for layer in self.layers for p in (layer.weight, layer.bias)]
+            if not torch.is_grad_enabled():
+                return infer(self.buffers_, self.relu_last, parts, params)
+            if self.training:
+                return FusedTower.apply(self.buffers_, self.relu_last, self.sink, len(parts), *parts, *params)  # type: ignore[no-any-return, no-untyped-call]
         h = torch.cat([part.flatten(1) for part in parts], 1) if len(parts) > 1 else parts[0].flatten(1)
         for i, layer in enumerate(self.layers):
             h = F.linear(h, layer.weight, layer.bias)  # type: ignore[arg-type]
@@ -97,7 +99,7 @@ def tower(
     """An MLP `inputs → widths…`: ReLU (then batch norm, then dropout) after every layer but the last.
 
     It takes its inputs in parts, [B, …] each, and concatenates them itself. Training runs as one fused node unless
-    dropout or batch norm ask for plain layers; evaluation is always plain, so that export sees standard operators.
+    dropout or batch norm ask for plain layers; scoring borrows memory; export sees standard operators.
 
     >>> tower(7, 4, 1)(torch.ones(2, 3, 2), torch.ones(2, 1)).shape
     torch.Size([2, 1])

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clickfleet import sections
+from clickfleet import devices, sections
 from clickfleet.config import Config, checked
-from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.errors import CheckpointError
 from clickfleet.find import find
 from clickfleet.losses import Loss
 from clickfleet.models import Model, Shape
@@ -18,16 +18,17 @@ from clickfleet.optimizers import Flat, Optimizer
 from clickfleet.policy import Policy
 from clickfleet.rules import Rule, rule
 from clickfleet.schema import Schema
-from clickfleet.step import Step
+from clickfleet.step import RowDecay, Step
 from clickfleet.table import Table
 
 
 class Learner:
     """Built from a configuration for data of a schema; the same seed gives the same initial values."""
 
-    def __init__(self, config: Config, schema: Schema, table: Table | None = None) -> None:
-        if config.train.device != "cpu":
-            raise ConfigError(f"train.device is {config.train.device!r}, and training runs on the CPU", "set it to cpu")
+    def __init__(
+        self, config: Config, schema: Schema, table: Table | None = None, device: torch.device | None = None
+    ) -> None:
+        self.device = devices.find(config.train.device) if device is None else device
         kind: type[Model] = find("models", config.model.name, Model)
         settings = checked(kind.Config, config.model.settings, "model", config.model.name)
         dim, slots, dense = config.table.dim, len(schema.slots), len(schema.dense)
@@ -44,7 +45,7 @@ class Learner:
         self.config, self.schema = config, schema
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.train.seed)
-            self.model = kind(settings, self.shape)
+            self.model = kind(settings, self.shape).to(self.device)  # made on the CPU: equal values everywhere
         init = kind.table_init(settings, dim)
         self.table = table or make_table(config.table, factors, init.embed, init.embedx, config.train.seed)
         if self.table.factors != factors:
@@ -55,6 +56,8 @@ class Learner:
         self.flat = Flat(self.model)
         self.optimizer = Optimizer(config.dense, self.flat.values)
         self.loss = Loss(config.train.loss, kind.loss_epsilon(settings))
+        given = config.train.loss.l2_rows
+        self.l2_rows = kind.l2_rows(settings) if given is None else given
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -65,11 +68,13 @@ class Learner:
     def steps(self, threads: int) -> list[Step]:
         """One step per trainer thread, all on the same weights."""
         flats = [self.flat, *(self.flat.replica() for _ in range(threads - 1))]
-        return [Step(flat, self.loss, self.schema, self.table.factors) for flat in flats]
+        scales = (self.table.embed_rule.scale, self.table.rule.scale)
+        decay = RowDecay(self.l2_rows, *scales) if self.l2_rows else None
+        return [Step(flat, self.loss, self.schema, self.table.factors, self.device, decay) for flat in flats]
 
     def dense(self) -> dict[str, Tensor]:
         """A copy of the network's parameters and buffers, by name."""
-        return {name: tensor.detach().clone().contiguous() for name, tensor in self.model.state_dict().items()}
+        return {name: _copy(tensor) for name, tensor in self.model.state_dict().items()}
 
     def restore_dense(self, saved: dict[str, Tensor]) -> None:
         """Puts saved parameters and buffers in; names and shapes must be the same."""
@@ -95,7 +100,7 @@ class Learner:
         state = self.optimizer.state()
         named = {"steps": state.pop("steps")}
         for kept, vector in state.items():
-            named |= {f"{kept}/{name}": view.clone() for name, view in self.flat.views(vector).items()}
+            named |= {f"{kept}/{name}": _copy(view) for name, view in self.flat.views(vector).items()}
         return named
 
     def restore_optimizer(self, named: dict[str, Tensor]) -> None:
@@ -110,6 +115,11 @@ class Learner:
             for name, view in self.flat.views(vector).items():
                 view.copy_(named[f"{kept}/{name}"])
         self.optimizer.restore({"steps": named["steps"], **state})
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """On the CPU, and not touched by the next step."""
+    return tensor.detach().clone().contiguous().cpu()
 
 
 def make_table(config: sections.Table, factors: int, embed: str, embedx: str, seed: int) -> Table:

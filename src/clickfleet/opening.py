@@ -33,6 +33,11 @@ def open_source(
     wanted = schema or (
         schemas.read_schema(of.schema) if of.schema else schemas.preset(of.preset) if of.preset else None
     )
+    if schema is None and of.keys is not None:
+        base = wanted or form.schema
+        if base is None:
+            raise ConfigError("data.keys changes a schema, and there is none", "set data.schema or data.preset")
+        wanted = base.with_keys(of.keys)
     paths = isinstance(data, str | Path) or (
         isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data)
     )

@@ -113,6 +113,7 @@ class Optimizer:
         check(config)
         self.config, self.values = config, values
         self.steps = 0
+        self.fused = values.device.type == "cpu"  # elsewhere not every optimizer has such a kernel
         self.kept = {key: torch.full_like(values, start) for key, start in keeps(config).items()}
         self.lock = threading.Lock()
 
@@ -127,9 +128,13 @@ class Optimizer:
         if self.config.clip_norm is not None or self.config.clip_value is not None:
             clip(self.config, grads.mul_(scale))
             scale = 1.0
+        if not self.fused and scale != 1.0:
+            grads.mul_(scale)
+            scale = 1.0
         divisor = None if scale == 1.0 else torch.tensor(1.0 / scale)
         with self.lock:
-            apply(self.config, self.values, grads, self.kept, self.steps, self.lr if lr is None else lr, divisor)
+            rate = self.lr if lr is None else lr
+            apply(self.config, self.values, grads, self.kept, self.steps, rate, divisor, self.fused)
             self.steps += 1
 
     def state(self) -> dict[str, Tensor]:
@@ -175,9 +180,13 @@ def apply(
     kept: dict[str, Tensor],
     steps: int,
     lr: float,
-    divisor: Tensor | None,
+    divisor: Tensor | None = None,
+    fused: bool = True,
 ) -> None:
-    """torch's fused kernels, by its functional interface: its optimizer objects wrap more Python around them."""
+    """torch's fused kernels, by its functional interface: its optimizer objects wrap more Python around them.
+
+    Only they know of a `divisor` of the gradients.
+    """
     step, decay, eps = torch.tensor(float(steps)), config.weight_decay, config.eps
     match config.optimizer:
         case "sgd":
@@ -185,7 +194,8 @@ def apply(
                 [values],
                 [grads],
                 [kept.get("momentum")],
-                fused=True,
+                fused=fused,
+                foreach=False,
                 grad_scale=divisor,
                 weight_decay=decay or 0.0,
                 momentum=config.momentum or 0.0,
@@ -200,7 +210,8 @@ def apply(
                 [grads],
                 [kept["sum"]],
                 [step],
-                fused=True,
+                fused=fused,
+                foreach=False,
                 grad_scale=divisor,
                 lr=lr,
                 weight_decay=decay or 0.0,
@@ -218,7 +229,8 @@ def apply(
                 [kept["square"]],
                 [],
                 [step],
-                fused=True,
+                fused=fused,
+                foreach=False,
                 grad_scale=divisor,
                 decoupled_weight_decay=decoupled,
                 amsgrad=False,

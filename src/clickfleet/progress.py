@@ -115,3 +115,31 @@ def amount(number: int, unit: str) -> str:
             return f"{size:.3g} {name}"
         size /= 1000
     return f"{size:.3g} TB"
+
+
+class LiveBar:
+    """A bar with text under it that wraps to the terminal's width, for work that has more to tell than a count."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(file=stream), transient=True, auto_refresh=False)
+        self._live.start()
+
+    def show(self, share: float | None, text: str) -> None:
+        """The share that is done (None: unknown), and what is said below."""
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, width=60)
+        self._live.update(Group(Padding(bar, 0), Text(text)), refresh=True)  # a padded bar ends its line
+
+    def print(self, text: str) -> None:
+        """A line that stays above the bar."""
+        self._live.console.print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()

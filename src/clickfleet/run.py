@@ -8,7 +8,7 @@ trained.test["auc"], trained.predict("more/*.tsv")
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clickfleet import checkpoint, modes, saving, scoring
+from clickfleet import checkpoint, modes, report, saving, scoring
 from clickfleet.batch import ROW_COLUMNS
 from clickfleet.config import Config, checked, dump, override
 from clickfleet.config import load as load_config
@@ -25,6 +25,8 @@ from clickfleet.job import Job
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.opening import Data, open_source, total_bytes
+from clickfleet.profiling import Profile
+from clickfleet.report.evidence import Evidence
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
 from clickfleet.sections import Run
@@ -50,6 +52,9 @@ class Outcome(Trained):
     test: Results | None = None
     signal: int | None = None
     """The signal that stopped the run before its end."""
+    best: Path | None = None
+    """The checkpoint with the best test AUC, where it is kept (run.keep_best, train.patience)."""
+    best_auc: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -120,22 +125,27 @@ def train(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(dump(settings), encoding="utf-8")
-    watch = Watch(folder, total_bytes(source, settings), quiet=quiet)
+    watch = Watch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
     saver = None
     if checkpoints is not None:
         saver = saving.Saver(checkpoints, settings.run.keep, settings.run.keep_epochs, watch.log)
         if state is not None:
             saver.last = (state["step"], path)
     held_out = test if test is not None else settings.data.test or None
-    evaluator = Trained(learner, threads=threads)
-    if held_out is None and (settings.train.patience or settings.train.eval_every):
-        raise ConfigError("train.patience and train.eval_every need test data", "set data.test")
-    session = Session(
-        settings, watch, saver, None if held_out is None else lambda: evaluator.evaluate(held_out), arrangement
-    )
-    job = Job(learner, source, metrics, session.attend, watch.tick, trainers=trainers, threads=threads)
+    if held_out is None and (settings.train.patience or settings.train.eval_every or settings.run.keep_best):
+        raise ConfigError("train.patience, train.eval_every and run.keep_best need test data", "set data.test")
+    evaluator, evidence = Trained(learner, threads=threads), Evidence()
+    evaluate = None if held_out is None else lambda: evidence.gather(evaluator, held_out)
+    session = Session(settings, watch, saver, evaluate, arrangement)
+    profile = Profile(watch.tick) if settings.train.profile else None
+    report_step = watch.tick if profile is None else profile.tick
+    job = Job(learner, source, metrics, session.attend, report_step, trainers=trainers, threads=threads)
+    if profile is not None:
+        profile.attach(job)
     if state is not None:
         session.restore(job, state)
+    else:
+        watch.forget_after(0)  # of a run that ended before its first checkpoint
     before = job.rows
     for note in notes:
         watch.log(note)
@@ -147,9 +157,15 @@ def train(
             saver.wait()
         raise not_finite(problem, job.steps, folder, saver) from None
     finally:
+        if profile is not None:
+            profile.stop()
         job.close()
         watch.close()
+    if profile is not None:
+        show_profile(profile, folder, watch)
     rows = job.rows - before
+    if folder is not None and settings.run.report and rows and session.signal is None:
+        write_report(folder, evaluator, evidence, watch.log)
     return Outcome(
         learner,
         saver.last[1] if saver is not None and saver.last is not None else None,
@@ -160,7 +176,25 @@ def train(
         train=session.progress.train or dict(metrics.results()),
         test=session.progress.test,
         signal=session.signal,
+        best=None if checkpoints is None else checkpoint.best(checkpoints),
+        best_auc=session.progress.best_auc,
     )
+
+
+def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable[[str], None]) -> None:
+    """The page at the end; a failure is only told, as the run is done and saved."""
+    try:
+        report.write(folder, model, evidence)
+    except Exception as error:
+        log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
+
+
+def show_profile(profile: Profile, folder: Path | None, watch: Watch) -> None:
+    """What every layer took, for people and as files."""
+    watch.log(profile.table())
+    if folder is not None:
+        path = profile.write(folder)
+        watch.log(f"{path}: open it in chrome://tracing or ui.perfetto.dev")
 
 
 def configure(config: Config | Mapping[str, Any] | str | Path | None, overrides: Iterable[str] = ()) -> Config:
@@ -182,8 +216,6 @@ def check(config: Config) -> None:
     train = config.train
     if train.deterministic and (train.hogwild or 1) > 1:
         raise ConfigError(f"train.hogwild is {train.hogwild}, and train.deterministic allows one", "remove one of them")
-    if train.profile:
-        raise ConfigError("train.profile is not available", "py-spy and perf can watch a running training")
     if config.data.schema is not None and config.data.preset is not None:
         raise ConfigError("data.schema and data.preset both say what the columns mean", "remove one of them")
     if train.hogwild is not None and train.hogwild > cores(config):
@@ -196,7 +228,8 @@ def hogwild(config: Config) -> int:
     """Trainer threads: on few cores, one core each is faster than sharing every operator between them."""
     if config.train.deterministic:
         return 1
-    return config.train.hogwild or min(cores(config), 8)
+    few = min(cores(config), 8) if config.train.device == "cpu" else 1  # an accelerator works on one step at a time
+    return config.train.hogwild or few
 
 
 def cpu_class() -> str:

@@ -13,7 +13,7 @@ import torch
 from safetensors import numpy as numpy_tensors
 from safetensors import torch as torch_tensors
 
-from clickfleet import checkpoint, published, republished, storage
+from clickfleet import checkpoint, devices, published, republished, storage
 from clickfleet.config import Config, checked, dump
 from clickfleet.config import read as read_yaml
 from clickfleet.errors import CheckpointError, ConfigError
@@ -37,14 +37,18 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, learner: Learner, metrics: Metrics, state: State, epoch: int | None = None) -> None:
-        """Captures everything now and returns; `epoch` is the one that ends here."""
+    def save(
+        self, learner: Learner, metrics: Metrics, state: State, epoch: int | None = None, best: bool = False
+    ) -> None:
+        """Captures everything now and returns; `epoch` is the one that ends here, `best` keeps it as the best."""
         self.wait()
         epoch = epoch if self.keep_epochs else None
         step = int(state["step"])
         if self.last is not None and self.last[0] == step:  # nothing was learned since
             if epoch is not None:
                 checkpoint.label_epoch(self.folder, epoch, self.last[1])
+            if best:
+                self.label_best()
             return
         attached = capture(learner, metrics, state)
         snapshot = learner.table.snapshot(ROW_FILES)
@@ -59,6 +63,7 @@ class Saver:
                         step,
                         keep=self.keep,
                         epoch=epoch,
+                        best=best,
                         attached=attached,
                         snapshot=snapshot,
                         files=ROW_FILES,
@@ -70,6 +75,11 @@ class Saver:
 
         self._thread = threading.Thread(target=write, name="clickfleet-checkpoint")
         self._thread.start()
+
+    def label_best(self) -> None:
+        """Keeps the last one written as the best."""
+        assert self.last is not None
+        checkpoint.label_best(self.folder, self.last[1])
 
     def wait(self, last: bool = False) -> None:
         """Until what was captured is written; a failure is a warning, as training can go on, unless it was the last."""
@@ -85,27 +95,33 @@ class Saver:
 
 def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes]:
     """Everything but the rows, as files."""
-    rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+    rng = {"rng": _text(torch.get_rng_state())}
+    if learner.device.type == "cuda":
+        rng["device_rng"] = _text(torch.cuda.get_rng_state(learner.device))
     return {
         "dense.safetensors": torch_tensors.save(learner.dense()),
         "optimizer.safetensors": torch_tensors.save(learner.optimizer_state()),
         "metrics.safetensors": numpy_tensors.save(metrics.state()),
-        "state.json": storage.canonical({**state, "rng": rng}),
+        "state.json": storage.canonical({**state, **rng}),
         "config.yaml": dump(learner.config).encode(),
     }
 
 
 def resolve(model: str | Path) -> Path:
-    """What MODEL names: a checkpoint, the newest one of a run folder, a published entry, or a published log."""
+    """What MODEL names: a checkpoint, the newest one of a run folder or one by its label (RUN/BEST), a published entry or log."""
     path = Path(model)
     if (path / storage.MANIFEST).is_file() or (path / published.LOG).is_file():
         return path
+    if checkpoint.is_label(path.name):
+        for folder in (path.parent, path.parent / "checkpoints"):
+            if (folder / path.name).is_file():
+                return checkpoint.labelled(folder, path.name)
     for folder in (path, path / "checkpoints"):
         if (folder / checkpoint.LATEST).is_file():
             return checkpoint.latest(folder)
     raise CheckpointError(
         f"{model} holds no model" if path.exists() else f"there is no {model}",
-        "a model is a run folder with a checkpoint in it, a checkpoint, a published log or one of its entries",
+        "a model is a run folder with a checkpoint in it, a checkpoint, RUN/BEST where the best is kept, a published log or entry",
     )
 
 
@@ -144,7 +160,7 @@ def load(path: Path) -> Learner:
     if chain is not None:
         return republished.load(chain)
     config, schema = read_config(path), read_schema(path)
-    learner = Learner(config, schema, checkpoint.load(path))
+    learner = Learner(config, schema, checkpoint.load(path), devices.or_cpu(config.train.device))
     learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
     return learner
 
@@ -189,7 +205,10 @@ def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tupl
     learner.restore_optimizer(torch_tensors.load(checkpoint.read(path, "optimizer.safetensors")))
     metrics.restore(numpy_tensors.load(checkpoint.read(path, "metrics.safetensors")))
     state: State = json.loads(checkpoint.read(path, "state.json"))
-    torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.pop("rng"))), dtype=torch.uint8))
+    torch.set_rng_state(_bytes(state.pop("rng")))
+    device_rng = state.pop("device_rng", None)
+    if device_rng is not None and learner.device.type == "cuda":
+        torch.cuda.set_rng_state(_bytes(device_rng), learner.device)
     return learner, state
 
 
@@ -220,6 +239,14 @@ def start_from(path: Path, config: Config, schema: Schema) -> tuple[Learner, lis
     learner = Learner(config, schema, table)
     anew += learner.adopt_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
     return learner, anew
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -57,15 +57,25 @@ class Scorer:
         """The scores of one batch; call it only on a model in evaluation mode."""
         embedding = getattr(self._own, "embedding", None)
         if embedding is None:
-            embedding = self._own.embedding = Embedding(self.learner.schema, self.learner.table.factors)
+            embedding = self._own.embedding = Embedding(
+                self.learner.schema, self.learner.table.factors, self.learner.device
+            )
         keys = embedding.unique(batch)
         rows = self.learner.table.pull(keys, training=False, out=embedding.room())
         x = embedding.inputs(batch, rows, training=False)
-        return torch.sigmoid(self.learner.model(x)).numpy()
+        return torch.sigmoid(self.learner.model(x)).cpu().numpy()
+
+
+Look = Callable[[Batch], None]
 
 
 def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Results:
     """The metrics of a model on batches with labels; with a slot to slice by, `slices` holds them per key."""
+    return results(measure(learner, batches, threads))
+
+
+def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1, look: Look | None = None) -> Metrics:
+    """The same as sums and buckets, from which curves can be drawn; `look` is shown every batch."""
     settings, schema = learner.config.train.metrics, learner.schema
     metrics = Metrics(settings.thresholds, groups=schema.group is not None, slices=settings.slices is not None)
     slot = slice_slot(schema, settings.slices)
@@ -73,12 +83,17 @@ def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Re
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
-    results: Results = dict(metrics.results())
+        if look is not None:
+            look(batch)
+    return metrics
+
+
+def results(metrics: Metrics) -> Results:
+    """Metrics by name."""
+    found: Results = dict(metrics.results())
     if metrics.slices is not None:
-        results["slices"] = {
-            "other" if key is None else str(key): part for key, part in metrics.slices.results().items()
-        }
-    return results
+        found["slices"] = {"other" if key is None else str(key): part for key, part in metrics.slices.results().items()}
+    return found
 
 
 def slice_slot(schema: Schema, name: str | None) -> int | None:

@@ -96,6 +96,8 @@ class Data:
     """A schema.yaml; the format's own by default."""
     preset: str | None = None
     """A ready schema by name, such as criteo-paddle, instead of a file."""
+    keys: str | None = None
+    """Another rule by which values become keys than the schema's: hash64, `py2 mod 1000001` or raw."""
     batch_size: Count = 1000
     test_batch_size: Count | None = None
     """As batch_size by default."""
@@ -200,6 +202,8 @@ class Loss:
     """Share of the negatives that down-sampling left in the training data; predictions are corrected for it."""
     l2: float = 0.0
     """L2 on every dense weight matrix."""
+    l2_rows: float | None = None
+    """L2 on the rows of a batch, added to the gradient that their rule sees; the model's own by default, mostly none."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,9 @@ class Train:
     init_from: FilePath | None = None
     """A model to start from."""
     device: str = "cpu"
+    """Where the network computes: cpu, cuda or cuda:1; rows stay with the CPU."""
     profile: bool = False
+    """A table of what each layer takes, and a trace of some steps, in the run folder's profile/."""
     loss: Loss = field(default_factory=Loss)
     metrics: Metrics = field(default_factory=Metrics)
 
@@ -252,8 +258,13 @@ class Run:
     checkpoint_every: Seconds | None = 300.0
     checkpoint_every_steps: Count | None = None
     keep: Count = 3
-    """Checkpoints kept, besides those at the end of an epoch."""
+    """Checkpoints kept, besides labelled ones."""
     keep_epochs: bool = True
+    """Keep those at the end of an epoch, as EPOCH-0000 and so on."""
+    keep_best: bool | None = None
+    """Keep the one with the best test AUC, as BEST; by default where train.patience is set."""
+    report: bool = True
+    """Write report.html at the end."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Progress:
 
     epoch: int = 0
     best_auc: float | None = None
+    best_step: int | None = None
     waited: int = 0
     """Evaluations since the best."""
     evaluated_at: int = -1
@@ -57,7 +58,9 @@ class Session:
         """From the first line read to the last push applied, without evaluations; the last checkpoint after it."""
         self._mark: float | None = None
         self._saved_at = self._saved_step = 0.0
-        self._finished = False
+        self._keeps_best = (
+            config.run.keep_best if config.run.keep_best is not None else config.train.patience is not None
+        )
 
     def attend(self, job: Job) -> bool:
         """Does what is due; False when training is over."""
@@ -78,7 +81,7 @@ class Session:
             if self.signal is not None or self._over():
                 self._save(job, last=True)
                 return False
-            if self._checkpoint_due(job):
+            if self._checkpoint_due(job) or (self._is_best(job) and self._saved_step != job.steps):
                 self._save(job)
         periods = [self.config.train.eval_every if self.evaluate else None]
         periods.append(self.config.run.checkpoint_every_steps if self.saver else None)
@@ -109,7 +112,8 @@ class Session:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")
         epoch = self.progress.epoch
         self.progress.train = dict(job.metrics.results())
-        self.watch.record("epoch", {"epoch": epoch, "step": job.steps, "rows": job.rows, **self.progress.train})
+        facts = {"epoch": epoch, "step": job.steps, "rows": job.rows, **self.progress.train}
+        self.watch.end_epoch(job, facts, self.trained_s)
         self.watch.log(f"epoch {epoch} done: step {job.steps:,}, {_words(self.progress.train)}")
         self.progress.epoch += 1
         if self.progress.evaluated_at != job.steps:
@@ -127,15 +131,22 @@ class Session:
         now.test = self.evaluate()
         now.evaluated_at = job.steps
         auc = now.test["auc"]
-        better = now.best_auc is None or auc > now.best_auc
-        now.best_auc, now.waited = (auc, 0) if better else (now.best_auc, now.waited + 1)
+        if now.best_auc is None or auc > now.best_auc:
+            now.best_auc, now.best_step, now.waited = auc, job.steps, 0
+        else:
+            now.waited += 1
         slices = {key: value for key, value in now.test.items() if key != "slices"}
         self.watch.record("test", {"epoch": now.epoch if epoch is None else epoch, "step": job.steps, **slices})
         self.watch.log(f"test after step {job.steps:,}: {_words(now.test)}")
         patience = self.config.train.patience
         if patience is not None and now.waited >= patience:
             now.stopped_early = True
-            self.watch.log(f"stopped: no better test AUC than {now.best_auc:.4f} in {now.waited} evaluations")
+            self.watch.log(
+                f"stopped: no better test AUC than {now.best_auc:.4f} of step {now.best_step:,} in {now.waited} evaluations"
+            )
+
+    def _is_best(self, job: Job) -> bool:
+        return self._keeps_best and self.progress.best_step == job.steps
 
     def _save(self, job: Job, epoch: int | None = None, last: bool = False) -> None:
         if self.saver is None:
@@ -148,7 +159,7 @@ class Session:
             )
         if last and self.progress.epoch and self.signal is None:
             epoch = self.progress.epoch - 1
-        self.saver.save(job.learner, job.metrics, self.state(job), epoch)
+        self.saver.save(job.learner, job.metrics, self.state(job), epoch, best=self._is_best(job))
         if last:
             self.saver.wait(last=True)
         took = time.monotonic() - begin
@@ -174,6 +185,8 @@ class Session:
         job.steps, job.rows = state["step"], state["rows"]
         job.source.restore(state["reader"])
         self.progress = Progress(**state["progress"])
+        if self.saver is not None and self._is_best(job):  # the kill may have come before it was labelled
+            self.saver.label_best()
         self.watch.forget_after(state["metrics_bytes"])
 
     @contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clickfleet import devices
 from clickfleet.batch import Batch, Floats
 from clickfleet.embedding import Embedding, Push
 from clickfleet.losses import Loss
@@ -36,20 +37,42 @@ class NotFiniteError(Exception):
         self.batch, self.loss = batch, loss
 
 
+class RowDecay(NamedTuple):
+    """L2 on rows: strength·w is added to the gradient that a rule sees, after it was divided by shows or the batch's weight."""
+
+    strength: float
+    embed_scale: str
+    embedx_scale: str
+
+    def add(self, push: Push, rows: Floats) -> None:
+        for part, scale in ((slice(0, 1), self.embed_scale), (slice(1, None), self.embedx_scale)):
+            divisor = push.show[:, None] if scale == "show" else np.float32(push.n if scale == "batch" else 1.0)
+            push.grads[:, part] += self.strength * np.where(divisor > 0, divisor, np.float32(1.0)) * rows[:, part]
+
+
 class Step:
     """The forward and backward pass of one trainer thread, over its own replica of the dense weights' gradients."""
 
-    def __init__(self, flat: Flat, loss: Loss, schema: Schema, factors: int) -> None:
+    def __init__(
+        self,
+        flat: Flat,
+        loss: Loss,
+        schema: Schema,
+        factors: int,
+        device: torch.device = devices.CPU,
+        decay: RowDecay | None = None,
+    ) -> None:
         assert isinstance(flat.model, Model)
         self.flat, self.model, self.loss = flat, flat.model, loss
-        self.embedding = Embedding(schema, factors)
+        self.decay = decay
+        self.device, self.embedding = device, Embedding(schema, factors, device)
         self.matrices = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1] if loss.config.l2 else []
 
     def __call__(self, batch: Batch, rows: Floats) -> Result:
         """`rows` are those of `embedding.unique(batch)`; refuses a loss that is no number before anything is learned."""
         assert batch.labels is not None
         x = self.embedding.inputs(batch, rows)
-        labels, weights = torch.from_numpy(batch.labels), _tensor(batch.weights)
+        labels, weights = self._tensor(batch.labels), None if batch.weights is None else self._tensor(batch.weights)
         self.flat.zero_grads()
         logits = self.model(x)
         loss = self.loss.total(logits, labels, weights, self.model.extra_loss(), self.matrices)
@@ -57,10 +80,12 @@ class Step:
         if not math.isfinite(value):
             raise NotFiniteError(batch, value)
         loss.backward()  # type: ignore[no-untyped-call]
-        scores = torch.sigmoid(self.loss.sampled(logits.detach())).numpy()
+        scores = torch.sigmoid(self.loss.sampled(logits.detach())).cpu().numpy()
         scale = self.loss.dense_scale(labels, weights)
-        return Result(value, scores, self.embedding.push(batch, x), scale)
+        push = self.embedding.push(batch, x)
+        if self.decay is not None:
+            self.decay.add(push, rows)
+        return Result(value, scores, push, scale)
 
-
-def _tensor(column: Floats | None) -> Tensor | None:
-    return None if column is None else torch.from_numpy(np.ascontiguousarray(column))
+    def _tensor(self, column: Floats) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).to(self.device)

@@ -172,11 +172,12 @@ class Table:
         click: Floats | None = None,
         slots: NDArray[np.uint16] | None = None,
         n: float = 1.0,
+        distinct: bool = False,
     ) -> None:
         """Trains the rows of `keys`, creating those that are new; a key given twice is merged by sums.
 
         `grads` are those of the sum of losses, `show` (1) and `click` (0) count the key's occurrences, and `n` is the sum of the
-        batch's weights.
+        batch's weights. Who knows that no key stands twice says `distinct`, and nobody looks for such keys.
         """
         keys = _checked("keys", keys, np.uint64, (None,))
         size = len(keys)
@@ -184,7 +185,7 @@ class Table:
         show = None if show is None else _checked("show", show, np.float32, (size,))
         click = None if click is None else _checked("click", click, np.float32, (size,))
         slots = None if slots is None else _checked("slots", slots, np.uint16, (size,))
-        self.core.push(keys, grads, show, click, slots, n)
+        self.core.push(keys, grads, show, click, slots, n, distinct)
 
     def shrink(self) -> int:
         """Decays every row's statistics and deletes rows by score and age; the number deleted."""

@@ -17,6 +17,7 @@ from clickfleet.config import Config
 from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.job import Source
 from clickfleet.learner import Learner
+from clickfleet.metrics import Metrics
 from clickfleet.opening import Data, open_source
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
@@ -47,7 +48,11 @@ class Trained:
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> Results:
         """The metrics on data with labels."""
-        return scoring.evaluate(self.learner, self.source(data, batch_size, labels=True), self.threads)
+        return scoring.results(self.measure(data, batch_size))
+
+    def measure(self, data: Data, batch_size: int | None = None, look: scoring.Look | None = None) -> Metrics:
+        """The same as sums and buckets; `look` is shown every batch."""
+        return scoring.measure(self.learner, self.source(data, batch_size, labels=True), self.threads, look)
 
     def scores(self, data: Data, batch_size: int | None = None) -> Iterable[tuple[Batch, Floats]]:
         """Each batch with its scores, in the order of the data, which may be larger than the memory."""
@@ -117,9 +122,13 @@ def write_scores(model: Trained, data: Data, out: str | Path, batch_size: int | 
 
 
 def _write_text(path: Path, parts: Iterable[Floats]) -> None:
-    with path.open("w") as file:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    columns = pa.schema([pa.field("score", pa.float32(), nullable=False)])  # as few digits as name the number
+    with csv.CSVWriter(str(path), columns, write_options=csv.WriteOptions(include_header=False)) as writer:
         for scores in parts:
-            file.write("".join(f"{score:.7g}\n" for score in scores.tolist()))
+            writer.write_batch(pa.record_batch([pa.array(scores)], schema=columns))
 
 
 def _write_npy(path: Path, parts: Iterable[Floats]) -> None:
@@ -142,10 +151,6 @@ def describe(model: str | Path) -> dict[str, Any]:
     """What a saved model is made of."""
     path = saving.resolve(model)
     learner = saving.load(path)
-    counts = np.zeros(1 << 16, np.int64)
-    with learner.table.snapshot() as rows:
-        for columns in rows:
-            counts += np.bincount(columns["slot"], minlength=1 << 16)
     table = learner.table.stats()
     return {
         "checkpoint": str(path),
@@ -157,8 +162,17 @@ def describe(model: str | Path) -> dict[str, Any]:
         "bytes": table["bytes"],
         "factors": learner.table.factors,
         "rule": learner.table.rule.to_dict(),
-        "slots": {slot.name: int(counts[i]) for i, slot in enumerate(learner.schema.slots)},
+        "slots": rows_per_slot(learner),
     }
+
+
+def rows_per_slot(learner: Learner) -> dict[str, int]:
+    """How many rows the table holds of each slot; a row belongs to the slot that it was first seen in."""
+    counts = np.zeros(1 << 16, np.int64)
+    with learner.table.snapshot() as rows:
+        for columns in rows:
+            counts += np.bincount(columns["slot"], minlength=1 << 16)
+    return {slot.name: int(counts[i]) for i, slot in enumerate(learner.schema.slots)}
 
 
 def cores(config: Config) -> int:

@@ -2,91 +2,123 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from clickfleet.events import Events
 from clickfleet.job import PHASES, Job
-from clickfleet.progress import INTERVAL_S, amount
+from clickfleet.progress import INTERVAL_S, LiveBar, amount
 
 BAR_INTERVAL_S = 0.5
+
+
+class Mark(NamedTuple):
+    """The sums of a job at a moment; speed and loss are told since one."""
+
+    time: float = 0.0
+    rows: int = 0
+    loss: float = 0.0
+    weight: float = 0.0
+
+    @classmethod
+    def of(cls, job: Job, now: float) -> Mark:
+        return cls(now, job.rows, job.loss, job.weight)
 
 
 class Watch:
     """Shows a job's progress on stderr and writes it down in the run folder (None: nowhere)."""
 
     def __init__(
-        self, folder: Path | None, total_bytes: int | None = None, *, quiet: bool = False, stream: IO[str] | None = None
+        self,
+        folder: Path | None,
+        total_bytes: int | None = None,
+        *,
+        epochs: int = 1,
+        quiet: bool = False,
+        stream: IO[str] | None = None,
     ) -> None:
-        self.folder, self.total_bytes, self.quiet = folder, total_bytes, quiet
+        self.folder, self.total_bytes, self.epochs, self.quiet = folder, total_bytes, epochs, quiet
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty() and not quiet
         self._events: Events | None = None
-        self._bar: Any = None
-        self._task: Any = None
-        self._begin = self._shown = self._lined = time.monotonic()
-        self._rows = self._first_rows = 0
-        self._first_bytes = 0
+        self._bar: LiveBar | None = None
+        self._begin = self._lined = self._pointed = Mark()
+        self._shown = 0.0
+        self._first_bytes = self._steps = 0
+        self._epoch_rows: int | None = None
 
     def start(self, job: Job) -> None:
         """Counting of speed begins."""
-        self._begin = self._shown = self._lined = time.monotonic()
-        self._rows = self._first_rows = job.rows
-        self._first_bytes = job.source.counters.bytes
+        self._begin = self._lined = self._pointed = Mark.of(job, time.monotonic())
+        self._first_bytes, self._steps = job.source.counters.bytes, job.steps
         if self.live:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-            self._bar = Progress(
-                SpinnerColumn(),
-                BarColumn(20),
-                TextColumn("{task.description}"),
-                console=Console(file=self.stream),
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=self.total_bytes)
-            self._bar.start()
+            self._bar = LiveBar(self.stream)
 
     def tick(self, job: Job) -> None:
         """After every step; shows something when it is time to."""
         now = time.monotonic()
-        if self.live and now - self._shown >= BAR_INTERVAL_S:
+        self._steps += 1  # those that are done, where job.steps were begun
+        if self._bar is not None and now - self._shown >= BAR_INTERVAL_S:
             self._shown = now
-            self._bar.update(
-                self._task, description=describe(self.facts(job, now)), completed=job.source.counters.bytes
-            )
-        if now - self._lined >= INTERVAL_S:
-            facts = self.facts(job, now)
-            self._lined, self._rows = now, job.rows
-            job.loss = job.weight = 0.0
-            self.record("train", facts)
+            facts = self.facts(job, now, self._lined)
+            self._bar.show(self._share_done(job), describe(facts))
+        if now - self._lined.time >= INTERVAL_S:
+            facts = self.facts(job, now, self._lined)
+            self._lined = Mark.of(job, now)
             self.log(describe(facts), show=not self.live)
+            self._point(job, now)
+        elif is_on_curve(self._steps):
+            self._point(job, now)
 
-    def facts(self, job: Job, now: float | None = None) -> dict[str, Any]:
-        """The numbers of this moment; the loss is the mean over the interval."""
-        now = time.monotonic() if now is None else now
+    def _point(self, job: Job, now: float) -> None:
+        self.record("train", self.facts(job, now, self._pointed))
+        self._pointed = Mark.of(job, now)
+
+    def end_epoch(self, job: Job, facts: dict[str, Any], trained_s: float) -> None:
+        """The metrics of an epoch that ended, beside what it took; `trained_s` were spent on training since `start`."""
+        if job.source.epoch:
+            self._epoch_rows = job.rows // job.source.epoch
+        rate = (job.rows - self._begin.rows) / max(trained_s, 1e-9)
         table = job.table.stats()
-        elapsed = max(now - self._begin, 1e-9)
-        since = max(now - self._lined, 1e-9)
-        done = job.source.counters.bytes - self._first_bytes
-        left = (self.total_bytes - job.source.counters.bytes) * elapsed / done if self.total_bytes and done else None
-        sliding = job.metrics.sliding
+        more = {"table_rows": table["rows"], "table_bytes": table["bytes"], "rows_per_s": rate, "shares": job.shares()}
+        self.record("epoch", {**facts, **more})
+
+    def _share_done(self, job: Job) -> float | None:
+        if self.total_bytes:
+            return min(float(job.source.counters.bytes) / self.total_bytes, 1.0)
+        if self._epoch_rows:  # files whose size tells nothing: after the first epoch its rows do
+            return min(job.rows / (self._epoch_rows * self.epochs), 1.0)
+        return None
+
+    def _seconds_left(self, job: Job, now: float) -> float | None:
+        elapsed, share = max(now - self._begin.time, 1e-9), self._share_done(job)
+        if share is None:
+            return None
+        if self.total_bytes:
+            first = self._first_bytes / self.total_bytes
+        else:
+            first = self._begin.rows / ((self._epoch_rows or 1) * self.epochs)
+        return (1 - share) * elapsed / (share - first) if share > first else None
+
+    def facts(self, job: Job, now: float, since: Mark) -> dict[str, Any]:
+        """The numbers of this moment; speed and loss are means since a mark."""
+        table, sliding = job.table.stats(), job.metrics.sliding
+        weight = job.weight - since.weight
         return {
             "epoch": job.source.epoch,
-            "step": job.steps,
+            "step": self._steps,
             "rows": job.rows,
-            "rows_per_s": (job.rows - self._rows) / since,
-            "loss": job.loss / job.weight if job.weight else None,
+            "rows_per_s": (job.rows - since.rows) / max(now - since.time, 1e-9),
+            "loss": (job.loss - since.loss) / weight if weight else None,
             "auc": job.metrics.buckets.auc,
             "sliding_auc": None if sliding is None else sliding.auc,
             "table_rows": table["rows"],
             "table_bytes": table["bytes"],
-            "seconds_left": left,
+            "seconds_left": self._seconds_left(job, now),
             "bad_lines": job.source.counters.bad_lines,
             "shares": job.shares(),
         }
@@ -129,15 +161,23 @@ class Watch:
                 out.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
         if show and not self.quiet:
             if self._bar is not None:
-                self._bar.console.print(text, highlight=False)
+                self._bar.print(text)
             else:
                 print(text, file=self.stream, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
-            with contextlib.suppress(Exception):
-                self._bar.stop()
+            self._bar.close()
             self._bar = None
+
+
+def is_on_curve(step: int) -> bool:
+    """Whether a curve has a point there: all of the first steps, then eight whenever their number doubles.
+
+    >>> [step for step in range(1, 50) if is_on_curve(step)][12:]
+    [13, 14, 15, 16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40, 44, 48]
+    """
+    return step % (1 << max(step.bit_length() - 4, 0)) == 0
 
 
 def describe(facts: dict[str, Any]) -> str:

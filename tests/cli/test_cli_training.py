@@ -1,6 +1,7 @@
 """The commands about models, in process."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,25 @@ def test_what_people_read(
     assert "there is no nothing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "recipe", sorted((Path(__file__).parents[2] / "runs").glob("*.yaml")), ids=lambda path: path.stem
-)
+RECIPES = sorted((Path(__file__).parents[2] / "runs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_trains(recipe: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["data.batch_size=500", "model.hidden=[8]"]
+    text = recipe.read_text()
+    assert re.search(r"^#   clickfleet train runs/(\S+)\.yaml ", text, re.MULTILINE)[1] == recipe.stem  # type: ignore[index]
+    assert re.search(r"^# Expect a test AUC of 0\.[5-8]\d* after one epoch on `clickfleet synth ", text, re.MULTILINE)
+    wide = re.findall(r"^  (hidden\d?|bottom|top|cin): \[", text, re.MULTILINE)
+    small = ["data.batch_size=500", "train.epochs=1", *(f"model.{name}=[8]" for name in wide)]
     done = result(
         capsys, "train", recipe, f"data.train={log}/train", f"data.test={log}/test", f"run.dir={tmp_path}/r", *small
     )
     assert done["rows"] == 1500
     assert 0 < done["test_auc"] < 1
+
+
+def test_there_is_a_recipe_for_every_model() -> None:
+    import clickfleet.models
+
+    models = {path.stem for path in Path(clickfleet.models.__path__[0]).glob("*.py")} - {"__init__"}
+    assert models | {"ctr_dnn", "ctr_dnn_quick"} == {path.stem for path in RECIPES}

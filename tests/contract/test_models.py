@@ -207,6 +207,19 @@ def test_missing_slots_are_zeros_and_have_finite_gradients(name: str, paddlerec:
     assert all(torch.isfinite(t.grad).all() for t in (*x, *model.parameters()) if t.grad is not None)
 
 
+@pytest.mark.parametrize(("name", "paddlerec"), VARIANTS)
+def test_computes_wherever_its_weights_are(name: str, paddlerec: bool) -> None:
+    """On torch's device without memory, whose tensors refuse to meet those of the CPU."""
+    model, shape = build(name, paddlerec)
+    model.to("meta").train()
+    x = Inputs(*(tensor.to("meta").requires_grad_() for tensor in random_inputs(shape)))
+    logits = model(x)
+    extra = model.extra_loss()
+    (logits.sum() if extra is None else logits.sum() + extra).backward()
+    assert logits.device.type == "meta"
+    assert all(p.grad is None or p.grad.device.type == "meta" for p in (*x, *model.parameters()))
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "dlrm"])
 def test_works_without_dense_columns(name: str) -> None:
     cls = find(name)

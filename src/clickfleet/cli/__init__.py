@@ -20,6 +20,7 @@ def build() -> typer.Typer:
         name="clickfleet",
         help="Click-through-rate prediction at any scale: read logs, train, keep training, publish, serve.",
         no_args_is_help=True,
+        rich_markup_mode=None,  # help by Rich takes half a second to import
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

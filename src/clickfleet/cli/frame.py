@@ -59,7 +59,8 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[F], F]:
             ],
         )
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-        app.command(name or function.__name__.replace("_", "-"))(run)
+        summary = (function.__doc__ or "").strip().partition("\n")[0]  # whole, where it would be cut short
+        app.command(name or function.__name__.replace("_", "-"), short_help=summary)(run)
         return function
 
     return register

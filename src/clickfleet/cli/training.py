@@ -1,4 +1,4 @@
-"""Commands about models: `train`, `evaluate`, `predict`, `inspect`, `verify`."""
+"""Commands about models: `train`, `evaluate`, `predict`, `inspect`, `report`, `verify`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +8,8 @@ import typer
 from clickfleet.cli.frame import Result, command, say
 
 Model = Annotated[
-    Path, typer.Argument(help="A run folder (its newest checkpoint), a checkpoint, a published log or entry.")
+    Path,
+    typer.Argument(help="A run folder (its newest checkpoint), RUN/BEST, a checkpoint, a published log or entry."),
 ]
 Inputs = Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")]
 Format = Annotated[
@@ -23,6 +24,7 @@ def add(app: typer.Typer) -> None:
     command(app)(evaluate)
     command(app)(predict)
     command(app)(inspect)
+    command(app)(report)
     command(app)(verify)
 
 
@@ -37,7 +39,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
 ) -> Result:
-    """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl and config.yaml."""
+    """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl, config.yaml and report.html."""
     overrides = list(settings or [])
     path: str | None = config
     if "=" in config and not Path(config).exists():
@@ -54,6 +56,8 @@ def train(
     if done.train:
         tested = "" if done.test is None else f", test AUC {done.test['auc']:.4f}"
         say(f"training AUC {done.train['auc']:.4f}{tested}")
+    if done.best is not None:
+        say(f"best test AUC {done.best_auc:.4f}: {done.best}")
     say(f"checkpoint: {done.path}")
     return done.to_dict()
 
@@ -114,6 +118,20 @@ def inspect(model: Model) -> Result:
     for name, rows in facts["slots"].items():
         say(f"{rows:>12,}  {name}")
     return facts
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    data: Annotated[
+        list[str] | None, typer.Argument(help="Test data; that of the run's configuration by default.")
+    ] = None,
+) -> Result:
+    """Draw report.html of a run again: curves, ROC, calibration, scores, importance of fields, time."""
+    from clickfleet import report as reports
+
+    path = reports.rebuild(run, data or None)
+    say(f"{path}: {path.stat().st_size:,} bytes")
+    return {"path": str(path), "bytes": path.stat().st_size}
 
 
 def verify(

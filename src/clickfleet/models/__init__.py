@@ -60,6 +60,7 @@ class Model(nn.Module):
     original_rows: ClassVar[TableInit] = TableInit()
     """The same under `paddlerec`, as is the next."""
     original_epsilon: ClassVar[float] = 1e-4
+    original_l2_rows: ClassVar[float] = 0.0
 
     @dataclass(frozen=True)
     class Config: ...
@@ -82,6 +83,11 @@ class Model(nn.Module):
     def loss_epsilon(cls, config: Any) -> float:
         """What the log loss adds inside its logarithms unless the configuration says."""
         return cls.original_epsilon if getattr(config, "paddlerec", False) else 0.0
+
+    @classmethod
+    def l2_rows(cls, config: Any) -> float:
+        """L2 on the rows of a batch unless the configuration says."""
+        return cls.original_l2_rows if getattr(config, "paddlerec", False) else 0.0
 
     def extra_loss(self) -> Tensor | None:
         """Regularisers of the last forward pass, on the scale of the mean loss of a row."""

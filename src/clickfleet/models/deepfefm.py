@@ -19,6 +19,7 @@ class DeepFEFM(Model):
     """
 
     original_rows = TableInit(SMALL, SMALL)
+    original_l2_rows = 1e-6
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -31,7 +32,7 @@ class DeepFEFM(Model):
         """L2 on the weights of the MLP; 1e-7 in the original, else none."""
         paddlerec: bool = False
         """Dropout 0.2 after every linear layer and every ReLU, the output too; the MLP sees a∘x for x and no bucketed
-        slots; no bias. The original's L2 on rows is not here: a model does not see rows."""
+        slots; no bias; L2 of 1e-6 on rows."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

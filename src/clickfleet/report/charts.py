@@ -1,0 +1,150 @@
+"""Charts as inline SVG: small, sharp at any size, and coloured by the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+WIDTH, HEIGHT = 560, 320
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 40
+
+Point = tuple[float, float]
+
+
+class Series(NamedTuple):
+    """One curve; `kind` is a class of the style sheet: a, b, c."""
+
+    name: str
+    points: Sequence[Point]
+    kind: str
+    dots: bool = False
+
+
+class Frame:
+    """The plane of a chart: values -> positions, axes and their labels."""
+
+    def __init__(self, x: Point, y: Point) -> None:
+        self.x, self.y = (_widened(*x), _widened(*y))
+
+    def at(self, x: float, y: float) -> Point:
+        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return (
+            round(LEFT + across * (WIDTH - LEFT - RIGHT), 1),
+            round(HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM), 1),
+        )
+
+    def axes(self, x_label: str, y_label: str) -> list[str]:
+        out = []
+        for value in ticks(*self.y):
+            _, y = self.at(self.x[0], value)
+            out.append(f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}"/>')
+            out.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{short(value)}</text>')
+        for value in ticks(*self.x):
+            x, _ = self.at(value, self.y[0])
+            out.append(
+                f'<text class="tick" x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value)}</text>'
+            )
+        base = HEIGHT - BOTTOM
+        out.append(f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>')
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        out.append(f'<text class="name" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
+        if y_label:
+            out.append(
+                f'<text class="name" transform="translate(13 {(TOP + base) / 2}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
+            )
+        return out
+
+
+def lines(
+    title: str,
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str = "",
+    *,
+    x: Point | None = None,
+    y: Point | None = None,
+    diagonal: bool = False,
+    bars: Sequence[tuple[float, float, float]] = (),
+) -> str:
+    """Curves over a common axis; `bars` are spans (x, low, high) behind them."""
+    points = [point for one in series for point in one.points]
+    low, high = [min(p) for p in zip(*points, strict=True)], [max(p) for p in zip(*points, strict=True)]
+    frame = Frame(x or (low[0], high[0]), y or _with_room(low[1], high[1]))
+    out = frame.axes(x_label, y_label)
+    if diagonal:
+        (x1, y1), (x2, y2) = frame.at(frame.x[0], frame.y[0]), frame.at(frame.x[1], frame.y[1])
+        out.append(f'<line class="diagonal" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
+    for across, bottom, top in bars:
+        (x1, y1), (_, y2) = frame.at(across, max(bottom, frame.y[0])), frame.at(across, min(top, frame.y[1]))
+        out.append(f'<line class="span" x1="{x1}" y1="{y1}" x2="{x1}" y2="{y2}"/>')
+    for one in series:
+        places = [frame.at(*point) for point in one.points]
+        if len(places) > 1:
+            path = " ".join(f"{a:g},{b:g}" for a, b in places)
+            out.append(f'<polyline class="curve {one.kind}" points="{path}"/>')
+        seen = "dot" if one.dots or len(places) == 1 else "dot hidden"
+        for (a, b), (across, up) in zip(places, one.points, strict=True):
+            told = f"{escape(one.name)}: {short(up, 5)} at {short(across)}"
+            out.append(f'<circle class="{seen} {one.kind}" cx="{a:g}" cy="{b:g}" r="3"><title>{told}</title></circle>')
+    return _figure(title, series, out)
+
+
+def histogram(title: str, edges: Sequence[float], series: Sequence[Series], x_label: str, y_label: str) -> str:
+    """Bars from edge to edge, one behind the other; a series' points are (position of the bar, height)."""
+    top = max((height for one in series for _, height in one.points), default=1.0)
+    frame = Frame((edges[0], edges[-1]), (0.0, top * 1.05))
+    out = frame.axes(x_label, y_label)
+    for one in series:
+        for (_, height), left, right in zip(one.points, edges, edges[1:], strict=False):
+            (x1, y1), (x2, y2) = frame.at(left, height), frame.at(right, 0)
+            told = f"{escape(one.name)}: {height:.2%} between {short(left, 4)} and {short(right, 4)}"
+            size = f'width="{max(x2 - x1 - 0.5, 0.5):g}" height="{max(y2 - y1, 0):g}"'
+            out.append(f'<rect class="bar {one.kind}" x="{x1}" y="{y1}" {size}><title>{told}</title></rect>')
+    return _figure(title, series, out)
+
+
+def _figure(title: str, series: Sequence[Series], content: list[str]) -> str:
+    keys = "".join(f'<span><i class="key {one.kind}"></i>{escape(one.name)}</span>' for one in series if one.name)
+    legend = f'<div class="legend">{keys}</div>' if keys else ""
+    return (
+        f'<figure><figcaption>{escape(title)}</figcaption>{legend}<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(title)}">{"".join(content)}</svg></figure>'
+    )
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from low to high.
+
+    >>> ticks(0.71, 0.78)
+    [0.72, 0.74, 0.76, 0.78]
+    """
+    raw = (high - low) / about
+    scale = 10.0 ** math.floor(math.log10(raw))
+    step = next(scale * m for m in (1, 2, 5, 10) if raw <= scale * m * 1.0001)
+    digits = max(0, -math.floor(math.log10(step)))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(n * step, digits) for n in range(first, last + 1)]
+
+
+def short(value: float, digits: int = 3) -> str:
+    """A number in few characters.
+
+    >>> short(1500000.0), short(20000.0), short(0.0125), short(0.5)
+    ('1.5M', '20k', '0.0125', '0.5')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.{max(digits, 3)}g}{letter}"
+    return f"{value:.{digits + 1 if abs(value) >= 1000 else digits}g}"
+
+
+def _with_room(low: float, high: float) -> Point:
+    room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    return low - room, high + room
+
+
+def _widened(low: float, high: float) -> Point:
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
