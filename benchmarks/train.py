@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1000, 4096])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--data", help="raw Criteo text (default: made)")
+    parser.add_argument("--data", help="raw Criteo text, for --compare a folder with train/ and test/ (default: made)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--threads", type=int, default=2, help="cores of every system (default 2)")
     parser.add_argument("--compare", action="store_true", help="against plain PyTorch and other packages")
@@ -121,10 +121,12 @@ def main() -> None:
     results: dict[Any, Any] = {}
     if args.compare:
         there, absent = peers.installed()
+        chosen = [name for name in there if name in args.peers]
         with tempfile.TemporaryDirectory() as folder:
-            synth(Path(folder) / "log", Options(rows=args.rows, test_rows=50_000))
-            chosen = [name for name in there if name in args.peers]
-            results = compare(Path(folder) / "log", args.rounds, 4096, chosen)
+            log = Path(args.data or f"{folder}/log")
+            if args.data is None:
+                synth(log, Options(rows=args.rows, test_rows=50_000))
+            results = compare(log, args.rounds, 4096, chosen)
         for name, one in results.items():
             print(
                 f"{name:48} {one['rows_per_s']:9,.0f} rows/s (prepare {one['prepare_s']:.1f} s, train {one['train_s']:.1f} s), "
