@@ -1,6 +1,6 @@
 """What the default recipe rests on: one factor at a time, chosen on validation rows, reported once on test rows.
 
-python benchmarks/study.py FOLDER [--only NAME …] [--threads 1]
+python benchmarks/study.py FOLDER [--only NAME …] [--models NAME …] [--threads 1]
 
 FOLDER gets the data (per data seed 550,000 synthetic rows, of which the last 50,000 are the validation rows, and 50,000
 test rows) and `results.jsonl`. A run that stands there already is not repeated, so the study can be stopped and goes on.
@@ -207,13 +207,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     record = args.folder / "results.jsonl"
     results = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     done = {json.dumps({key: one[key] for key in Trial._fields}) for one in results}
-    for trial in (trial for part in args.only for trial in PARTS[part]()):
+    for trial in (trial for part in args.only for trial in PARTS[part]() if trial.model in args.models):
         asked = json.loads(json.dumps(trial._asdict()))
         if json.dumps(asked) in done:
             continue
