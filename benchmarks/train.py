@@ -59,7 +59,9 @@ def compare(folder: Path, rounds: int, batch: int, chosen: list[str]) -> dict[st
             data = {"train": str(folder / "train")}
             threads = {"threads": torch.get_num_threads()}
             begin = peers.clock()
-            made = run.train({"data": data, "model": "deepfm", "train": threads, "run": {"dir": work}}, quiet=True)
+            made = run.train(
+                {"data": data, "model": "deepfm", "train": threads, "run": {"dir": work, "report": False}}, quiet=True
+            )
             seconds = peers.clock() - begin  # the checkpoint and everything else of a run included
             return peers.Outcome(0.0, seconds, made.evaluate(str(folder / "test"))["auc"])
 
