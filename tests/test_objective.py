@@ -83,10 +83,10 @@ def test_l2_on_rows_is_added_after_the_division(rule: str, scale: str) -> None:
 
 
 def test_l2_on_rows_keeps_them_small_and_is_the_originals_in_deepfefm() -> None:
-    data = frame(4000)
+    data, rows = frame(4000), {"dim": 4, "rule": {"name": "adagrad", "lr": 0.1, "initial_g2sum": 0.3}}
     norms = [
         float(np.square(done.learner.table.pull(np.unique(_keys(done)))).sum())
-        for done in (train(data, train={"loss": {"l2_rows": l2}}) for l2 in (0.0, 0.3))
+        for done in (train(data, table=rows, train={"loss": {"l2_rows": l2}}) for l2 in (0.0, 0.3))
     ]
     assert norms[1] < 0.7 * norms[0]
     original = train(frame(200), model={"name": "deepfefm", "paddlerec": True})

@@ -17,6 +17,7 @@ from clickfleet import checkpoint, saving
 from clickfleet.errors import CheckpointError, ConfigError, DataError, TrainingError
 from clickfleet.logs.synth import Options, synth
 from clickfleet.reader import Reader
+from clickfleet.watch import is_on_curve
 
 SMALL = {
     "model": {"name": "dnn", "hidden": [16]},
@@ -117,8 +118,13 @@ def test_killed_runs_end_as_the_uninterrupted_one(log: Path, tmp_path: Path) -> 
     assert out.returncode == 0, out.stdout + out.stderr
     assert int(out.stdout.split()[-1]) >= min(kills, 3)
     assert content(checkpoint.latest(tmp_path / "cut/run/checkpoints")) == content(whole.path)
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "cut/run/metrics.jsonl").read_text().splitlines()]
-    assert kinds == [json.loads(line)["kind"] for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    assert points(tmp_path / "cut/run") == points(tmp_path / "whole")
+
+
+def points(folder: Path) -> list[tuple[str, int]]:
+    """Kind and step of every line of metrics.jsonl but those that a slow machine adds every ten seconds."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(line["kind"], line["step"]) for line in lines if line["kind"] != "train" or is_on_curve(line["step"])]
 
 
 def test_a_signal_saves_and_stops_and_resume_goes_on(log: Path, tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ const T* data_or_null(const std::optional<Array<const T>>& array) {
 
 void bind_buckets(nanobind::module_& m);
 void bind_cut(nanobind::module_& m);
+void bind_fields(nanobind::module_& m);
+void bind_frozen(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_rules(nanobind::module_& m);
 void bind_table(nanobind::module_& m);
+void bind_spread(nanobind::module_& m);
 void bind_print(nanobind::module_& m);
 void bind_parse(nanobind::module_& m);
 void bind_tower(nanobind::module_& m);

@@ -113,13 +113,20 @@ void bind_table(nb::module_& m) {
           "push",
           [](Table& table, const Array<const uint64_t>& keys, const Array<const float, 2>& grads,
              const std::optional<Array<const float>>& show, const std::optional<Array<const float>>& click,
-             const std::optional<Array<const uint16_t>>& slot, float n, bool distinct) {
+             const std::optional<Array<const uint16_t>>& slot, float n, bool distinct, int move) {
             const nb::gil_scoped_release nogil;
             table.push({keys.data(), grads.data(), data_or_null(show), data_or_null(click), data_or_null(slot),
-                        keys.size(), n, distinct});
+                        keys.size(), n, distinct, static_cast<Move>(move)});
           },
           nb::arg("keys").noconvert(), nb::arg("grads").noconvert(), nb::arg("show").none(), nb::arg("click").none(),
-          nb::arg("slot").none(), nb::arg("n"), nb::arg("distinct"))
+          nb::arg("slot").none(), nb::arg("n"), nb::arg("distinct"), nb::arg("move") = 0)
+      .def(
+          "known",
+          [](const Table& table, const Array<const uint64_t>& keys, const Array<uint8_t>& out) {
+            const nb::gil_scoped_release nogil;
+            table.known(keys.data(), keys.size(), out.data());
+          },
+          nb::arg("keys").noconvert(), nb::arg("out").noconvert())
       .def("shrink", &Table::shrink, nb::call_guard<nb::gil_scoped_release>())
       .def("end_day", &Table::end_day, nb::call_guard<nb::gil_scoped_release>())
       .def("stats", &stats)

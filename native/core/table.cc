@@ -93,9 +93,22 @@ void Table::push(const Push& push) {
             take_undo(size);
             guard.lock();
           }
-          push_items(stripe, items.data() + at, size, push.n);
+          push_items(stripe, items.data() + at, size, push);
           give_back_undo(size);
         }
+      });
+}
+
+void Table::known(const uint64_t* keys, size_t n, uint8_t* out) const {
+  plan.make(keys, n);
+  plan.each_stripe(
+      [&](int s, bool wait) {
+        return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared();
+      },
+      [&](int s) {
+        const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
+        for (uint32_t i = plan.begin[s]; i < plan.end[s]; ++i)
+          out[plan.where[i]] = stripes_[s]->find(plan.hash[i], keys[plan.where[i]]) ? 1 : 0;
       });
 }
 
@@ -162,7 +175,7 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
   }
 }
 
-void Table::push_items(Stripe& stripe, const Item* items, size_t size, float n) {
+void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Push& push) {
   // As in pull.cc: tags of one block, rows of the block before, updates of the block before that.
   constexpr size_t kBlock = 16;
   Ref guesses[2][kBlock];
@@ -181,11 +194,11 @@ void Table::push_items(Stripe& stripe, const Item* items, size_t size, float n) 
     }
     if (step < 2) continue;
     const size_t begin = (step - 2) * kBlock, count = std::min(kBlock, size - begin);
-    for (size_t i = 0; i < count; ++i) update(stripe, items[begin + i], guesses[step % 2][i], n);
+    for (size_t i = 0; i < count; ++i) update(stripe, items[begin + i], guesses[step % 2][i], push);
   }
 }
 
-void Table::update(Stripe& stripe, const Item& item, Ref guess, float n) {
+void Table::update(Stripe& stripe, const Item& item, Ref guess, const Push& push) {
   // The guess may be stale: rows move when a shelf grows and when they are admitted.
   Ref ref = stripe.holds(guess, item.key) ? guess : stripe.find(item.hash, item.key);
   const bool born = !ref;
@@ -196,18 +209,22 @@ void Table::update(Stripe& stripe, const Item& item, Ref guess, float n) {
   row.set_show(row.show() + item.show);
   row.set_click(row.click() + item.click);
   row.set_delta_score(row.delta_score() + static_cast<float>(config_.policy.score(item.show, item.click)));
-  row.set_unseen_days(0);
+  if (push.move == Move::train || item.show > 0) row.set_unseen_days(0);
   if (item.slot != kNoSlot) row.set_slot(item.slot);
-  apply_embed_(embed_rule_, config_.embed.bounds, row.weights(), row.state_of_embed(), item.g, 1,
-               factor(config_.embed.scale, item.show, n));
-  mark_changed(stripe, row);
-  if (ref.full()) {
-    if (config_.factors > 0)
+  const bool factors = ref.full() && config_.factors > 0;
+  if (push.move == Move::train) {
+    apply_embed_(embed_rule_, config_.embed.bounds, row.weights(), row.state_of_embed(), item.g, 1,
+                 factor(config_.embed.scale, item.show, push.n));
+    if (factors)
       apply_embedx_(embedx_rule_, config_.embedx.bounds, row.embedx(), layout_.state_of_embedx(row), item.g + 1,
-                    config_.factors, factor(config_.embedx.scale, item.show, n));
-  } else if (admits(row, item.show)) {
-    admit(stripe, item.hash, ref);  // its factors are trained from the next push on
+                    config_.factors, factor(config_.embedx.scale, item.show, push.n));
+  } else {
+    for (int i = 0; i < (factors ? 1 + config_.factors : 1); ++i)
+      row.weights()[i] = (push.move == Move::add ? row.weights()[i] : 0.0F) + item.g[i];
   }
+  mark_changed(stripe, row);
+  if (!ref.full() && admits(row, item.show))
+    admit(stripe, item.hash, ref);  // its factors are trained from the next push on
 }
 
 float Table::factor(Scale scale, double show, float n) const {

@@ -25,6 +25,9 @@ struct Error : std::runtime_error {  // a user's error: becomes TableError in Py
   using std::runtime_error::runtime_error;
 };
 
+// What becomes of a row's weights: a step of the rule, the gradient added to them, or put in their place.
+enum class Move : uint8_t { train, add, set };
+
 struct Push {
   const uint64_t* keys = nullptr;
   const float* grads = nullptr;  // [size, 1 + factors]: of the sum of losses
@@ -34,6 +37,7 @@ struct Push {
   size_t size = 0;
   float n = 1;            // sum of the batch's weights, the divisor of Scale::batch
   bool distinct = false;  // no key stands twice: nothing to merge
+  Move move = Move::train;
 };
 
 // Rows of one kind as columns: what a cut gives and what a load takes. Absent columns are nullptr.
@@ -67,8 +71,9 @@ class Table {
 
   void pull(const uint64_t* keys, size_t n, bool training, float* out) const;
   void push(const Push& push);
-  uint64_t shrink();  // decays statistics; the number of rows it deleted
-  void end_day();     // every row is one day older
+  void known(const uint64_t* keys, size_t n, uint8_t* out) const;  // 1 where there is a row
+  uint64_t shrink();                                               // decays statistics; the number of rows it deleted
+  void end_day();                                                  // every row is one day older
   Stats stats() const;
 
   // Room for so many rows. Saved rows come in order of their hashes: without it they would crowd the low end of every
@@ -93,8 +98,8 @@ class Table {
 
   // table.cc
   void merge(const Plan& plan, int s, const Push& push, std::vector<Item>& items) const;
-  void push_items(Stripe& stripe, const Item* items, size_t size, float n);
-  void update(Stripe& stripe, const Item& item, Ref guess, float n);
+  void push_items(Stripe& stripe, const Item* items, size_t size, const Push& push);
+  void update(Stripe& stripe, const Item& item, Ref guess, const Push& push);
   Ref add(Stripe& stripe, bool full, uint64_t hash, uint64_t key);
   Ref create(Stripe& stripe, uint64_t hash, uint64_t key);
   void admit(Stripe& stripe, uint64_t hash, Ref ref);

@@ -31,7 +31,7 @@ carry checksums (storage.py). Saving what was loaded gives the same bytes.
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ from clickfleet.errors import CheckpointError
 from clickfleet.table import Columns, Snapshot, Table
 
 LATEST, BEST = "LATEST", "BEST"
+MAX_FILES = 32
+"""Row files of a checkpoint at most."""
 _STEP = re.compile(r"^step-(\d{12})$")
 _EPOCH = re.compile(r"^EPOCH-(\d{4,})$")
 
@@ -87,8 +89,8 @@ def save(
     ):
         for name, content in (attached or {}).items():
             out.put(name, content)
-        counts = _write_rows(out, rows, files)
-        _write_changed(out, rows.changed, rows.deleted)
+        counts = write_rows(out.file, rows, files, range(files))
+        write_changed(out, rows.changed, rows.deleted)
         out.facts = {
             "table": table.describe(),
             "short_rows": counts[0],
@@ -98,6 +100,17 @@ def save(
             **facts,
         }
     return path
+
+
+def span(shard: int, shards: int) -> tuple[int, int]:
+    """The virtual shards that shard `shard` of `shards` holds: of up to 32 shards, each has whole row files of its own.
+
+    >>> span(0, 3), span(1, 3), span(2, 3)
+    ((0, 320), (320, 672), (672, 1024))
+    """
+    pieces = MAX_FILES if shards <= MAX_FILES else _core.VIRTUAL_SHARDS
+    first, last = (pieces * s // shards * (_core.VIRTUAL_SHARDS // pieces) for s in (shard, shard + 1))
+    return first, last
 
 
 def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -> Table:
@@ -110,7 +123,7 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
         )
     storage.verify_files(path, manifest)
     table = Table.like({**manifest["table"], **changes})
-    first, last = (_core.VIRTUAL_SHARDS * s // shards for s in (shard, shard + 1))
+    first, last = span(shard, shards)
     files = manifest["row_files"]
     per_file = _core.VIRTUAL_SHARDS // files
     table.core.reserve(
@@ -157,15 +170,19 @@ def write(
     **contents: Any,
 ) -> Path:
     """Saves the checkpoint of a step, points LATEST (and EPOCH-…, BEST) at it, then removes all but the newest `keep` and labelled ones."""
-    folder = Path(folder)
-    path = save(table, folder / f"step-{step:012d}", step=step, **contents)
-    _point(folder / LATEST, path)
-    if epoch is not None:
-        label_epoch(folder, epoch, path)
-    if best:
-        label_best(folder, path)
-    prune(folder, keep)
+    path = save(table, Path(folder) / f"step-{step:012d}", step=step, **contents)
+    register(path, keep, epoch, best)
     return path
+
+
+def register(path: Path, keep: int, epoch: int | None = None, best: bool = False) -> None:
+    """Points LATEST (and EPOCH-…, BEST) at a checkpoint that is complete, then removes old ones as `write` does."""
+    _point(path.parent / LATEST, path)
+    if epoch is not None:
+        label_epoch(path.parent, epoch, path)
+    if best:
+        label_best(path.parent, path)
+    prune(path.parent, keep)
 
 
 def label_epoch(folder: Path | str, epoch: int, path: Path) -> None:
@@ -255,19 +272,22 @@ def _name(file: int, files: int) -> str:
     return f"rows-{file:05d}-of-{files:05d}.arrow"
 
 
-def _write_rows(out: storage.Writer, rows: Any, files: int) -> list[int]:
-    """Row files in order; the number of short and of full rows."""
+def write_rows(
+    file: Callable[[str], storage.HashedFile], rows: Iterable[Columns], files: int, wanted: Iterable[int]
+) -> list[int]:
+    """The wanted row files, ascending; the number of short and of full rows. Rows of other files there must not be."""
     counts = [0, 0]
     batches = iter(rows)
     columns = next(batches, None)
-    for file in range(files):
-        sink = out.file(_name(file, files))
+    for number in wanted:
+        sink = file(_name(number, files))
         with pa.ipc.new_file(sink, ROWS) as writer:
-            while columns is not None and columns["file"] == file:
+            while columns is not None and columns["file"] == number:
                 writer.write_batch(_to_batch(columns))
                 counts[columns["full"]] += len(columns["key"])
                 columns = next(batches, None)
         sink.close()
+    assert columns is None
     return counts
 
 
@@ -289,7 +309,31 @@ def _to_batch(columns: Columns) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column(field) for field in ROWS], schema=ROWS)
 
 
-def _write_changed(out: storage.Writer, changed: Any, deleted: Any) -> None:
+def pack(table: Table) -> bytes:
+    """All rows of a table as one Arrow IPC file in memory."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, ROWS) as writer, table.snapshot() as rows:
+        for part in rows:
+            writer.write_batch(_to_batch(part))
+    return bytes(sink.getvalue())
+
+
+def unpack(table: Table, packed: bytes) -> None:
+    """Puts the rows of `pack` into a table of the same width and rules."""
+    with pa.ipc.open_file(pa.BufferReader(packed)) as reader:
+        for i in range(reader.num_record_batches):
+            _restore(table, reader.get_batch(i), 0, _core.VIRTUAL_SHARDS)
+
+
+def keep_rows(rows: Iterable[Columns], table: Table, wanted: Callable[[Columns], Any]) -> None:
+    """Copies the wanted rows into another table of the same kind; `wanted` gives a mask."""
+    for part in rows:
+        batch = _to_batch(part).filter(pa.array(wanted(part)))
+        if batch.num_rows:
+            _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
+
+
+def write_changed(out: storage.Writer, changed: Any, deleted: Any) -> None:
     keys = np.concatenate([changed, deleted])
     flags = np.arange(len(keys)) >= len(changed)
     sink = out.file("changed.arrow")

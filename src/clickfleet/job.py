@@ -39,16 +39,16 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._last = time.perf_counter()
+        self.last = time.perf_counter()
 
     def start(self) -> None:
-        self._last = time.perf_counter()
+        self.last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
         """All since the last lap was spent on `phase`."""
         now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self._last = now
+        self.seconds[phase] += now - self.last
+        self.last = now
 
 
 class Trainer:

@@ -128,6 +128,11 @@ class Optimizer:
         if self.config.clip_norm is not None or self.config.clip_value is not None:
             clip(self.config, grads.mul_(scale))
             scale = 1.0
+        self.step_clipped(grads, scale, lr)
+
+    @torch.no_grad()
+    def step_clipped(self, grads: Tensor, scale: float = 1.0, lr: float | None = None) -> None:
+        """The same where whoever has all of the gradient has clipped it."""
         if not self.fused and scale != 1.0:
             grads.mul_(scale)
             scale = 1.0

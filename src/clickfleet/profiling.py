@@ -170,10 +170,10 @@ class _Traced(Clock):
         self._of = of
 
     def lap(self, phase: str) -> None:
-        begin = self._last
+        begin = self.last
         super().lap(phase)
         if self._of.running:
-            span = Span(phase, int(begin * 1e9), int(self._last * 1e9), threading.get_native_id())
+            span = Span(phase, int(begin * 1e9), int(self.last * 1e9), threading.get_native_id())
             self._of.spans.append(span)
 
 

@@ -21,11 +21,13 @@ from clickfleet.batch import ROW_COLUMNS
 from clickfleet.config import Config, checked, dump, override
 from clickfleet.config import load as load_config
 from clickfleet.errors import CheckpointError, ConfigError, TrainingError
-from clickfleet.job import Job
+from clickfleet.files import expand
+from clickfleet.job import Job, Source
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.opening import Data, open_source, total_bytes
 from clickfleet.profiling import Profile
+from clickfleet.reader import Reader
 from clickfleet.report.evidence import Evidence
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
@@ -89,6 +91,10 @@ def train(
     source = open_source(
         settings, data if data is not None else settings.data.train, schema, labels=True, folder=folder
     )
+    if modes.distributed(settings):
+        return _train_on_cluster(
+            settings, source, test if test is not None else settings.data.test, folder, resume, quiet
+        )
     metrics_of = settings.train.metrics
     metrics = Metrics(metrics_of.thresholds, metrics_of.sliding or None, groups=source.schema.group is not None)
     scoring.slice_slot(source.schema, metrics_of.slices)
@@ -179,6 +185,65 @@ def train(
         best=None if checkpoints is None else checkpoint.best(checkpoints),
         best_auc=session.progress.best_auc,
     )
+
+
+class Distant(Outcome):
+    """What training on a cluster made; the model is loaded when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "learner" or self.path is None:
+            raise AttributeError(name)
+        self.learner = saving.load(self.path)
+        return self.learner
+
+
+def _train_on_cluster(
+    settings: Config, source: Source, test: Data, folder: Path | None, resume: bool, quiet: bool
+) -> Outcome:
+    from clickfleet.cluster import driver
+    from clickfleet.cluster.overview import ClusterWatch
+
+    if not isinstance(source, Reader) or folder is None:
+        raise ConfigError(f"mode {settings.mode.name} reads files", "give paths, or use mode local for data in memory")
+    held_out = expand(test) if test else []
+    if settings.train.patience and not held_out:
+        raise ConfigError("train.patience needs test data", "set data.test")
+    checkpoints = folder / "checkpoints"
+    if not resume and checkpoint.steps(checkpoints):
+        raise CheckpointError(f"{folder} holds a run already", "go on with --resume, or choose another run.dir")
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump(settings), encoding="utf-8")
+    watch = ClusterWatch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
+    before = 0
+
+    def prepare(run: driver.Driver) -> None:
+        nonlocal before
+        if resume:
+            path = checkpoint.latest(checkpoints)
+            run.resume(path)
+            checkpoint.forget_after(checkpoints, run.base.steps)
+            before = run.base.rows
+            watch.log(f"going on from {path}")
+        elif settings.train.init_from is not None:
+            anew = run.start_from(saving.resolve(settings.train.init_from))
+            watch.log(f"starting from {settings.train.init_from}")
+            for what in anew:
+                watch.log(f"initialised anew: {what}")
+
+    done = driver.run(settings, source.schema, source.files, held_out, watch, prepare)
+    outcome = Distant.__new__(Distant)
+    rows = done.base.rows - before
+    vars(outcome).update(
+        path=done.path,
+        threads=cores(settings),
+        rows=rows,
+        seconds=done.trained_s + done.last_save_s,
+        rows_per_s=rows / done.trained_s if done.trained_s else 0.0,
+        train=done.progress.train or dict(done.base.metrics.results()),
+        test=done.progress.test,
+        signal=done.signal,
+    )
+    return outcome
 
 
 def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable[[str], None]) -> None:

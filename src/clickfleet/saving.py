@@ -186,6 +186,13 @@ def step(path: Path) -> int:
 
 def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tuple[Learner, State]:
     """The learner of a checkpoint under a configuration that must say the same, and the state to go on from."""
+    table = checkpoint.load(path, **free(path, config, schema))
+    learner = Learner(config, schema, table)
+    return learner, resume_dense(path, learner, metrics)
+
+
+def free(path: Path, config: Config, schema: Schema) -> dict[str, Any]:
+    """What the saved table may be changed in, once it is known that the rest is the same."""
     read_schema(path).check_same(schema, "the checkpoint", "the data")
     wanted = Learner(config, schema)
     manifest = storage.read_manifest(path, "checkpoint")
@@ -199,46 +206,58 @@ def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tupl
                     f"{what}.{key} is {mine.get(key)!r}, and the checkpoint has {saved.get(key)!r}",
                     "resume with the settings of the saved run, or start a new run with train.init_from",
                 )
-    table = checkpoint.load(path, **{key: wanted.table.describe()[key] for key in FREE})
-    learner = Learner(config, schema, table)
+    return {key: wanted.table.describe()[key] for key in FREE}
+
+
+def read_state(path: Path) -> State:
+    """How far the run of a checkpoint had come."""
+    state: State = json.loads(checkpoint.read(path, "state.json"))
+    return state
+
+
+def resume_dense(path: Path, learner: Learner, metrics: Metrics) -> State:
+    """Puts everything but the rows of a checkpoint in; the state to go on from."""
     learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
     learner.restore_optimizer(torch_tensors.load(checkpoint.read(path, "optimizer.safetensors")))
     metrics.restore(numpy_tensors.load(checkpoint.read(path, "metrics.safetensors")))
-    state: State = json.loads(checkpoint.read(path, "state.json"))
+    state = read_state(path)
     torch.set_rng_state(_bytes(state.pop("rng")))
     device_rng = state.pop("device_rng", None)
     if device_rng is not None and learner.device.type == "cuda":
         torch.cuda.set_rng_state(_bytes(device_rng), learner.device)
-    return learner, state
+    return state
 
 
 def start_from(path: Path, config: Config, schema: Schema) -> tuple[Learner, list[str]]:
     """A new learner with the rows and dense tensors of an old model that fit it, and what did not fit, in words."""
-    fresh = Learner(config, schema)
+    changes, anew = fitting(path, config, schema)
+    table = None if changes is None else checkpoint.load(path, **changes)
+    learner = Learner(config, schema, table)
+    anew += learner.adopt_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
+    return learner, anew
+
+
+def fitting(path: Path, config: Config, schema: Schema) -> tuple[dict[str, Any] | None, list[str]]:
+    """How the table of an old model is to be described in a new run, or None if its rows do not fit; what does not, in words."""
     if entries(path) is not None:
         raise ConfigError(
             f"{path} is published, without what training keeps beside the weights", "start from a checkpoint of its run"
         )
+    mine = Learner(config, schema).table.describe()
     old, before = storage.read_manifest(path, "checkpoint"), read_schema(path)
     if before.keys != schema.keys:
         raise ConfigError(
             f"{path} has keys by {before.keys} and the data by {schema.keys}", "its rows would mean others"
         )
-    anew: list[str] = []
-    table, mine = fresh.table, fresh.table.describe()
     if old["table"]["factors"] != mine["factors"]:
-        anew.append(f"all rows: they have {old['table']['factors']} factors there and {mine['factors']} here")
-    else:
-        for part in ("rule", "embed_rule"):
-            if old["table"][part]["name"] != mine[part]["name"]:
-                raise ConfigError(
-                    f"the rows of {path} were trained by {old['table'][part]['name']} and table.{part} is {mine[part]['name']}",
-                    f"keep table.{part} of that run: the rows carry its state",
-                )
-        table = checkpoint.load(path, **mine)
-    learner = Learner(config, schema, table)
-    anew += learner.adopt_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
-    return learner, anew
+        return None, [f"all rows: they have {old['table']['factors']} factors there and {mine['factors']} here"]
+    for part in ("rule", "embed_rule"):
+        if old["table"][part]["name"] != mine[part]["name"]:
+            raise ConfigError(
+                f"the rows of {path} were trained by {old['table'][part]['name']} and table.{part} is {mine[part]['name']}",
+                f"keep table.{part} of that run: the rows carry its state",
+            )
+    return mine, []
 
 
 def _text(state: torch.Tensor) -> str:

@@ -75,10 +75,9 @@ def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Re
 
 
 def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1, look: Look | None = None) -> Metrics:
-    """The same as sums and buckets, from which curves can be drawn; `look` is shown every batch."""
-    settings, schema = learner.config.train.metrics, learner.schema
-    metrics = Metrics(settings.thresholds, groups=schema.group is not None, slices=settings.slices is not None)
-    slot = slice_slot(schema, settings.slices)
+    """The same as sums and buckets, which can be merged and drawn; `look` is shown every batch."""
+    metrics = metrics_of(learner)
+    slot = slice_slot(learner.schema, learner.config.train.metrics.slices)
     for batch, scores in Scorer(learner, threads)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
@@ -86,6 +85,12 @@ def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1, look: 
         if look is not None:
             look(batch)
     return metrics
+
+
+def metrics_of(learner: Learner) -> Metrics:
+    """Empty metrics of the kind that a model is evaluated by."""
+    settings = learner.config.train.metrics
+    return Metrics(settings.thresholds, groups=learner.schema.group is not None, slices=settings.slices is not None)
 
 
 def results(metrics: Metrics) -> Results:

@@ -249,6 +249,15 @@ class Cluster:
     address: str | None = None
     """Of a running Ray cluster; a private one on this machine by default."""
     on_loss: Literal["rollback", "continue"] = "rollback"
+    """What follows the loss of a process: all go back to the last cut, or the others go on and the loss is shown."""
+    start_timeout: Seconds = 120.0
+    """How long to wait for all processes to start."""
+    heartbeat_timeout: Seconds = 60.0
+    """A worker without a sign of life for so long is taken for hung, and replaced."""
+    timeout: Seconds = 300.0
+    """How long a request waits for its answer."""
+    max_losses: Annotated[int, Ge(0)] = 8
+    """Losses without a new cut in between before the run gives up."""
 
 
 @dataclass(frozen=True)

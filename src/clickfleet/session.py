@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 
 from clickfleet.config import Config
 from clickfleet.errors import DataError, TrainingError
+from clickfleet.interrupts import interruptible
 from clickfleet.job import Job
 from clickfleet.saving import Saver, State
 from clickfleet.watch import Watch
@@ -114,7 +112,7 @@ class Session:
         self.progress.train = dict(job.metrics.results())
         facts = {"epoch": epoch, "step": job.steps, "rows": job.rows, **self.progress.train}
         self.watch.end_epoch(job, facts, self.trained_s)
-        self.watch.log(f"epoch {epoch} done: step {job.steps:,}, {_words(self.progress.train)}")
+        self.watch.log(f"epoch {epoch} done: step {job.steps:,}, {words(self.progress.train)}")
         self.progress.epoch += 1
         if self.progress.evaluated_at != job.steps:
             self._test(job, epoch)
@@ -137,7 +135,7 @@ class Session:
             now.waited += 1
         slices = {key: value for key, value in now.test.items() if key != "slices"}
         self.watch.record("test", {"epoch": now.epoch if epoch is None else epoch, "step": job.steps, **slices})
-        self.watch.log(f"test after step {job.steps:,}: {_words(now.test)}")
+        self.watch.log(f"test after step {job.steps:,}: {words(now.test)}")
         patience = self.config.train.patience
         if patience is not None and now.waited >= patience:
             now.stopped_early = True
@@ -189,29 +187,16 @@ class Session:
             self.saver.label_best()
         self.watch.forget_after(state["metrics_bytes"])
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> AbstractContextManager[None]:
         """The first SIGTERM or SIGINT lets the step end, saves and stops; the second one does what it always does."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-        def stop(number: int, frame: FrameType | None) -> None:
+        def stop(number: int) -> None:
             self.signal = number
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
-        for number in before:
-            signal.signal(number, stop)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return interruptible(stop)
 
 
-def _words(results: Results) -> str:
+def words(results: Results) -> str:
     loss = "" if results["logloss"] is None else f", log loss {results['logloss']:.4f}"
     sliding = f", last batches {results['sliding_auc']:.4f}" if "sliding_auc" in results else ""
     return f"{results['rows']:,} rows, AUC {results['auc']:.4f}{loss}{sliding}"

@@ -92,12 +92,17 @@ class Writer:
     def __init__(self, path: Path, kind: str) -> None:
         self.path, self.kind = path, kind
         self.facts: dict[str, Any] = {}
-        self._hidden = path.parent / f".{path.name}.writing"
+        self.hidden = path.parent / f".{path.name}.writing"
         self._files: dict[str, HashedFile] = {}
+        self._adopted: dict[str, dict[str, Any]] = {}
 
     def file(self, name: str) -> HashedFile:
-        self._files[name] = HashedFile(self._hidden / name)
+        self._files[name] = HashedFile(self.hidden / name)
         return self._files[name]
+
+    def adopt(self, name: str, facts: dict[str, Any]) -> None:
+        """Counts a file that another process wrote into `hidden`, flushed, among those of the directory."""
+        self._adopted[name] = facts
 
     def put(self, name: str, content: bytes) -> None:
         """A whole file at once."""
@@ -107,15 +112,15 @@ class Writer:
 
     def beside(self, name: str, content: bytes) -> None:
         """A file the manifest does not cover."""
-        sink = HashedFile(self._hidden / name)
+        sink = HashedFile(self.hidden / name)
         sink.write(content)
         sink.close()
 
     def __enter__(self) -> Self:
         if self.path.exists():
             raise CheckpointError(f"{self.path} exists already", "choose another name, or remove it first")
-        shutil.rmtree(self._hidden, ignore_errors=True)  # of a writer that was killed
-        self._hidden.mkdir(parents=True)
+        shutil.rmtree(self.hidden, ignore_errors=True)  # of a writer that was killed
+        self.hidden.mkdir(parents=True)
         return self
 
     def __exit__(
@@ -129,7 +134,7 @@ class Writer:
         for file in self._files.values():
             file.abandon()
         if error is not None:
-            shutil.rmtree(self._hidden, ignore_errors=True)
+            shutil.rmtree(self.hidden, ignore_errors=True)
             if isinstance(error, OSError):
                 raise _plain(error, self.path) from error
 
@@ -139,12 +144,12 @@ class Writer:
         manifest = {
             "format": f"clickfleet/{self.kind}",
             "version": 1,
-            "files": {name: file.facts() for name, file in self._files.items()},
+            "files": {**{name: file.facts() for name, file in self._files.items()}, **self._adopted},
             **self.facts,
         }
         self.put(MANIFEST, canonical({**manifest, "hash": digest(manifest)}))
-        _flush_directory(self._hidden)
-        self._hidden.rename(self.path)
+        _flush_directory(self.hidden)
+        self.hidden.rename(self.path)
         _flush_directory(self.path.parent)
 
 

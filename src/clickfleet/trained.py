@@ -98,13 +98,18 @@ def epochs(model: str | Path, span: str) -> list[tuple[int, Path]]:
 
 def write_scores(model: Trained, data: Data, out: str | Path, batch_size: int | None = None) -> dict[str, Any]:
     """Scores of all rows into a file, which appears when it is complete."""
+    return write_parts((scores for _, scores in model.scores(data, batch_size)), out)
+
+
+def write_parts(found: Iterable[Floats], out: str | Path) -> dict[str, Any]:
+    """The same for scores that come from elsewhere."""
     out = Path(out)
     kinds = {".parquet": _write_parquet, ".npy": _write_npy}
     rows, begin = 0, time.monotonic()
 
     def parts() -> Iterator[Floats]:
         nonlocal rows
-        for _, scores in model.scores(data, batch_size):
+        for scores in found:
             rows += len(scores)
             yield scores
 

@@ -65,14 +65,18 @@ class Watch:
         if self._bar is not None and now - self._shown >= BAR_INTERVAL_S:
             self._shown = now
             facts = self.facts(job, now, self._lined)
-            self._bar.show(self._share_done(job), describe(facts))
+            self._bar.show(self._share_done(job), self.words(facts))
         if now - self._lined.time >= INTERVAL_S:
             facts = self.facts(job, now, self._lined)
             self._lined = Mark.of(job, now)
-            self.log(describe(facts), show=not self.live)
+            self.log(self.words(facts), show=not self.live)
             self._point(job, now)
         elif is_on_curve(self._steps):
             self._point(job, now)
+
+    def words(self, facts: dict[str, Any]) -> str:
+        """The numbers of a moment as one line."""
+        return describe(facts)
 
     def _point(self, job: Job, now: float) -> None:
         self.record("train", self.facts(job, now, self._pointed))

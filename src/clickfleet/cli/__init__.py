@@ -12,7 +12,7 @@ import typer
 import clickfleet
 from clickfleet.cli import frame
 
-GROUPS = ("about", "logs", "training", "publishing")
+GROUPS = ("about", "logs", "training", "cluster", "publishing", "serving")
 
 
 def build() -> typer.Typer:

@@ -15,8 +15,11 @@ from clickfleet.cli.frame import Result, command, say
 PARTS = {
     "training": ("", ("numpy", "pyarrow", "torch", "safetensors")),
     "remote files": ("", ("fsspec",)),
+    "cluster": ("cluster", ("ray", "pyzmq")),
+    "serving": ("serve", ("onnxruntime", "uvicorn", "starlette", "msgspec", "orjson", "grpcio", "prometheus-client")),
+    "rows in Redis": ("redis", ("redis",)),
 }
-PROGRAMS: dict[str, str] = {}  # program -> what needs it
+PROGRAMS: dict[str, str] = {"wrk": "benchmarks/serve.py"}  # program -> what needs it
 
 
 def add(app: typer.Typer) -> None:
@@ -42,7 +45,7 @@ def add(app: typer.Typer) -> None:
             "python": platform.python_version(),
             "cpu_level": _core.cpu_level(),
             "parts": parts,
-            "ok": not any(missing.values()),
+            "ok": not any(missing[part] for part, (extra, _) in PARTS.items() if not extra),
         }
 
 

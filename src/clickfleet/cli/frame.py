@@ -46,6 +46,8 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[F], F]:
                 result = function(*args, **kwargs)
                 if json:
                     print(to_json(result or {}), flush=True)
+                if result and result.get("ok") is False:  # a check that failed is the user's to mend
+                    raise typer.Exit(USER_ERROR)
             except BrokenPipeError:  # who reads our output has seen enough, as in `clickfleet inspect run | head`
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -16,6 +16,13 @@ Format = Annotated[
     str | None, typer.Option("--format", help="Format of the files (default: that of the training data).")
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows scored at a time (default: as in training).")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Score on a cluster: worker processes, each with a share of the files.")
+]
+Shards = Annotated[int, typer.Option(min=1, help="With --workers: processes that hold the rows.")]
+Address = Annotated[
+    str | None, typer.Option(help="With --workers: a running Ray cluster (default: one on this machine).")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that score (default: as in training).")]
 
 
@@ -49,6 +56,12 @@ def train(
     from clickfleet import run
 
     done = run.train(path, *overrides, resume=resume)
+    tell(done)
+    return done.to_dict()
+
+
+def tell(done: Any) -> None:
+    """Says what training made; a signal that stopped it decides the exit code."""
     if done.signal is not None:
         say(f"stopped by a signal after {done.rows:,} rows; go on with --resume")
         raise typer.Exit(128 + done.signal)
@@ -59,7 +72,6 @@ def train(
     if done.best is not None:
         say(f"best test AUC {done.best_auc:.4f}: {done.best}")
     say(f"checkpoint: {done.path}")
-    return done.to_dict()
 
 
 def evaluate(
@@ -71,10 +83,24 @@ def evaluate(
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
     threads: Threads = None,
+    workers: Workers = None,
+    shards: Shards = 1,
+    address: Address = None,
 ) -> Result:
     """Metrics of a model on data: AUC, log loss, accuracy, calibration and more."""
     from clickfleet import trained
 
+    if workers is not None:
+        from clickfleet.cluster.scorers import scorers
+        from clickfleet.errors import ConfigError
+        from clickfleet.files import expand
+
+        if epochs is not None or threads is not None:
+            raise ConfigError("--epochs and --threads do not go with --workers")
+        with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
+            results = fleet.evaluate(expand(data))
+        say(_table(results))
+        return results
     if epochs is None:
         results = trained.load(model).reading(format, threads).evaluate(data, batch_size)
         say(_table(results))
@@ -96,11 +122,24 @@ def predict(
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
     threads: Threads = None,
+    workers: Workers = None,
+    shards: Shards = 1,
+    address: Address = None,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
     from clickfleet import trained
 
-    done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
+    if workers is not None:
+        from clickfleet.cluster.scorers import scorers
+        from clickfleet.errors import ConfigError
+        from clickfleet.files import expand
+
+        if threads is not None:
+            raise ConfigError("--threads does not go with --workers")
+        with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
+            done = trained.write_parts(fleet.predict(expand(data)), out)
+    else:
+        done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return done
 

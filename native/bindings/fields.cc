@@ -1,0 +1,402 @@
+// Features of a request, as Python has them after JSON or a tensor was decoded, to keys and dense values: by the same
+// layout that reads files.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <charconv>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+
+#include "bind.h"
+#include "parse/layout.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace clickfleet {
+namespace {
+
+using namespace parse;
+
+// One value of a request, whatever it came as.
+struct Cell {
+  enum Kind { missing, text, integer, natural, number, other } kind = missing;
+  std::string_view characters;
+  int64_t whole = 0;
+  uint64_t big = 0;
+  double real = 0;
+};
+
+Cell cell(PyObject* value) {
+  Cell c;
+  if (value == Py_None) return c;
+  c.kind = Cell::other;
+  if (PyUnicode_Check(value)) {
+    Py_ssize_t n;
+    const char* p = PyUnicode_AsUTF8AndSize(value, &n);
+    if (p == nullptr) {  // a lone surrogate has no bytes
+      PyErr_Clear();
+    } else {
+      c.kind = Cell::text;
+      c.characters = {p, static_cast<size_t>(n)};
+    }
+  } else if (PyLong_Check(value)) {  // True and False count as 1 and 0
+    int overflow;
+    c.whole = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow == 0) {
+      c.kind = Cell::integer;
+      c.real = static_cast<double>(c.whole);
+    } else if (overflow > 0) {
+      c.big = PyLong_AsUnsignedLongLong(value);
+      if (PyErr_Occurred() == nullptr) {
+        c.kind = Cell::natural;
+        c.real = static_cast<double>(c.big);
+      }
+      PyErr_Clear();
+    }
+  } else if (PyFloat_Check(value)) {
+    c.kind = Cell::number;
+    c.real = PyFloat_AS_DOUBLE(value);
+  } else if (PyBytes_Check(value)) {
+    c.kind = Cell::text;
+    c.characters = {PyBytes_AS_STRING(value), static_cast<size_t>(PyBytes_GET_SIZE(value))};
+  }
+  return c;
+}
+
+// A name the request may use.
+struct Name {
+  std::string text;
+  nb::object key;  // the same as Python's
+  size_t index;    // among all names
+};
+
+[[noreturn]] void refuse(size_t row, const Name& name, const std::string& why) {
+  throw std::invalid_argument("row " + std::to_string(row) + ": " + name.text + ": " + why);
+}
+
+// A row that came as a mapping.
+struct Mapped {
+  PyObject* row;
+  size_t number;
+  Py_ssize_t used = 0;
+
+  // value(cell, weight) for everything the row has under a name; `several` says that it came as a list or mapping.
+  template <class Value>
+  void each(const Name& name, const Value& value) {
+    PyObject* found = PyDict_GetItemWithError(row, name.key.ptr());
+    if (found == nullptr) return;
+    ++used;
+    if (PyList_Check(found)) {
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(found); ++i) value(cell(PyList_GET_ITEM(found, i)), 1.0F);
+    } else if (PyDict_Check(found)) {
+      PyObject *key, *weight;
+      Py_ssize_t at = 0;
+      while (PyDict_Next(found, &at, &key, &weight) != 0) {
+        const Cell w = cell(weight);
+        if (w.kind == Cell::text || w.kind == Cell::other || w.kind == Cell::missing)
+          refuse(number, name, "the value of a key must be a number");
+        value(cell(key), static_cast<float>(w.real));
+      }
+    } else if (found != Py_None) {
+      value(cell(found), 1.0F);
+    }
+  }
+};
+
+// A column: a list, or numbers or texts side by side; `width` values per row.
+struct Given {
+  nb::object memory;
+  PyObject* list = nullptr;
+  const float* floats = nullptr;
+  const double* doubles = nullptr;
+  const int64_t* integers = nullptr;
+  const uint64_t* naturals = nullptr;
+  std::vector<std::string_view> texts;
+  size_t size = 0, width = 1;
+
+  Cell at(size_t i) const {
+    if (list != nullptr) return cell(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)));
+    Cell c;
+    if (floats != nullptr || doubles != nullptr) {
+      c.kind = Cell::number;
+      c.real = floats != nullptr ? static_cast<double>(floats[i]) : doubles[i];
+    } else if (integers != nullptr) {
+      c.kind = Cell::integer;
+      c.whole = integers[i];
+      c.real = static_cast<double>(c.whole);
+    } else if (naturals != nullptr) {
+      c.kind = Cell::natural;
+      c.big = naturals[i];
+      c.real = static_cast<double>(c.big);
+    } else {
+      c.kind = Cell::text;
+      c.characters = texts[i];
+    }
+    return c;
+  }
+};
+
+// A row of columns; the order is that of the names.
+struct Crosswise {
+  const std::vector<Given>& columns;
+  size_t number;
+
+  template <class Value>
+  void each(const Name& name, const Value& value) const {
+    const Given& column = columns[name.index];
+    for (size_t i = number * column.width; i < (number + 1) * column.width; ++i) value(column.at(i), 1.0F);
+  }
+};
+
+struct Out {
+  std::vector<float> dense, values;
+  std::vector<uint64_t> keys;
+  std::vector<int64_t> offsets;
+};
+
+class Fields {
+ public:
+  Fields(const Layout& layout, const std::vector<std::pair<std::string, std::vector<int>>>& dense,
+         const std::vector<std::pair<std::string, int>>& slots)
+      : layout_(layout) {
+    for (const auto& [name, places] : dense) dense_.push_back({make(name), places});
+    for (const auto& [name, bucket] : slots) {
+      slots_.push_back({bucket < 0 ? make(name) : Name{name, nb::none(), 0}, bucket});
+      flat_ = flat_ && !layout_.slots[slots_.size() - 1].multi;
+    }
+    flat_ = flat_ && !layout_.values;
+    if (layout_.slots.size() != slots_.size()) throw std::invalid_argument("every slot needs its name");
+  }
+
+  nb::tuple rows(const nb::list& given) const {
+    const size_t n = given.size();
+    Out out = start(n);
+    for (size_t i = 0; i < n; ++i) {
+      PyObject* row = PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i));
+      if (!PyDict_Check(row))
+        throw std::invalid_argument("row " + std::to_string(i) + ": is not a mapping from features to values");
+      Mapped mapped{row, i};
+      add(mapped, out);
+      if (mapped.used != PyDict_GET_SIZE(row)) refuse_unknown(row, i);
+    }
+    return hand_over(std::move(out));
+  }
+
+  nb::tuple columns(const std::vector<Given>& given, size_t n) const {
+    if (given.size() != names_) throw std::invalid_argument("one column per name is needed");
+    for (const Given& column : given)
+      if (column.size != n * column.width) throw std::invalid_argument("the columns have different lengths");
+    Out out = start(n);
+    for (size_t i = 0; i < n; ++i) {
+      const Crosswise row{given, i};
+      add(row, out);
+    }
+    return hand_over(std::move(out));
+  }
+
+ private:
+  struct Dense {
+    Name name;
+    std::vector<int> places;
+  };
+  struct Slot {
+    Name name;
+    int bucket;  // of layout.buckets, or -1: the request holds it
+  };
+
+  Name make(const std::string& name) {
+    PyObject* text = PyUnicode_FromStringAndSize(name.data(), static_cast<Py_ssize_t>(name.size()));
+    if (text == nullptr) throw nb::python_error();
+    PyUnicode_InternInPlace(&text);
+    nb::object key = nb::steal(text);
+    known_.add(key);
+    return {name, key, names_++};
+  }
+
+  Out start(size_t n) const {
+    Out out;
+    out.dense.reserve(n * layout_.dense.size());
+    out.keys.reserve(n * layout_.slots.size());
+    out.dense.resize(n * layout_.dense.size());
+    if (!flat_) out.offsets.push_back(0);
+    return out;
+  }
+
+  template <class Row>
+  void add(Row& row, Out& out) const {
+    float* to = out.dense.data() + row.number * layout_.dense.size();
+    for (const Dense& field : dense_) {
+      size_t at = 0;
+      row.each(field.name, [&](const Cell& c, float) {
+        if (at == field.places.size()) refuse(row.number, field.name, wanted(field));
+        const auto place = static_cast<size_t>(field.places[at++]);
+        to[place] = dense_value(layout_.dense[place], c, row.number, field.name);
+      });
+      if (at != 0 && at != field.places.size()) refuse(row.number, field.name, wanted(field));
+      for (; at < field.places.size(); ++at) {
+        const auto place = static_cast<size_t>(field.places[at]);
+        to[place] = layout_.dense[place].missing;
+      }
+    }
+    for (size_t s = 0; s < slots_.size(); ++s) {
+      const Slot& field = slots_[s];
+      const SlotColumn& slot = layout_.slots[s];
+      const size_t before = out.keys.size();
+      if (field.bucket >= 0) {
+        const Bucket& bucket = layout_.buckets[static_cast<size_t>(field.bucket)];
+        push(out, layout_.bucket_key(bucket, to[bucket.column]), 1.0F);
+      } else {
+        row.each(field.name, [&](const Cell& c, float weight) {
+          if (c.kind == Cell::missing || (slot.multi && c.kind == Cell::text && c.characters.empty())) return;
+          if (!slot.multi && out.keys.size() > before)
+            refuse(row.number, field.name, "has several values; it takes one");
+          push(out, key(slot, c, row.number, field.name), weight);
+        });
+        if (!slot.multi && out.keys.size() == before) push(out, slot.missing, 1.0F);
+      }
+      if (!flat_) out.offsets.push_back(static_cast<int64_t>(out.keys.size()));
+    }
+  }
+
+  void push(Out& out, uint64_t key, float weight) const {
+    out.keys.push_back(key);
+    if (layout_.values) out.values.push_back(weight);
+  }
+
+  static std::string wanted(const Dense& field) {
+    const size_t n = field.places.size();
+    return n == 1 ? "takes one number" : "takes a list of " + std::to_string(n) + " numbers";
+  }
+
+  float dense_value(const DenseColumn& column, const Cell& c, size_t row, const Name& name) const {
+    if (c.kind == Cell::missing || (c.kind == Cell::text && c.characters.empty()) || std::isnan(c.real))
+      return column.missing;
+    if (c.kind == Cell::text || c.kind == Cell::other) refuse(row, name, "takes a number");
+    const auto x = static_cast<float>(layout_.transform(column, c.real));
+    if (!std::isfinite(x)) refuse(row, name, "is out of range");
+    return x;
+  }
+
+  uint64_t key(const SlotColumn& slot, const Cell& c, size_t row, const Name& name) const {
+    uint64_t out = 0;
+    char digits[24];
+    std::string_view text = c.characters;
+    if (c.kind == Cell::integer || c.kind == Cell::natural) {
+      const auto end = c.kind == Cell::integer ? std::to_chars(digits, digits + sizeof digits, c.whole).ptr
+                                               : std::to_chars(digits, digits + sizeof digits, c.big).ptr;
+      text = {digits, static_cast<size_t>(end - digits)};
+    } else if (c.kind != Cell::text) {
+      refuse(row, name, "takes text or integers");
+    }
+    if (!layout_.key(slot, text.data(), text.size(), out))
+      refuse(row, name, "takes integers from 0 to 2^64 - 1 (the key rule is raw)");
+    return out;
+  }
+
+  [[noreturn]] void refuse_unknown(PyObject* row, size_t i) const {
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    std::string found = "?";
+    while (PyDict_Next(row, &at, &key, &value) != 0)
+      if (!known_.contains(nb::borrow(key))) found = nb::cast<std::string>(nb::str(nb::borrow(key)));
+    throw std::out_of_range("row " + std::to_string(i) + "\n" + found);
+  }
+
+  template <class T>
+  static nb::object array(std::vector<T>&& values, bool wanted) {
+    if (!wanted) return nb::none();
+    auto* owned = new std::vector<T>(std::move(values));
+    const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+  }
+
+  // (dense, keys, offsets or None, values or None), flat
+  nb::tuple hand_over(Out&& out) const {
+    return nb::make_tuple(array(std::move(out.dense), true), array(std::move(out.keys), true),
+                          array(std::move(out.offsets), !flat_), array(std::move(out.values), layout_.values));
+  }
+
+  Layout layout_;
+  std::vector<Dense> dense_;
+  std::vector<Slot> slots_;
+  nb::set known_;
+  size_t names_ = 0;
+  bool flat_ = true;
+};
+
+template <class T>
+Given numbers(const T* Given::* member, nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu> values,
+              size_t width, nb::object memory) {
+  Given column;
+  column.memory = std::move(memory);
+  column.*member = values.data();
+  column.size = values.size();
+  column.width = width;
+  return column;
+}
+
+// Texts as the protocol packs them: a length of four bytes, little-endian, then the bytes.
+Given packed_texts(const nb::bytes& packed, size_t width) {
+  Given column;
+  column.memory = packed;
+  column.width = width;
+  const char *p = packed.c_str(), *end = p + packed.size();
+  while (p < end) {
+    uint32_t n = 0;
+    if (end - p < 4) throw std::invalid_argument("a text ends before its length");
+    for (int i = 0; i < 4; ++i) n |= static_cast<uint32_t>(static_cast<unsigned char>(p[i])) << (8 * i);
+    p += 4;
+    if (static_cast<size_t>(end - p) < n) throw std::invalid_argument("a text is shorter than its length");
+    column.texts.emplace_back(p, n);
+    p += n;
+  }
+  column.size = column.texts.size();
+  return column;
+}
+
+}  // namespace
+
+void bind_fields(nb::module_& m) {
+  nb::class_<Given>(m, "RequestColumn", "One input of a request: a list, numbers, or packed texts.")
+      .def_static(
+          "of_list",
+          [](nb::list values, size_t width) {
+            Given column;
+            column.list = values.ptr();
+            column.size = values.size();
+            column.width = width;
+            column.memory = std::move(values);
+            return column;
+          },
+          "values"_a, "width"_a)
+      .def_static("of_texts", &packed_texts, "packed"_a, "width"_a)
+      .def_static("of_numbers", [](const Array<const float>& v,
+                                   size_t width) { return numbers(&Given::floats, v, width, nb::cast(v)); })
+      .def_static("of_numbers", [](const Array<const double>& v,
+                                   size_t width) { return numbers(&Given::doubles, v, width, nb::cast(v)); })
+      .def_static("of_numbers", [](const Array<const int64_t>& v,
+                                   size_t width) { return numbers(&Given::integers, v, width, nb::cast(v)); })
+      .def_static("of_numbers", [](const Array<const uint64_t>& v,
+                                   size_t width) { return numbers(&Given::naturals, v, width, nb::cast(v)); })
+      .def_ro("size", &Given::size);
+
+  nb::class_<Fields>(m, "Fields", "Turns the features of requests into keys and dense values.")
+      .def(nb::init<const Layout&, const std::vector<std::pair<std::string, std::vector<int>>>&,
+                    const std::vector<std::pair<std::string, int>>&>(),
+           "layout"_a, "dense"_a, "slots"_a, "Dense names with their columns; slots with their bucket, or -1.")
+      .def("rows", &Fields::rows, "rows"_a, "Mappings, one per row; what a row does not name is missing.")
+      .def(
+          "columns",
+          [](const Fields& self, const std::vector<const Given*>& columns, size_t n) {
+            std::vector<Given> plain;
+            plain.reserve(columns.size());
+            for (const Given* column : columns) plain.push_back(*column);
+            return self.columns(plain, n);
+          },
+          "columns"_a, "rows"_a, "One column per name, the dense ones first.");
+}
+
+}  // namespace clickfleet

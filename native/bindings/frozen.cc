@@ -1,0 +1,173 @@
+#include "frozen.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <numeric>
+
+#include "bind.h"
+#include "pool.h"
+#include "unique.h"
+
+namespace nb = nanobind;
+
+namespace clickfleet {
+namespace {
+
+using Keys = Array<const uint64_t>;
+using Weights = Array<const float>;
+using Factors = Array<const float, 2>;
+
+// A layer and the arrays its rows lie in.
+struct Layer {
+  std::shared_ptr<const FrozenLayer> rows;
+  std::vector<nb::object> memory;
+};
+
+template <class T>
+nb::object array(std::vector<T>&& values, size_t columns = 0) {
+  auto* owned = new std::vector<T>(std::move(values));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  if (columns == 0) return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<2>>(owned->data(), {owned->size() / columns, columns}, owner));
+}
+
+Layers plain(const std::vector<const Layer*>& layers) {
+  Layers out;
+  for (const Layer* layer : layers) out.push_back(layer->rows);
+  return out;
+}
+
+// The rows of several layers, and the layers themselves.
+struct Rows {
+  FrozenRows rows;
+  nb::tuple layers;
+};
+
+// Rows of keys, pooled; the scratch memory of each thread is used again.
+void inputs(const FrozenRows& rows, const Keys& keys, const Ragged& ragged, const Array<float, 2>& first,
+            const Array<float, 3>& factors) {
+  thread_local std::vector<uint64_t> distinct;
+  thread_local std::vector<uint32_t> where;
+  thread_local std::vector<float> found;
+  const size_t n = keys.size(), width = 1 + rows.factors();
+  if (where.size() < n) where.resize(n);
+  Ragged cells = ragged;
+  cells.where = where.data();
+  const uint64_t* wanted = keys.data();
+  size_t count = n;
+  constexpr size_t kFew = 128;  // one row's keys are distinct; looking twice is cheaper than finding that out
+  if (n > kFew) {
+    if (distinct.size() < n) distinct.resize(n);
+    count = unique(keys.data(), n, distinct.data(), where.data());
+    wanted = distinct.data();
+  } else {
+    std::iota(where.begin(), where.begin() + static_cast<std::ptrdiff_t>(n), 0U);
+  }
+  if (found.size() < count * width) found.resize(count * width);
+  rows.read(wanted, count, found.data());
+  pool(cells, found.data(), static_cast<int>(rows.factors()), first.data(), factors.data());
+}
+
+}  // namespace
+
+void bind_frozen(nb::module_& m) {
+  nb::class_<Layer>(m, "FrozenLayer", "Rows and deleted keys of one published entry, in the order of their hashes.")
+      .def(
+          "__init__",
+          [](Layer* self, const std::vector<std::tuple<Keys, Weights, Factors>>& full,
+             const std::vector<std::tuple<Keys, Weights>>& brief, const Keys& deleted, nb::object memory) {
+            std::vector<Segment> whole, some;
+            for (const auto& [keys, weights, factors] : full) {
+              if (weights.size() != keys.size() || factors.shape(0) != keys.size())
+                throw nb::value_error("the columns have different lengths");
+              whole.push_back({keys.data(), weights.data(), factors.data(), keys.size()});
+            }
+            for (const auto& [keys, weights] : brief) {
+              if (weights.size() != keys.size()) throw nb::value_error("the columns have different lengths");
+              some.push_back({keys.data(), weights.data(), nullptr, keys.size()});
+            }
+            std::vector<Segment> gone;
+            for (size_t at = 0; at < deleted.size(); at += kSegmentRows)
+              gone.push_back({deleted.data() + at, nullptr, nullptr, std::min(kSegmentRows, deleted.size() - at)});
+            auto layer = std::make_shared<FrozenLayer>();
+            {
+              const nb::gil_scoped_release nogil;
+              layer->full = FrozenSet(std::move(whole));
+              layer->brief = FrozenSet(std::move(some));
+              layer->deleted = FrozenSet(std::move(gone));
+            }
+            new (self) Layer{std::move(layer), {std::move(memory)}};
+          },
+          nb::arg("full"), nb::arg("brief"), nb::arg("deleted"), nb::arg("memory").none(),
+          "The arrays are not copied: `memory` keeps them alive.")
+      .def_prop_ro("full_rows", [](const Layer& self) { return self.rows->full.size(); })
+      .def_prop_ro("short_rows", [](const Layer& self) { return self.rows->brief.size(); })
+      .def_prop_ro("deleted", [](const Layer& self) { return self.rows->deleted.size(); });
+
+  nb::class_<Rows>(m, "FrozenRows", "The rows of a model at one sequence: layers, newest first.")
+      .def(
+          "__init__",
+          [](Rows* self, nb::tuple layers, size_t factors) {
+            const Layers found = plain(nb::cast<std::vector<const Layer*>>(layers));
+            new (self) Rows{FrozenRows(found, factors), std::move(layers)};
+          },
+          nb::arg("layers"), nb::arg("factors"))
+      .def_prop_ro("factors", [](const Rows& self) { return self.rows.factors(); })
+      .def(
+          "read",
+          [](const Rows& self, const Keys& keys, const Array<float, 2>& out) {
+            if (out.shape(0) != keys.size() || out.shape(1) != 1 + self.rows.factors())
+              throw nb::value_error("the output does not fit the keys");
+            const nb::gil_scoped_release nogil;
+            self.rows.read(keys.data(), keys.size(), out.data());
+          },
+          nb::arg("keys"), nb::arg("out").noconvert(), "embed_w and embedx of every key; zeros where it is unknown.")
+      .def(
+          "known",
+          [](const Rows& self, const Keys& keys, const Array<uint8_t>& out) {
+            if (out.size() != keys.size()) throw nb::value_error("the output does not fit the keys");
+            const nb::gil_scoped_release nogil;
+            self.rows.known(keys.data(), keys.size(), out.data());
+          },
+          nb::arg("keys"), nb::arg("out").noconvert(), "1 where a key has a row.")
+      .def(
+          "inputs",
+          [](const Rows& self, const Keys& keys, const Array<const int64_t>& offsets,
+             const std::optional<Weights>& values, const std::optional<Array<const uint8_t>>& mean,
+             const Array<float, 2>& first, const Array<float, 3>& factors) {
+            const size_t batch = first.shape(0), slots = first.shape(1), cells = batch * slots;
+            if (offsets.size() != cells + 1 || factors.shape(0) != batch || factors.shape(1) != slots ||
+                factors.shape(2) != self.rows.factors() || (values && values->size() != keys.size()) ||
+                (mean && mean->size() != slots) || offsets.data()[0] != 0 ||
+                static_cast<size_t>(offsets.data()[cells]) != keys.size())
+              throw nb::value_error("the arrays do not fit each other");
+            const nb::gil_scoped_release nogil;
+            inputs(self.rows, keys,
+                   {batch, slots, offsets.data(), nullptr, values ? values->data() : nullptr, data_or_null(mean)},
+                   first, factors);
+          },
+          nb::arg("keys"), nb::arg("offsets"), nb::arg("values").none(), nb::arg("mean").none(),
+          nb::arg("first").noconvert(), nb::arg("factors").noconvert(), "Reads the rows of `keys` and pools them.");
+
+  m.def(
+      "merge_frozen",
+      [](const std::vector<const Layer*>& layers, size_t factors, uint64_t low, uint64_t high, bool keep_deleted) {
+        Merged merged;
+        {
+          const Layers rows = plain(layers);
+          const nb::gil_scoped_release nogil;
+          merged = merge(rows, factors, low, high, keep_deleted);
+        }
+        return nb::make_tuple(array(std::move(merged.full_keys)), array(std::move(merged.full_weights)),
+                              array(std::move(merged.full_factors), factors == 0 ? 1 : factors),
+                              array(std::move(merged.brief_keys)), array(std::move(merged.brief_weights)),
+                              array(std::move(merged.deleted)));
+      },
+      nb::arg("layers"), nb::arg("factors"), nb::arg("low"), nb::arg("high"), nb::arg("keep_deleted"),
+      "The newest word on every key whose hash lies in [low, high], newest layer first.");
+}
+
+}  // namespace clickfleet

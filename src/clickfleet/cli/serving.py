@@ -1,0 +1,188 @@
+"""Commands around a server: `serve`, `score`, `parity`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clickfleet.cli.frame import Result, command, say
+
+MIB = 1 << 20
+
+Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="CLICKFLEET_TOKEN")]
+Certificate = Annotated[Path | None, typer.Option(help="Certificate to trust for https, PEM.")]
+
+
+def add(app: typer.Typer) -> None:
+    command(app)(serve)
+    command(app)(score)
+    command(app)(parity)
+
+
+def serve(
+    model: Annotated[
+        Path,
+        typer.Argument(help="An artifact (clickfleet export), or a published log: it is followed.", metavar="MODEL"),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for HTTP; 0 takes a free one.")] = 8080,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=-1, max=65535, help="Port for gRPC; 0 takes a free one, -1 turns it off.")
+    ] = 8081,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Processes that answer, on one socket.")] = 1,
+    rows: Annotated[
+        str, typer.Option(help="Where rows are read: mapped (files, shared), memory, or a redis:// URL.")
+    ] = "mapped",
+    name: Annotated[str | None, typer.Option(help="Name of the model in the protocols (default: its own).")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Quantise the network; its measured drift is shown.")] = False,
+    max_queue_ms: Annotated[float, typer.Option(help="Expected wait at which requests are refused with 503.")] = 50.0,
+    max_time_ms: Annotated[float, typer.Option(help="Longest time for a request; clients may ask for less.")] = 5000.0,
+    max_body: Annotated[int, typer.Option(help="Longest body in bytes.")] = 16 * MIB,
+    max_rows: Annotated[int, typer.Option(help="Most rows of a request.")] = 10000,
+    max_candidates: Annotated[int, typer.Option(help="Most candidates of a ranking.")] = 10000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Bearer tokens, one per line (or CLICKFLEET_TOKEN); read again when it changes.")
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None, typer.Option(help="Tokens for /admin (or CLICKFLEET_ADMIN_TOKEN); without one it is closed.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
+    upload_dir: Annotated[Path | None, typer.Option(help="Folder for uploads that ask to be kept.")] = None,
+    results_redis: Annotated[str | None, typer.Option(help="redis:// URL for /upload?re_model=redis.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder of the server's own (default: a temporary one).")] = None,
+    no_batching: Annotated[bool, typer.Option("--no-batching", help="Score every request alone (to compare).")] = False,
+) -> Result:
+    """Serve a model over HTTP and gRPC; a published log is followed while it grows."""
+    from clickfleet.serve import launch
+    from clickfleet.serve.settings import Settings
+
+    def text(path: Path | None) -> str | None:
+        return None if path is None else str(path.resolve())
+
+    settings = Settings(
+        model=str(find_model(model)),
+        state=text(state) or "",
+        host=host,
+        port=port,
+        grpc_port=None if grpc_port is None or grpc_port < 0 else grpc_port,
+        workers=workers,
+        rows=rows,
+        name=name,
+        int8=int8,
+        batching=not no_batching,
+        max_queue_ms=max_queue_ms,
+        max_time_ms=max_time_ms,
+        max_body=max_body,
+        max_rows=max_rows,
+        max_candidates=max_candidates,
+        token_file=text(token_file),
+        admin_token_file=text(admin_token_file),
+        tls_cert=text(tls_cert),
+        tls_key=text(tls_key),
+        upload_dir=text(upload_dir),
+        results_redis=results_redis,
+    )
+    found: Result = {}
+
+    def ready(server: launch.Fleet) -> None:
+        calls = f", gRPC {server.settings.host}:{server.settings.grpc_port}" if server.settings.grpc_port else ""
+        say(f"ready: {server.address}{calls}  ({workers} worker{'s' if workers > 1 else ''}; Ctrl-C stops)")
+        found.update(url=server.address, grpc_port=server.settings.grpc_port)
+
+    launch.run(settings, say, ready)
+    return found
+
+
+def find_model(model: Path) -> Path:
+    """What can be served: an entry, a published log, or the log of a run folder."""
+    from clickfleet import storage
+    from clickfleet.errors import ServeError
+    from clickfleet.published import LOG
+
+    for path in (model, model / "published"):
+        if (path / LOG).is_file():
+            return path.resolve()
+    if (model / storage.MANIFEST).is_file():
+        return model.resolve()
+    raise ServeError(
+        f"{model} is neither an artifact nor a published log", f"make one: clickfleet export {model} artifact"
+    )
+
+
+def score(
+    url: Annotated[str, typer.Argument(help="Address of a server: http://host:port.", metavar="URL")],
+    data: Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per request.")] = 5,
+    protocol: Annotated[str, typer.Option(help="http (binary tensors), grpc, or upload (lines as they are).")] = "http",
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="Format of the files (default: that of the training data).")
+    ] = None,
+    grpc_address: Annotated[
+        str | None, typer.Option(help="host:port for gRPC (default: the port after HTTP's).")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    token: Token = None,
+    certificate: Certificate = None,
+) -> Result:
+    """Send files to a server; prints the scores of each batch with the client's and the server's milliseconds."""
+    from clickfleet.scored import score_files
+
+    def show(number: int, scores: list[float], client_ms: float, server_ms: float) -> None:
+        values = " ".join(f"{value:.7g}" for value in scores)
+        say(f"batch {number}: {values}  client {client_ms:.3f} ms, server {server_ms:.3f} ms")
+
+    done = score_files(
+        url,
+        data,
+        show,
+        batch_size=batch_size,
+        protocol=protocol,
+        form=format,
+        grpc_address=grpc_address,
+        limit=limit,
+        token=token,
+        certificate=None if certificate is None else str(certificate),
+    )
+    say(
+        f"{done['rows']:,} rows in {done['batches']:,} requests, p50 {done['p50_ms']:.3f} ms, p99 {done['p99_ms']:.3f} ms"
+    )
+    return done
+
+
+def parity(
+    model: Annotated[
+        Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.", metavar="MODEL")
+    ],
+    data: Annotated[list[str] | None, typer.Argument(help="Rows to score both ways.")] = None,
+    server: Annotated[str | None, typer.Option(help="Address of a server that serves this model.")] = None,
+    artifact: Annotated[
+        Path | None, typer.Option(help="An exported artifact to compare rows, weights and graph with.")
+    ] = None,
+    redis: Annotated[str | None, typer.Option(help="redis:// URL whose rows are compared.")] = None,
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option(help="Format of the files (default: that of the training data).")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of data to compare.")] = 10000,
+    sample: Annotated[int, typer.Option(min=0, help="Rows of the table to compare; 0: every one.")] = 0,
+    token: Token = None,
+    certificate: Certificate = None,
+) -> Result:
+    """Check that online equals offline: settings, scores, rows, weights, graph; names the first step that differs."""
+    from clickfleet import parity as comparing
+
+    report = comparing.compare(
+        model,
+        server,
+        data or [],
+        form=format,
+        artifact=artifact,
+        redis=redis,
+        limit=limit,
+        sample=sample,
+        token=token,
+        certificate=None if certificate is None else str(certificate),
+    )
+    for check in report.checks:
+        say(f"{'ok  ' if check.ok else 'DIFF'}  {check.name}: {check.detail}")
+    return report.to_dict()

@@ -1,0 +1,34 @@
+"""Training on many processes: shards hold the table and the dense weights, workers train, Ray places and watches them.
+
+    driver.py    one run: places shards and workers, epochs, cuts, recovery
+    actors.py    what Ray starts: a process with a shard, a process with a worker
+    worker.py    a mode over a share of the files
+    shard.py     one part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts
+    wire.py      messages between the two over ZeroMQ
+    remote.py    the same for a worker: requests to all shards at once, and the verbs of Table
+    simulate.py  the same without processes: logical workers in one, in an order that a seed decides
+
+Only this package imports Ray and ZeroMQ, and only when a cluster is started.
+"""
+
+from __future__ import annotations
+
+from clickfleet.checkpoint import MAX_FILES
+from clickfleet.config import Config
+from clickfleet.errors import ConfigError
+
+
+def check(config: Config) -> None:
+    """Refuses what a cluster cannot do, before any process starts."""
+    mode = config.mode.name
+    if config.cluster.shards > MAX_FILES:
+        raise ConfigError(f"cluster.shards is {config.cluster.shards}, and there are at most {MAX_FILES}")
+    if config.train.eval_every is not None:
+        raise ConfigError(f"train.eval_every does not go with mode {mode}", "test data is evaluated after each epoch")
+    if config.train.deterministic and mode != "sync":
+        raise ConfigError(f"train.deterministic does not go with mode {mode}", "use mode sync or local")
+    if config.train.device != "cpu" or config.train.profile:
+        what = "train.profile" if config.train.profile else "train.device"
+        raise ConfigError(f"{what} does not go with mode {mode}", "workers compute on CPUs; profile in mode local")
+    if config.train.hogwild is not None:
+        raise ConfigError(f"train.hogwild does not go with mode {mode}", "set cluster.threads")

@@ -1,0 +1,287 @@
+"""What Ray starts: a process with a shard, a process with a worker. Thin: what they do is in shard.py and worker.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clickfleet import checkpoint, storage
+from clickfleet.cluster.base import adopt_buffers, pack_buffers
+from clickfleet.cluster.shard import Cut, Rules, Shard
+from clickfleet.cluster.wire import Identity, Server
+from clickfleet.cluster.worker import Assignment, Worker
+from clickfleet.config import Config
+from clickfleet.errors import ClusterError
+from clickfleet.exchange import Spread
+from clickfleet.table import Table
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a shard starts from: a checkpoint, or an empty table; and its part of the dense values with their optimizer's state."""
+
+    path: str | None
+    table: dict[str, Any]
+    dense: dict[str, Any]
+    batches: int = 0
+
+
+def describe_process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname()}
+
+
+def log_to(folder: str, name: str) -> None:
+    """All that this process prints goes to a file of the run folder; without one it stays with Ray."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        out = open(Path(folder) / f"{name}.log", "a", buffering=1)  # noqa: SIM115  (for the life of the process)
+    except OSError:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(out.fileno(), 1)
+    os.dup2(out.fileno(), 2)
+
+
+def log(text: str) -> None:
+    print(time.strftime("%Y-%m-%d %H:%M:%S "), text, sep="", flush=True)
+
+
+class ShardActor:
+    """One shard and its end of the wire."""
+
+    def __init__(self, number: int, config: Config, rules: Rules, who: tuple[int, int, int], logs: str) -> None:
+        log_to(logs, f"shard-{number}")
+        torch.set_num_threads(1)
+        self.number, self.config, self.rules = number, config, rules
+        self.who = Identity(*who)
+        self.shard: Shard | None = None
+        self.server: Server | None = None
+        self._cuts: dict[int, Cut] = {}
+        self._dropped = 0
+        self._cut_taken = threading.Condition()
+        self._socket_file = ""
+        self._cpu = 0.0
+
+    def load(self, origin: Origin, who: tuple[int, int, int], peers: list[int]) -> dict[str, Any]:
+        """Starts, or starts anew, from an origin in that epoch of the run; its addresses."""
+        shards = self.config.cluster.shards
+        if origin.path is None:
+            table = Table.like(origin.table)
+        else:
+            table = checkpoint.load(origin.path, shard=self.number, shards=shards, **origin.table)
+        dense = dict(origin.dense)
+        values: torch.Tensor = dense.pop("values").clone()
+        shard = Shard(table, values, self.config.dense, self.rules)
+        if dense:
+            shard.optimizer.restore(dense)
+        shard.batches = origin.batches
+        shard.begin(peers)
+        if self.config.mode.name == "geo":
+            shard.replicate(peers)
+        shard.on_cut = self._on_cut
+        with self._cut_taken:
+            for cut in self._cuts.values():
+                cut.rows.close()
+            self._cuts = {}
+        if self.server is None:
+            self.shard, self.who = shard, Identity(*who)
+            self._listen(1 + table.factors)
+        else:
+            with self.server.lock:
+                self.shard, self.who = shard, Identity(*who)
+        log(
+            f"shard {self.number} of {shards}: {len(table):,} rows from {origin.path or 'nothing'}, epoch {self.who.epoch}"
+        )
+        assert self.server is not None
+        self._cpu = time.process_time()
+        return {**describe_process(), "endpoints": self.server.endpoints}
+
+    def _listen(self, width: int) -> None:
+        def handle(peer: int, piece: Any) -> Any:
+            assert self.shard is not None
+            return self.shard.handle(peer, piece)
+
+        self._socket_file = os.path.join(
+            tempfile.gettempdir(), f"clickfleet-{self.who.run:x}-{self.number}-{os.getpid()}"
+        )
+        self.server = Server(
+            handle, lambda: self.who, width, [f"tcp://{own_address()}:*", f"ipc://{self._socket_file}"]
+        )
+        self.server.start()
+
+    def _on_cut(self, cut: Cut) -> None:
+        with self._cut_taken:
+            if cut.number <= self._dropped:
+                cut.rows.close()
+            else:
+                self._cuts[cut.number] = cut
+            self._cut_taken.notify_all()
+
+    def drop_cut(self, number: int) -> None:
+        """Nobody will save that cut any more, taken or not."""
+        with self._cut_taken:
+            self._dropped = number
+            if number in self._cuts:
+                self._cuts.pop(number).rows.close()
+            self._cut_taken.notify_all()
+
+    def next_epoch(self) -> None:
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            self.shard.resume_rounds()
+
+    def save(self, number: int, folder: str, timeout_s: float) -> dict[str, Any]:
+        """Writes the rows of a cut into a directory in the making, once the cut is taken; facts of the files, and the dense part."""
+        with self._cut_taken:
+            there = self._cut_taken.wait_for(lambda: number in self._cuts or number <= self._dropped, timeout_s)
+            if not there or number not in self._cuts:
+                raise ClusterError(f"shard {self.number}: cut {number} was not complete within {timeout_s:.0f} s")
+            cut = self._cuts.pop(number)
+        begin = time.monotonic()
+        shards, n = self.config.cluster.shards, self.rules.row_files
+        first, last = (edge * n // 1024 for edge in checkpoint.span(self.number, shards))
+        written: dict[str, storage.HashedFile] = {}
+
+        def file(name: str) -> storage.HashedFile:
+            written[name] = storage.HashedFile(Path(folder) / name)
+            return written[name]
+
+        try:
+            with cut.rows:
+                counts = checkpoint.write_rows(file, cut.rows, n, range(first, last))
+                changed, deleted, tracking = cut.rows.changed, cut.rows.deleted, cut.rows.tracking
+        finally:
+            for each in written.values():
+                each.abandon()
+        log(f"cut {number}: {sum(counts):,} rows written in {time.monotonic() - begin:.2f} s")
+        return {
+            "files": {name: each.facts() for name, each in written.items()},
+            "counts": counts,
+            "changed": changed,
+            "deleted": deleted,
+            "tracking": tracking,
+            "dense": cut.dense,
+            "batches": cut.facts["batches"],
+        }
+
+    def learned(self) -> dict[int, int]:
+        """Batches learned of each peer."""
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            return dict(self.shard.learned)
+
+    def shrink(self) -> int:
+        assert self.shard is not None
+        return self.shard.table.shrink()
+
+    def dense(self) -> dict[str, Any]:
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            return self.shard.dense_state()
+
+    def look(self) -> dict[str, Any]:
+        assert self.server is not None
+        if self.server.failure is not None:
+            raise ClusterError(f"shard {self.number} failed: {self.server.failure!r}") from self.server.failure
+        with self.server.lock:
+            assert self.shard is not None
+            found = self.shard.stats()
+        found |= {
+            "received": self.server.bytes_in,
+            "sent": self.server.bytes_out,
+            "cpu_s": time.process_time() - self._cpu,
+        }
+        return found
+
+    def process(self) -> dict[str, Any]:
+        return describe_process()
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+        if self._socket_file and os.path.exists(self._socket_file):
+            os.unlink(self._socket_file)
+
+
+class WorkerActor:
+    """One worker."""
+
+    def __init__(self, index: int, config: Config, schema: dict[str, Any], logs: str) -> None:
+        log_to(logs, f"worker-{index}")
+        self.worker = Worker(config, schema, index, config.cluster.workers)
+        log(f"worker {index} of {config.cluster.workers} with {config.cluster.threads} threads is ready")
+
+    def process(self) -> dict[str, Any]:
+        return describe_process()
+
+    def connect(self, endpoints: list[list[str]], who: tuple[int, int, int], buffers: bytes = b"") -> None:
+        self.worker.connect(endpoints, who)
+        adopt_buffers(self.worker.learner, buffers)
+        log(f"connected to {len(endpoints)} shards, epoch {who[2]}")
+
+    def train(self, task: Assignment) -> dict[str, Any]:
+        files = sum(len(stream.files) for stream in task.streams)
+        log(f"epoch {task.epoch}: {len(task.streams)} streams, {files} files")
+        done = self.worker.train(task)
+        log(f"epoch {task.epoch} done: {done['rows']:,} rows, {done['steps']:,} steps")
+        return done
+
+    def cut(self, number: int) -> dict[str, Any]:
+        return self.worker.cut(number)
+
+    def move(self, shard: int, addresses: list[str]) -> None:
+        log(f"shard {shard} is now at {addresses[0]}")
+        self.worker.move(shard, addresses)
+
+    def abandon(self) -> None:
+        self.worker.abandon()
+
+    def metrics(self) -> dict[str, Any]:
+        return self.worker.metrics.state()
+
+    def reset_metrics(self) -> None:
+        self.worker.metrics.reset()
+
+    def look(self) -> dict[str, Any]:
+        return self.worker.progress()
+
+    def measure(self, files: list[str], buffers: bytes) -> dict[str, Any]:
+        return self.worker.measure(files, buffers)
+
+    def score(self, files: list[str], buffers: bytes) -> list[Any]:
+        return self.worker.score(files, buffers)
+
+    def buffers(self) -> bytes:
+        return pack_buffers(self.worker.learner)
+
+
+def own_address() -> str:
+    """The address by which other hosts of the cluster reach this one."""
+    import ray.util
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def split_dense(spread: Spread, dense: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The parts of the dense state that each shard keeps; numbers that are not per value go to all."""
+    return [
+        {key: tensor[first:last].clone() if tensor.ndim else tensor for key, tensor in dense.items()}
+        for first, last in spread.spans
+    ]
+
+
+def join_dense(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {key: torch.cat([p[key] for p in parts]) if parts[0][key].ndim else parts[0][key] for key in parts[0]}

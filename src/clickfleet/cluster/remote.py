@@ -1,0 +1,181 @@
+"""The shards as a worker sees them: requests to all of them at once, and the verbs of Table."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import zmq
+
+from clickfleet.batch import Floats, Keys
+from clickfleet.cluster.wire import STALE, Frames, Identity, pack_request, unpack_answer
+from clickfleet.errors import ClusterError
+from clickfleet.exchange import Answer, Piece, Reply, Request, Split, Spread
+
+RESEND_S = 10.0
+"""A request without an answer is sent again after so long; the shard learns it once."""
+
+
+class AbandonedError(Exception):
+    """The run goes on in another epoch: what this worker does is no longer wanted."""
+
+
+class Remote:
+    """A link over ZeroMQ; one thread uses it at a time."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Sequence[str]],
+        spread: Spread,
+        who: Identity,
+        peer: int,
+        *,
+        timeout_s: float = 120.0,
+        abandoned: Callable[[], bool] = lambda: False,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        self.spread, self.who, self.peer = spread, who, peer
+        self.timeout_s, self._abandoned = timeout_s, abandoned
+        self._own = context is None
+        self._context = context or zmq.Context(1)
+        self._names = [addresses[0] for addresses in endpoints]
+        self._sockets = [self._connect(addresses) for addresses in endpoints]
+        self._sequence = self._number = 0
+        self._answers: list[dict[int, Answer]] = [{} for _ in endpoints]
+        self._sent: list[dict[int, Frames]] = [{} for _ in endpoints]
+        self._moves: dict[int, list[str]] = {}
+        self.bytes_in = self.bytes_out = 0
+        self.waiting = False
+        """Whether the worker's thread waits for an answer."""
+        self.latencies: deque[tuple[bool, float]] = deque(maxlen=4096)
+        """Whether something was pushed, and seconds until the answer was there."""
+
+    def _connect(self, addresses: Sequence[str]) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(nearest(addresses))
+        return socket
+
+    def ask(self, request: Request) -> RemoteTicket:
+        pull = None if request.pull is None else self.spread.split(request.pull)
+        learns = request.push is not None or request.dense is not None
+        self._sequence += max(1, request.dense.batches if request.dense is not None else 0) * learns
+        self._move()
+        self._number += 1
+        for i, part in enumerate(self.spread.cut(request, pull)):
+            seen = request.seen[i] if request.seen else 0
+            piece = Piece(part, self._sequence if learns else 0, seen, self._number)
+            self._send(i, self._number, pack_request(piece, self.who, self.peer))
+        return RemoteTicket(self, self._number, pull, learns)
+
+    def _send(self, shard: int, number: int, frames: Frames) -> None:
+        self._sent[shard][number] = frames
+        self.bytes_out += sum(memoryview(frame).nbytes for frame in frames)
+        self._sockets[shard].send_multipart(frames, copy=False)
+
+    def move(self, shard: int, addresses: Sequence[str]) -> None:
+        """That shard is elsewhere from now on; what it has not answered is sent there. May be called from any thread."""
+        self._moves[shard] = list(addresses)
+
+    def _move(self) -> None:
+        while self._moves:
+            shard, addresses = self._moves.popitem()
+            self._sockets[shard].close(linger=0)
+            self._names[shard], self._sockets[shard] = addresses[0], self._connect(addresses)
+            for number, frames in list(self._sent[shard].items()):
+                self._send(shard, number, frames)
+
+    def there(self, number: int) -> bool:
+        """Whether all shards have answered a request."""
+        for i in range(len(self._sockets)):
+            while number not in self._answers[i] and self._sockets[i].poll(0):
+                self._receive(i)
+        return all(number in answers for answers in self._answers)
+
+    def collect(self, number: int) -> list[Answer]:
+        """The answers of all shards, once they are there; asks again after a while, and gives up after a longer one."""
+        self.waiting = True
+        try:
+            return self._collect(number)
+        finally:
+            self.waiting = False
+
+    def _collect(self, number: int) -> list[Answer]:
+        begin = again = time.monotonic()
+        for i in range(len(self._sockets)):
+            while number not in self._answers[i]:
+                self._move()
+                if self._sockets[i].poll(200):
+                    self._receive(i)
+                    continue
+                now = time.monotonic()
+                if self._abandoned():
+                    raise AbandonedError
+                if now - begin > self.timeout_s:
+                    raise ClusterError(
+                        f"shard {i} ({self._names[i]}) has not answered for {self.timeout_s:.0f} s",
+                        "is its process alive, and can this host reach it?",
+                    )
+                if now - again > RESEND_S:
+                    again = now
+                    for j in range(i, len(self._sockets)):
+                        if number in self._sent[j]:
+                            self._send(j, number, self._sent[j][number])
+        return [answers.pop(number) for answers in self._answers]
+
+    def _receive(self, shard: int) -> None:
+        frames = [frame.buffer for frame in self._sockets[shard].recv_multipart(copy=False)]
+        self.bytes_in += sum(frame.nbytes for frame in frames)
+        answer = unpack_answer(frames, self.spread.width)
+        if answer.error == STALE:
+            raise AbandonedError
+        if answer.error:
+            raise ClusterError(f"shard {shard} ({self._names[shard]}) refuses worker {self.peer}: {answer.error}")
+        if self._sent[shard].pop(answer.number, None) is not None:  # else it was asked twice and answered twice
+            self._answers[shard][answer.number] = answer
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
+        if self._own:
+            self._context.term()
+
+
+class RemoteTicket:
+    def __init__(self, link: Remote, number: int, pull: Split | None, learns: bool) -> None:
+        self._link, self._number, self._pull, self._learns = link, number, pull, learns
+        self._begin = time.perf_counter()
+
+    def ready(self) -> bool:
+        return self._link.there(self._number)
+
+    def wait(self) -> Reply:
+        answers = self._link.collect(self._number)
+        self._link.latencies.append((self._learns, time.perf_counter() - self._begin))
+        return self._link.spread.join(answers, self._pull)
+
+
+class RemoteTable:
+    """The reading half of Table over a link: what scoring needs."""
+
+    def __init__(self, link: Remote, factors: int) -> None:
+        self._link, self.factors = link, factors
+
+    def pull(self, keys: Keys, *, training: bool = True, out: Floats | None = None) -> Floats:
+        rows = self._link.ask(Request(pull=keys, training=training)).wait().rows
+        assert rows is not None
+        if out is not None:
+            np.copyto(out, rows)
+        return rows
+
+
+def nearest(addresses: Sequence[str]) -> str:
+    """A socket file of this host if there is one, else the address on the network."""
+    for address in addresses:
+        if address.startswith("ipc://") and os.path.exists(address.removeprefix("ipc://")):
+            return address
+    return addresses[0]

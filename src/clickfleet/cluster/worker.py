@@ -1,0 +1,351 @@
+"""A worker: a mode over its share of the files, with what the driver wants to know and to have done meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import zmq
+
+from clickfleet import modes, scoring
+from clickfleet.bad_lines import Counters
+from clickfleet.batch import Batch
+from clickfleet.cluster.base import adopt_buffers, metrics_of, pack_buffers
+from clickfleet.cluster.remote import AbandonedError, Remote, RemoteTable
+from clickfleet.cluster.wire import Identity
+from clickfleet.config import Config
+from clickfleet.errors import ClusterError
+from clickfleet.exchange import Kind, Link, Request, Spread
+from clickfleet.job import Job, Source
+from clickfleet.learner import Learner
+from clickfleet.opening import open_source
+from clickfleet.reader import Reader
+from clickfleet.schema import Schema
+from clickfleet.share import Share
+from clickfleet.step import NotFiniteError
+from clickfleet.table import Table
+
+ROUNDS = ("sync", "half_async")
+"""Modes that send a worker's gradients as one, over one link, and take part in cuts by themselves."""
+
+
+def links_of(config: Config) -> int:
+    """Links of a worker: one, unless its trainers send each for itself."""
+    return config.cluster.threads if config.mode.name == "async" else 1
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A share of the files of an epoch, with how far it has been trained on."""
+
+    number: int
+    files: tuple[str, ...]
+    state: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker is to do in one epoch over the data."""
+
+    epoch: int
+    streams: tuple[Stream, ...]
+    saved: dict[str, bytes] = field(default_factory=dict)
+    """What the mode had kept for itself."""
+    skip: int = 0
+    """Batches to leave out, as the shards have learned them."""
+
+
+class Streams:
+    """The streams of a worker one after the other."""
+
+    def __init__(self, schema: Schema, epoch: int, readers: dict[int, Reader], skip: int = 0) -> None:
+        self.schema, self.epoch, self.readers = schema, epoch, readers
+        self.ended: set[int] = set()
+        self._skip = skip
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number, reader in self.readers.items():
+            if number not in self.ended:
+                for batch in reader:
+                    if self._skip:
+                        self._skip -= 1
+                    else:
+                        yield batch
+                self.ended.add(number)
+
+    @property
+    def counters(self) -> Counters:
+        total = Counters()
+        for reader in self.readers.values():
+            total.bytes += reader.counters.bytes
+            total.bad_lines += reader.counters.bad_lines
+        return total
+
+    def state(self) -> dict[str, Any]:
+        return {str(number): None if number in self.ended else r.state() for number, r in self.readers.items()}
+
+
+class Worker:
+    """Runs in a process of its own; the driver calls it from other threads while it trains."""
+
+    def __init__(self, config: Config, schema: dict[str, Any], index: int, workers: int) -> None:
+        self.config, self.index, self.workers = config, index, workers
+        self.schema = Schema.from_dict(schema, "the driver")
+        torch.set_num_threads(1)
+        torch.manual_seed(config.train.seed + index)
+        self.learner = self._fresh_learner()
+        self.spread = Spread(config.cluster.shards, 1 + self.learner.table.factors, len(self.learner.flat.values))
+        self.trainers = config.cluster.threads
+        self.metrics = metrics_of(self.config, self.schema)
+        self.job: Share | None = None
+        self.links: list[Remote] = []
+        self.context: zmq.Context[Any] | None = None
+        self.who = Identity(0, 0, 0)
+        self.endpoints: list[list[str]] = []
+        self._wanted = self._taken = 0
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._change = threading.Condition()
+        self._training = self._abandoned = False
+        self._ended: dict[str, Any] | None = None
+        self._carried: dict[str, Any] = {}
+        self._cpu = 0.0
+        """Seconds of CPU before the first batch: imports and the like."""
+
+    def _fresh_learner(self) -> Learner:
+        table = replace(self.config.table, memory_limit=None, snapshot_reserve=None)
+        return Learner(replace(self.config, table=table), self.schema)
+
+    def connect(self, endpoints: Sequence[Sequence[str]], who: tuple[int, int, int]) -> None:
+        """Talks to these shards from now on, as part of that epoch of the run; what was before is forgotten."""
+        self.abandon()
+        with self._change:
+            if not self._change.wait_for(lambda: not self._training, timeout=60):
+                raise ClusterError(f"worker {self.index} does not stop training")
+            for link in self.links:
+                link.close()
+            settings = self.config.mode.settings
+            self.context = self.context or zmq.Context(int(settings.get("io_threads", 1)))
+            self.endpoints, self.who = [list(each) for each in endpoints], Identity(*who)
+            self._abandoned = False
+            self._wanted = self._taken = 0
+            self._reports, self._ended, self.job = {}, None, None
+            self.metrics, self.learner, self._carried = metrics_of(self.config, self.schema), self._fresh_learner(), {}
+            links = links_of(self.config)
+            self.links = [self._link(self.index * links + i) for i in range(links)]
+
+    def _link(self, peer: int) -> Remote:
+        return Remote(
+            self.endpoints,
+            self.spread,
+            self.who,
+            peer,
+            timeout_s=self.config.cluster.timeout,
+            abandoned=lambda: self._abandoned,
+            context=self.context,
+        )
+
+    def train(self, task: Assignment) -> dict[str, Any]:
+        """Trains on the streams of an assignment to their ends."""
+        with self._change:
+            self._training = True
+            self._ended = None
+            self._cpu = self._cpu or time.process_time()
+        try:
+            source = Streams(
+                self.schema, task.epoch, {s.number: self._reader(s, task.epoch) for s in task.streams}, task.skip
+            )
+            before = (self.job.steps, self.job.rows, self.job.trained) if self.job is not None else (0, 0, 0)
+            self.job = job = Share(
+                self.learner,
+                cast(Source, source),
+                self.metrics,
+                self._attend,
+                lambda job: None,
+                links=cast(list[Link], self.links),
+                worker=self.index,
+                workers=self.workers,
+                trainers=self.trainers,
+                wanted=self._asked,
+                took=self._took,
+            )
+            job.steps, job.rows, job.trained = before
+            job.saved, job.carried = task.saved, self._carried
+            rounds = self.config.mode.name in ROUNDS
+            job.stop_when = (lambda: self._abandoned) if rounds else (lambda: self._abandoned or self._asked() > 0)
+            self.learner.model.train()
+            try:
+                modes.load(self.config)(job)
+            except NotFiniteError as problem:
+                raise ClusterError(
+                    f"worker {self.index}, step {job.steps}: {problem}, nothing of that batch was learned",
+                    "check the dense columns and weights, lower dense.lr or set dense.clip_norm, and go on with --resume",
+                ) from None
+            finally:
+                job.close()
+            with self._change:  # from here on, `cut` sees that nobody else will mark
+                self._ended, self._training = source.state(), False
+                if cut := self._asked():
+                    self._mark(cut, self._ended)
+            return self.progress()
+        finally:
+            with self._change:
+                self._training = False
+                self._change.notify_all()
+
+    def _reader(self, stream: Stream, epoch: int) -> Reader:
+        folder = Path(self.config.run.dir) / f"worker-{self.index}"
+        reader = open_source(self.config, list(stream.files), self.schema, labels=True, folder=folder)
+        assert isinstance(reader, Reader)
+        reader.epoch = epoch
+        if stream.state is not None:
+            reader.restore(stream.state)
+        return reader
+
+    def _attend(self, job: Job) -> bool:
+        if self._abandoned:
+            raise AbandonedError
+        if self.config.mode.name not in ROUNDS and (cut := self._asked()):
+            self._mark(cut, job.position())
+        return not job.epoch_ended
+
+    def _asked(self) -> int:
+        """The cut that is wanted and not taken yet."""
+        return self._wanted if self._wanted > self._taken else 0
+
+    def _mark(self, cut: int, position: dict[str, Any]) -> None:
+        assert self.job is not None
+        self.job.before_cut()
+        for ticket in [link.ask(Request(Kind.MARK, cut=cut)) for link in self.links]:
+            ticket.wait()
+        self._took(cut, position)
+
+    def _took(self, cut: int, position: dict[str, Any]) -> None:
+        assert self.job is not None
+        report = {
+            "position": position,
+            "steps": self.job.trained,
+            "rows": self.job.rows,
+            "metrics": self.metrics.state(),
+            "keep": self.job.keep(),
+            "buffers": pack_buffers(self.learner) if self.index == 0 else b"",
+        }
+        with self._change:
+            self._reports = {cut: report}
+            self._taken = max(self._taken, cut)
+            self._change.notify_all()
+
+    def cut(self, number: int) -> dict[str, Any]:
+        """Takes part in a cut; what the worker had trained on at that instant."""
+        with self._change:
+            self._wanted = number
+            if not self._training and self._ended is not None and self._asked():
+                self._mark(number, self._ended)
+            self._change.wait_for(lambda: number in self._reports or self._abandoned)
+            if number not in self._reports:
+                raise AbandonedError
+            return self._reports[number]
+
+    def move(self, shard: int, addresses: Sequence[str]) -> None:
+        """A shard was started again elsewhere, and the run goes on with it."""
+        self.endpoints[shard] = list(addresses)
+        for link in self.links:
+            link.move(shard, addresses)
+
+    def abandon(self) -> None:
+        """Stops what is under way, as the run goes on from an older state."""
+        with self._change:
+            self._abandoned = True
+            self._change.notify_all()
+
+    def progress(self) -> dict[str, Any]:
+        """How far the worker is, and whether it moves."""
+        job = self.job
+        if job is None:
+            return {"rows": 0, "steps": 0, "training": self._training, "idle_s": 0.0}
+        now = time.perf_counter()
+        waiting = any(link.waiting for link in self.links)
+        latest = max(trainer.clock.last for trainer in job.trainers)
+        counters = job.source.counters
+        return {
+            "rows": job.rows,
+            "steps": job.trained,
+            "loss": job.loss,
+            "weight": job.weight,
+            "training": self._training,
+            "idle_s": now - latest if self._training and not waiting else 0.0,
+            "shares": job.shares(),
+            "buckets": self.metrics.buckets.state()["buckets"],
+            "sliding": None if self.metrics.sliding is None else self.metrics.sliding.auc,
+            "queued": job.queued(),
+            "bytes": counters.bytes,
+            "bad_lines": counters.bad_lines,
+            "sent": sum(link.bytes_out for link in self.links),
+            "received": sum(link.bytes_in for link in self.links),
+            "latencies": self._latencies(),
+            "cpu_s": time.process_time() - self._cpu,
+            "compute_s": sum(trainer.clock.seconds["compute"] for trainer in job.trainers),
+        }
+
+    def _latencies(self) -> dict[str, list[float]]:
+        """Milliseconds until the shards had answered: median and 99th percentile of pulls and of pushes."""
+        found = [sample for link in self.links for sample in list(link.latencies)]
+        out = {}
+        for name, pushed in (("pull", False), ("push", True)):
+            times = [1e3 * seconds for learns, seconds in found if learns is pushed]
+            out[name] = [float(np.percentile(times, q)) for q in (50, 99)] if times else []
+        return out
+
+    def measure(self, files: Sequence[str], buffers: bytes = b"") -> dict[str, Any]:
+        """The metrics of the shards' model on files: what a worker found in its share of them."""
+        with self._scoring(buffers) as learner:
+            source = self._test_source(files) if files else ()
+            return scoring.measure(learner, source).state()
+
+    def score(self, files: Sequence[str], buffers: bytes = b"") -> list[np.ndarray[Any, Any]]:
+        """The scores of every row of each file, in order."""
+        with self._scoring(buffers) as learner:
+            out = []
+            for file in files:
+                parts = [scores for _, scores in scoring.Scorer(learner)(self._test_source([file], labels=False))]
+                out.append(np.concatenate([np.empty(0, np.float32), *parts]))
+            return out
+
+    def _test_source(self, files: Sequence[str], labels: bool = True) -> Any:
+        data = self.config.data
+        size = data.test_batch_size or data.batch_size
+        bad = "skip" if data.bad_lines == "quarantine" else data.bad_lines
+        config = replace(self.config, data=replace(data, batch_size=size, bad_lines=bad, shuffle=0))
+        return open_source(config, list(files), self.schema, labels=labels)
+
+    def _scoring(self, buffers: bytes) -> _Scoring:
+        return _Scoring(self, buffers)
+
+
+class _Scoring:
+    """The learner of a worker with the shards' rows and dense values behind it."""
+
+    def __init__(self, worker: Worker, buffers: bytes) -> None:
+        self._worker, self._buffers = worker, buffers
+
+    def __enter__(self) -> Learner:
+        worker, learner = self._worker, self._worker.learner
+        self._link = worker._link(1_000_000 + worker.index)
+        self._table, self._values = learner.table, learner.flat.values.clone()
+        values = self._link.ask(Request(values=True)).wait().values
+        assert values is not None
+        learner.flat.values.copy_(torch.from_numpy(values))
+        adopt_buffers(learner, self._buffers)
+        learner.table = cast(Table, RemoteTable(self._link, learner.table.factors))
+        return learner
+
+    def __exit__(self, *_: object) -> None:
+        learner = self._worker.learner
+        learner.table = self._table
+        learner.flat.values.copy_(self._values)
+        self._link.close()

@@ -1,0 +1,287 @@
+"""Online equals offline: the same rows scored by a model's files and by a server, and where they part if they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from clickfleet import redis_rows, saving, trained
+from clickfleet.batch import Batch, Floats
+from clickfleet.client import Client
+from clickfleet.embedding import Embedding
+from clickfleet.errors import ConfigError
+from clickfleet.graph import read_weights
+from clickfleet.learner import Learner
+from clickfleet.published import Entry
+from clickfleet.schema import Schema
+from clickfleet.scored import groups_of_lines
+from clickfleet.scoring import Scorer
+from clickfleet.serve.inspecting import checksum
+from clickfleet.serve.predictor import Version, open_version
+from clickfleet.serve.uploads import TEXT_FORMATS
+
+TOLERANCE = 1e-6
+CHUNK_ROWS = 500
+
+
+@dataclass
+class Check:
+    """One comparison and its verdict."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass
+class Report:
+    checks: list[Check] = field(default_factory=list)
+    rows: int = 0
+    max_abs_diff: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    def add(self, name: str, ok: bool, detail: str) -> None:
+        self.checks.append(Check(name, bool(ok), detail))
+
+    def to_dict(self) -> dict[str, Any]:
+        checks = [asdict(check) for check in self.checks]
+        return {"ok": self.ok, "rows": self.rows, "max_abs_diff": self.max_abs_diff, "checks": checks}
+
+
+def compare(
+    model: str | Path,
+    server: str | None,
+    data: Sequence[str],
+    *,
+    form: str | None = None,
+    artifact: str | Path | None = None,
+    redis: str | None = None,
+    limit: int = 10000,
+    sample: int = 0,
+    token: str | None = None,
+    certificate: str | None = None,
+) -> Report:
+    """Compares a model with a server, an artifact and Redis, whichever are given; `sample` rows of the table, 0: all."""
+    if server is None and artifact is None and redis is None:
+        raise ConfigError("there is nothing to compare with", "give --server, --artifact or --redis")
+    learner = saving.load(saving.resolve(model))
+    name = form or learner.config.data.format.name
+    report = Report()
+    if server is not None:
+        with Client(server, token, certificate=certificate) as client:
+            _settings(report, learner, client.model())
+            if data:
+                _scores(report, learner, client, data, name, limit)
+    if artifact is not None:
+        version = open_version(Entry(artifact))
+        _parameters(
+            report, "rows of the artifact", learner, _of_version(version), version.identity.rows, sample, version.schema
+        )
+        _weights(report, learner, version)
+        if data:
+            _graph(report, learner, version, data, name, limit)
+    if redis is not None:
+        held, count = _of_redis(redis)
+        _parameters(report, "rows in Redis", learner, held, count if not sample else None, sample, learner.schema)
+    return report
+
+
+def _settings(report: Report, learner: Learner, served: dict[str, Any]) -> None:
+    schema = Schema.from_dict(served["schema"])
+    lines = learner.schema.diff(schema)
+    report.add("schema", not lines, "; ".join(lines[:3]) or f"the same ({schema.hash[:12]})")
+    mine, theirs = str(learner.schema.keys), served["keys"]
+    report.add("key rule", mine == theirs, mine if mine == theirs else f"{mine} offline, {theirs} online")
+    drift = f", drift {served['int8_drift']:.2g}" if served.get("int8_drift") is not None else ""
+    report.add("precision", served["precision"] == "fp32", f"fp32 offline, {served['precision']} online{drift}")
+    report.add("graph optimisation", True, f"{served['graph_optimisation']} online; its effect is in the scores")
+
+
+def _batches(learner: Learner, data: Sequence[str], form: str, limit: int) -> Iterator[Batch]:
+    source = trained.Trained(learner, threads=1).reading(form).source(list(data), CHUNK_ROWS)
+    left = limit
+    for batch in source:
+        yield batch[: min(left, len(batch))]
+        left -= len(batch)
+        if left <= 0:
+            return
+
+
+def _scores(report: Report, learner: Learner, client: Client, data: Sequence[str], form: str, limit: int) -> None:
+    scorer = Scorer(learner)
+    worst, rows, first_bad = 0.0, 0, -1
+    offline = np.concatenate([scores.copy() for _, scores in scorer(_batches(learner, data, form, limit))])
+    texts = form in TEXT_FORMATS and form != "csv"
+    online = []
+    if texts:  # the server reads the lines itself: its transform and its key hash are compared too
+        online = [client.upload(lines, form).scores for lines in groups_of_lines(data, CHUNK_ROWS, limit)]
+    else:
+        online = [client.score(batch).scores for batch in _batches(learner, data, form, limit)]
+    found = np.concatenate(online)
+    if len(found) != len(offline):
+        report.add("scores", False, f"{len(offline)} rows offline, {len(found)} online")
+        return
+    gaps = np.abs(found - offline)
+    rows, worst = len(gaps), float(gaps.max(initial=0.0))
+    report.rows, report.max_abs_diff = rows, worst
+    ok = worst <= TOLERANCE
+    report.add("scores", ok, f"{rows:,} rows, largest difference {worst:.2g}")
+    if not ok and texts:
+        first_bad = int(np.flatnonzero(gaps > TOLERANCE)[0])
+        report.add("first step that differs", False, _first_step(learner, client, data, form, first_bad))
+
+
+def _first_step(learner: Learner, client: Client, data: Sequence[str], form: str, row: int) -> str:
+    """Where row number `row` parts: key, row, pooled input, layer."""
+    line = next(islice(groups_of_lines(data, 1), row, None))
+    seen = client.inspect(line, form)
+    (batch,) = [
+        part[row % CHUNK_ROWS :][:1] for part in islice(_batches(learner, data, form, row + 1), row // CHUNK_ROWS, None)
+    ]
+    where = f"row {row}: "
+    if not np.array_equal(np.array(seen["keys"], np.uint64), batch.keys):
+        slot = next((s for s, (a, b) in enumerate(zip(seen["keys"], batch.keys.tolist(), strict=False)) if a != b), 0)
+        return f"{where}key of slot {_slot_name(learner, batch, slot)}"
+    if not np.allclose(np.array(seen["dense"], np.float32), batch.dense, rtol=0, atol=TOLERANCE):
+        column = int(np.flatnonzero(np.abs(np.array(seen["dense"]) - batch.dense)[0] > TOLERANCE)[0])
+        return f"{where}dense value of {learner.schema.dense[column].name}"
+    pulled = learner.table.pull(batch.keys, training=False)
+    gaps = np.abs(np.array(seen["rows"], np.float32).reshape(pulled.shape) - pulled).max(axis=1)
+    if gaps.max(initial=0.0) > TOLERANCE:
+        place = int(np.flatnonzero(gaps > TOLERANCE)[0])
+        return f"{where}row of key {int(batch.keys[place])} in slot {_slot_name(learner, batch, place)}"
+    embedding = Embedding(learner.schema, learner.table.factors)
+    x = embedding.inputs(batch, learner.table.pull(embedding.unique(batch), training=False), training=False)
+    for what, mine in (("first", x.first), ("factors", x.factors)):
+        if not np.allclose(np.array(seen[what], np.float32), mine.numpy(), rtol=0, atol=TOLERANCE):
+            return f"{where}pooled input {what}"
+    for layer, value in learner.dense().items():
+        theirs = seen["weights"].get(layer)
+        if theirs is not None and theirs != checksum(value.detach().numpy()):
+            return f"{where}layer {layer}: its weights differ"
+    return f"{where}output of the network, though its inputs and weights agree"
+
+
+def _slot_name(learner: Learner, batch: Batch, place: int) -> str:
+    cell = int(np.searchsorted(batch.offsets, place, side="right")) - 1
+    return learner.schema.slots[cell % batch.slots].name
+
+
+Held = Any  # keys -> (rows, which are there)
+
+
+def _of_version(version: Version) -> Held:
+    def read(keys: NDArray[np.uint64]) -> tuple[Floats, Any]:
+        return version.read(keys), version.known(keys)
+
+    return read
+
+
+def _of_redis(url: str) -> tuple[Held, int]:
+    client = redis_rows.connect(url)
+    found = redis_rows.head(client)
+    if found is None:
+        raise ConfigError(f"{url} holds no rows", f"fill it: clickfleet publish … --to {url}")
+    prefix, factors = found["prefix"], found["factors"]
+    return lambda keys: redis_rows.read(client, prefix, keys, factors), redis_rows.count(client, prefix)
+
+
+def _parameters(
+    report: Report, name: str, learner: Learner, held: Held, count: int | None, sample: int, schema: Schema
+) -> None:
+    """Every row that the model would publish against what is held: missing, extra, different."""
+    changes = learner.table.cut_changes(base=True)
+    ours = missing = different = 0
+    kept = {i for i, slot in enumerate(learner.schema.slots) if slot.name in {s.name for s in schema.slots}}
+    try:
+        for columns in changes:
+            wanted = np.isin(columns["slot"], list(kept)) if len(kept) < len(learner.schema.slots) else slice(None)
+            keys = np.ascontiguousarray(columns["key"][wanted])
+            width = learner.table.factors if columns["full"] else 0
+            mine = np.zeros((len(keys), 1 + learner.table.factors), np.float32)
+            mine[:, 0] = columns["embed_w"][wanted]
+            if width:
+                mine[:, 1:] = np.asarray(columns["embedx"]).reshape(-1, width)[wanted]
+            if sample and ours + len(keys) > sample:
+                keys, mine = keys[: sample - ours], mine[: sample - ours]
+            theirs, known = held(keys)
+            ours += len(keys)
+            missing += int((~known).sum())
+            different += int(((theirs != mine).any(axis=1) & known).sum())
+            if sample and ours >= sample:
+                break
+    finally:
+        changes.abort()
+    extra = 0 if count is None or sample else max(0, count - (ours - missing))
+    detail = f"{ours:,} compared: {missing:,} missing, {extra:,} extra, {different:,} different"
+    report.add(name, not (missing or extra or different), detail)
+
+
+def _weights(report: Report, learner: Learner, version: Version) -> None:
+    theirs = read_weights(version.entry.graph())
+    wrong = [
+        name
+        for name, value in learner.dense().items()
+        if name in theirs and not torch.equal(value, theirs[name].reshape(value.shape))
+    ]
+    report.add(
+        "weights of the artifact",
+        not wrong,
+        f"{len(theirs)} tensors" if not wrong else f"{', '.join(wrong[:3])} differ",
+    )
+
+
+def _graph(report: Report, learner: Learner, version: Version, data: Sequence[str], form: str, limit: int) -> None:
+    """The artifact's graph against the training graph; inputs that were pruned are missing for both."""
+    slots = [i for i, slot in enumerate(learner.schema.slots) if slot.name in {s.name for s in version.schema.slots}]
+    dense = [
+        i for i, column in enumerate(learner.schema.dense) if column.name in {c.name for c in version.schema.dense}
+    ]
+    worst, rows = 0.0, 0
+    output = "score" if "score" in version.outputs else "logit"
+    if output not in version.outputs:
+        report.add("graph", True, "not compared: the artifact has neither score nor logit")
+        return
+    for batch in _batches(learner, data, form, limit):
+        whole, part = _without(batch, learner.schema, dense, slots)
+        ((_, mine),) = list(Scorer(learner)([whole]))
+        expected = mine if output == "score" else np.log(mine / (1 - mine))
+        worst = max(worst, float(np.abs(version.run(part)[output] - expected).max(initial=0.0)))
+        rows += len(batch)
+    pruned = len(learner.schema.columns) - len(dense) - len(slots)
+    what = f"{rows:,} rows, {pruned} inputs pruned, largest difference {worst:.2g}"
+    report.add("graph", worst <= TOLERANCE * (1 if output == "score" else 10), what)
+
+
+def _without(batch: Batch, schema: Schema, dense: list[int], slots: list[int]) -> tuple[Batch, Batch]:
+    """The batch with only some inputs filled, and the batch that has only them."""
+    counts = np.diff(batch.offsets).reshape(len(batch), batch.slots)
+    kept = np.isin(np.arange(batch.slots), slots)
+    which = np.repeat(np.tile(kept, len(batch)), counts.reshape(-1))
+    filled = (
+        np.array([column.missing for column in schema.dense], np.float32)
+        .repeat(len(batch))
+        .reshape(-1, len(batch))
+        .T.copy()
+    )
+    filled[:, dense] = batch.dense[:, dense]
+    keys, values = batch.keys[which], None if batch.values is None else batch.values[which]
+
+    def offsets(of: Any) -> Any:
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(of.reshape(-1))])
+
+    whole = Batch(filled, keys, batch.slots, offsets(np.where(kept, counts, 0)), values=values)
+    part = Batch(
+        np.ascontiguousarray(batch.dense[:, dense]), keys, len(slots), offsets(counts[:, slots]), values=values
+    )
+    return whole, part

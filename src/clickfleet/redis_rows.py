@@ -1,0 +1,146 @@
+"""Rows in Redis, for tables that outgrow a machine: written from a published log, read by key.
+
+    clickfleet:head                     {"prefix", "sequence", "hash", "chain", "factors", "rows"}
+    clickfleet:<prefix>:<8 bytes>       embed_w, and embedx where the row has it, as little-endian float32
+
+The prefix names the base; deltas change rows under it. A new base is written beside the old one, then the head moves, then the old
+rows go. Rows change in place, so a reply may see rows of two sequences while a delta is written: where that matters, serve from files.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clickfleet.batch import Floats, Keys
+from clickfleet.errors import CheckpointError, MissingError, PublishError
+from clickfleet.published import LOG, Entry, Log
+
+HEAD = b"clickfleet:head"
+CHUNK = 5000
+
+
+def connect(url: str) -> Any:
+    try:
+        import redis
+    except ModuleNotFoundError:
+        raise MissingError("redis", "redis") from None
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=10, socket_connect_timeout=3)
+        client.ping()
+    except (redis.RedisError, ValueError, OSError) as error:
+        raise PublishError(f"cannot reach {url}: {error}") from None
+    return client
+
+
+def head(client: Any) -> dict[str, Any] | None:
+    """Which entry the rows are those of; None before the first."""
+    found = client.get(HEAD)
+    return None if found is None else dict(json.loads(found))
+
+
+def names(prefix: str, keys: Keys) -> list[bytes]:
+    start, raw = f"clickfleet:{prefix}:".encode(), keys.astype("<u8").tobytes()
+    return [start + raw[at : at + 8] for at in range(0, len(raw), 8)]
+
+
+def fill(url: str, published: Path | str, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Brings Redis to the newest entry of a log (or to a single entry): by deltas where it can, else by the base."""
+    client = connect(url)
+    folder = Path(published)
+    chain = Log(folder).newest() if (folder / LOG).is_file() else [Entry(folder)]
+    before = head(client)
+    hashes = [entry.hash for entry in chain]
+    if before is not None and before["hash"] in hashes:
+        todo = chain[hashes.index(before["hash"]) + 1 :]
+        prefix = before["prefix"]
+    else:
+        todo, prefix = chain, chain[0].hash[:16]
+        if not chain[0].base:
+            raise PublishError(f"{folder} is a delta", "give the log it belongs to")
+    written = deleted = 0
+    for entry in todo:
+        entry.verify()
+        if entry.base:
+            _remove(client, prefix)  # what an interrupted filling left
+        written += _write(client, prefix, entry)
+        gone = np.asarray(entry.deleted(), np.uint64)
+        for at in range(0, len(gone), CHUNK):
+            deleted += int(client.delete(*names(prefix, gone[at : at + CHUNK])))
+        facts = {
+            "prefix": prefix,
+            "sequence": entry.sequence,
+            "hash": entry.hash,
+            "chain": entry.manifest["chain"],
+            "factors": entry.manifest["factors"],
+        }
+        client.set(HEAD, json.dumps(facts))
+        say(f"entry {entry.sequence}: {entry.manifest['rows']:,} rows, {entry.manifest['deleted']:,} deleted")
+    if before is not None and before["prefix"] != prefix:
+        _remove(client, before["prefix"])
+    return {"url": url, "sequence": chain[-1].sequence, "entries": len(todo), "rows": written, "deleted": deleted}
+
+
+def _write(client: Any, prefix: str, entry: Entry) -> int:
+    written = 0
+    for keys, rows in rows_of(entry):
+        for at in range(0, len(keys), CHUNK):
+            some = names(prefix, keys[at : at + CHUNK])
+            client.mset(dict(zip(some, (row.tobytes() for row in rows[at : at + CHUNK]), strict=True)))
+            written += len(some)
+    return written
+
+
+def rows_of(entry: Entry) -> Iterator[tuple[Keys, Floats]]:
+    """Keys with [embed_w, embedx] or [embed_w], by record batch."""
+    for batch in entry.batches():
+        keys = np.frombuffer(batch.column("key").buffers()[1], np.uint64, len(batch), 8 * batch.column("key").offset)
+        weight = batch.column("embed_w")
+        weights = np.frombuffer(weight.buffers()[1], np.float32, len(batch), 4 * weight.offset)
+        factors = batch.column("embedx").flatten()
+        values = (
+            np.frombuffer(factors.buffers()[1], np.float32, len(factors), 4 * factors.offset) if len(factors) else None
+        )
+        columns = [weights[:, None], *([] if values is None else [values.reshape(len(batch), -1)])]
+        yield keys, np.concatenate(columns, axis=1).astype("<f4")
+
+
+def _remove(client: Any, prefix: str) -> None:
+    some: list[bytes] = []
+    for name in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK):
+        some.append(name)
+        if len(some) == CHUNK:
+            client.delete(*some)
+            some = []
+    if some:
+        client.delete(*some)
+
+
+def read(client: Any, prefix: str, keys: Keys, factors: int) -> tuple[Floats, Any]:
+    """The rows of distinct keys, zeros where there is none, and which were there; one MGET per few thousand."""
+    width = 1 + factors
+    out = np.zeros((len(keys), width), np.float32)
+    known = np.zeros(len(keys), bool)
+    for at in range(0, len(keys), CHUNK):
+        for place, found in enumerate(client.mget(names(prefix, keys[at : at + CHUNK])), start=at):
+            if found is None:
+                continue
+            row = np.frombuffer(found, "<f4")
+            if len(row) not in (1, width):
+                raise CheckpointError(f"a row in Redis has {len(row)} numbers, not 1 or {width}", "fill it again")
+            out[place, : len(row)] = row
+            known[place] = True
+    return out, known
+
+
+def count(client: Any, prefix: str) -> int:
+    """How many rows there are, by looking at all names."""
+    return sum(1 for _ in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK))
+
+
+def all_keys(client: Any, prefix: str) -> Iterable[int]:
+    start = len(f"clickfleet:{prefix}:")
+    for name in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK):
+        yield int.from_bytes(name[start:], "little")

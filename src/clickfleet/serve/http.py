@@ -1,0 +1,313 @@
+"""HTTP: the routes that must be fast, as a bare ASGI application; everything else goes to the slow application behind it."""
+
+import asyncio
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from clickfleet.errors import ClickfleetError, ServeError
+from clickfleet.serve import oip, people, ranking
+from clickfleet.serve.batching import BusyError, LateError
+from clickfleet.serve.context import Context
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+Answer = tuple[int, bytes, Headers]
+
+JSON: Headers = [(b"content-type", b"application/json")]
+TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+BINARY = (b"content-type", b"application/octet-stream")
+HEADER_LENGTH = b"inference-header-content-length"
+OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
+"""Routes that need no token: a prober has none."""
+COMPRESS_FROM = 1 << 14
+
+
+class RefusedError(Exception):
+    """A reply other than 200."""
+
+    def __init__(self, status: int, what: str, headers: Headers | None = None) -> None:
+        super().__init__(what)
+        self.status, self.what, self.headers = status, what, headers or []
+
+
+def error_body(what: str) -> bytes:
+    return orjson.dumps({"error": what})
+
+
+class App:
+    """One worker's HTTP application."""
+
+    def __init__(self, context: Context, slow: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.context, self.slow = context, slow
+        self._get: dict[str, Callable[[], Answer]] = {
+            "/health": lambda: (200, b'{"status":"alive"}', JSON),
+            "/v2/health/live": lambda: (200, b'{"live":true}', JSON),
+            "/ready": self._ready,
+            "/v2/health/ready": self._ready,
+            "/v1/model": lambda: (200, orjson.dumps(self.context.describe()), JSON),
+            "/v1/stats": lambda: (200, orjson.dumps(self.context.stats()), JSON),
+            "/metrics": lambda: (200, self.context.metrics(), TEXT),
+            "/v2": self._server,
+            "/v2/": self._server,
+        }
+        self._post: dict[str, Callable[..., Awaitable[Answer]]] = {
+            "/v1/predict": self._predict,
+            "/v1/rank": self._rank,
+            "/v1/explain": self._explain,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":  # a websocket: nobody answers
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        context = self.context
+        started = time.perf_counter()
+        context.active += 1
+        path, route = scope["path"], "other"
+        try:
+            try:
+                route, answer = await self._answer(scope, receive, path, started)
+            except RefusedError as refused:
+                route, answer = _known(path), (refused.status, error_body(refused.what), [*JSON, *refused.headers])
+            except BusyError as busy:
+                retry = (b"retry-after", str(max(1, round(busy.retry_s))).encode())
+                route, answer = _known(path), (503, error_body(str(busy)), [*JSON, retry])
+            except LateError as late:
+                route, answer = _known(path), (504, error_body(str(late)), JSON)
+            except ClickfleetError as error:
+                route, answer = _known(path), (400, error_body(str(error)), JSON)
+            if answer is None:
+                status = await self._slowly(scope, receive, send)
+                context.meter.reply("slow", status, time.perf_counter() - started)
+                return
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            answer = 500, error_body("the server failed; its log says why"), JSON
+        status, body, headers = answer
+        took = time.perf_counter() - started
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": status,
+                    "headers": [
+                        *headers,
+                        (b"content-length", b"%d" % len(body)),
+                        (b"server-timing", b"total;dur=%.3f" % (1e3 * took)),
+                        *([(b"connection", b"close")] if context.draining else ()),
+                    ],
+                }
+            )
+            await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        finally:
+            context.active -= 1
+        context.meter.reply(route, status, took)
+
+    async def _answer(self, scope: Scope, receive: Receive, path: str, started: float) -> tuple[str, Any]:
+        context, method = self.context, scope["method"]
+        if context.tokens.required and path not in OPEN:
+            self._authorise(scope, path)
+        if method == "POST":
+            handler = self._post.get(path)
+            if handler is None and path.startswith("/v2/models/") and path.endswith("/infer"):
+                self._model(path.removesuffix("/infer"))
+                handler, path = self._infer, "/v2/infer"
+            if handler is not None:
+                headers = dict(scope["headers"])
+                body = await self._body(headers, receive)
+                return path, await handler(headers, body, started)
+        elif method in ("GET", "HEAD"):
+            get = self._get.get(path)
+            if get is not None:
+                return path, get()
+            if path.startswith("/v2/models/"):
+                return "/v2/models", self._about_model(path)
+        if path in self._get or path in self._post:
+            allowed = b"GET" if path in self._get else b"POST"
+            raise RefusedError(405, f"{path} takes {allowed.decode()}", [(b"allow", allowed)])
+        return "slow", None
+
+    def _authorise(self, scope: Scope, path: str) -> None:
+        if path == "/" or path.startswith("/admin"):
+            return  # the page asks for the token itself; admin routes have tokens of their own
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if not self.context.tokens.allow(given):
+            raise RefusedError(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
+
+    async def _slowly(self, scope: Scope, receive: Receive, send: Send) -> int:
+        status = 500
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.slow(scope, receive, watch)
+        finally:
+            self.context.active -= 1
+        return status
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        limit = self.context.settings.max_body
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > limit:
+            raise RefusedError(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            parts, size = [body], len(body)
+            try:
+                async with asyncio.timeout(self.context.settings.max_time_ms / 1e3):
+                    while message.get("more_body"):
+                        message = await receive()
+                        part = message.get("body", b"")
+                        size += len(part)
+                        if size > limit:
+                            raise RefusedError(
+                                413, f"the body is longer than {limit} bytes", [(b"connection", b"close")]
+                            )
+                        parts.append(part)
+            except TimeoutError:
+                raise RefusedError(408, "the body took too long to arrive", [(b"connection", b"close")]) from None
+            body = b"".join(parts)
+        if message["type"] == "http.disconnect":
+            raise RefusedError(400, "the client is gone")
+        packed = headers.get(b"content-encoding")
+        return body if packed is None or packed == b"identity" else _unpack(packed, body, limit)
+
+    def _deadline(self, headers: dict[bytes, bytes], started: float, microseconds: Any = None) -> float:
+        """When the reply is due: the header `x-timeout-ms`, the protocol's `timeout`, the server's limit."""
+        limit = self.context.settings.max_time_ms
+        given = headers.get(b"x-timeout-ms")
+        if given is not None:
+            try:
+                limit = min(limit, float(given))
+            except ValueError:
+                raise ServeError("x-timeout-ms must be a number") from None
+        if microseconds:
+            if not isinstance(microseconds, int | float):
+                raise ServeError("timeout must be a number of microseconds")
+            limit = min(limit, microseconds / 1e3)
+        return started + limit / 1e3
+
+    async def _infer(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
+        version = self.context.batcher.version
+        length = headers.get(HEADER_LENGTH)
+        if length is not None and not length.isdigit():
+            raise ServeError("Inference-Header-Content-Length must be a number")
+        request, tensors = oip.read(body, None if length is None else int(length))
+        names = oip.wanted(request, version)
+        batch = oip.batch(tensors, version, self.context.settings.max_rows)
+        deadline = self._deadline(headers, started, request.parameters.get("timeout"))
+        done = await self.context.batcher.score(batch, version, deadline)
+        if done.version is not version:
+            names = oip.wanted(request, done.version)
+        reply, head = oip.reply(request.id, done.version, done.outputs, names)
+        answer: Headers = JSON if head is None else [BINARY, (HEADER_LENGTH, b"%d" % head)]
+        return _pack(headers, reply, answer)
+
+    async def _predict(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
+        version = self.context.batcher.version
+        request = people.read_predict(body)
+        oip.check_rows(len(request.rows), self.context.settings.max_rows)
+        batch = version.fields.rows(request.rows)
+        done = await self.context.batcher.score(batch, version, self._deadline(headers, started))
+        return _pack(headers, people.predict_reply(request, done, time.perf_counter() - started), JSON)
+
+    async def _rank(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
+        version = self.context.batcher.version
+        request = ranking.read_rank(body)
+        rank = ranking.Ranking(request, version, self.context.settings.max_candidates)
+        deadline = self._deadline(headers, started)
+        if rank.batch is None:
+            return 200, rank.reply(None, version, time.perf_counter() - started), JSON
+        done = await self.context.batcher.score(rank.batch, version, deadline)
+        return _pack(headers, rank.reply(done.outputs, done.version, time.perf_counter() - started), JSON)
+
+    async def _explain(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
+        version = self.context.batcher.version
+        request = people.read_predict(body)
+        if len(request.rows) != 1:
+            raise ServeError("contributions are for one row at a time")
+        names, batch = people.left_out(version, request.rows[0])
+        done = await self.context.batcher.score(batch, version, self._deadline(headers, started))
+        return 200, people.explain_reply(names, done), JSON
+
+    def _ready(self) -> Answer:
+        return (503, b'{"ready":false}', JSON) if self.context.draining else (200, b'{"ready":true}', JSON)
+
+    def _server(self) -> Answer:
+        from clickfleet import __version__
+
+        facts = {"name": "clickfleet", "version": __version__, "extensions": ["binary_tensor_data"]}
+        return 200, orjson.dumps(facts), JSON
+
+    def _model(self, path: str) -> None:
+        """Refuses a model or version that is not served."""
+        name, _, rest = path.removeprefix("/v2/models/").partition("/")
+        version = self.context.batcher.version
+        if name != version.identity.name:
+            raise RefusedError(404, f"there is no model {name!r} here; its name is {version.identity.name!r}")
+        if rest and rest != f"versions/{version.version}":
+            raise RefusedError(404, f"{rest} is not served; the version is {version.version}")
+
+    def _about_model(self, path: str) -> Answer:
+        if path.endswith("/ready"):
+            self._model(path.removesuffix("/ready"))
+            return self._ready()
+        self._model(path)
+        return 200, orjson.dumps(oip.metadata(self.context.batcher.version)), JSON
+
+
+def _known(path: str) -> str:
+    """A route's name for the counters; clients cannot invent new ones."""
+    if path.startswith("/v2/models/"):
+        return "/v2/infer" if path.endswith("/infer") else "/v2/models"
+    return path if path in ("/v1/predict", "/v1/rank", "/v1/explain", "/v1/model", "/metrics") else "other"
+
+
+def _unpack(packed: bytes, body: bytes, limit: int) -> bytes:
+    windows = {b"gzip": 31, b"deflate": 15}.get(packed)
+    if windows is None:
+        raise RefusedError(
+            415, f"the content encoding {packed.decode('latin-1')!r} is not read here; gzip and deflate are"
+        )
+    try:
+        inflate = zlib.decompressobj(windows)
+        plain = inflate.decompress(body, limit + 1)
+    except zlib.error:
+        raise ServeError("the body is not what its Content-Encoding says") from None
+    if len(plain) > limit or inflate.unconsumed_tail:
+        raise RefusedError(413, f"the body is longer than {limit} bytes")
+    if not inflate.eof:
+        raise ServeError("the packed body ends too early")
+    return plain
+
+
+def _pack(headers: dict[bytes, bytes], body: bytes, answer: Headers) -> Answer:
+    if len(body) < COMPRESS_FROM or b"gzip" not in headers.get(b"accept-encoding", b""):
+        return 200, body, answer
+    deflate = zlib.compressobj(1, wbits=31)
+    return 200, deflate.compress(body) + deflate.flush(), [*answer, (b"content-encoding", b"gzip")]
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

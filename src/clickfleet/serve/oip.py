@@ -1,0 +1,281 @@
+"""The Open Inference Protocol v2: tensors by name -> Batch, outputs -> tensors; shared by REST (JSON, binary tensors) and gRPC.
+
+A request gives either the model's raw inputs, one tensor per column ([rows] or [rows, values]), or what is already transformed:
+`dense` FP32 [rows, F] and `keys` UINT64 [rows, S], where slots have several keys or none `keys` [N] with `offsets` INT64 [rows·S + 1],
+and `values` FP32 [N] where keys carry one.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from clickfleet import _core
+from clickfleet.batch import Batch
+from clickfleet.errors import ServeError
+from clickfleet.serve.fields import inputs_of, pick
+from clickfleet.serve.predictor import Outputs, Version
+
+NUMBERS: dict[str, Any] = {
+    "BOOL": np.uint8,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
+READY = ("dense", "keys", "offsets", "values")
+_PLAIN = {int, float, bool}
+
+
+class Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any] | None = None
+    parameters: dict[str, Any] = {}
+
+
+class Request(msgspec.Struct):
+    inputs: list[Tensor]
+    id: str = ""
+    outputs: list[Output] | None = None
+    parameters: dict[str, Any] = {}
+
+
+_decoder = msgspec.json.Decoder(Request)
+
+
+class Raw:
+    """A tensor as its bytes."""
+
+    __slots__ = ("content", "datatype", "name", "shape")
+
+    def __init__(self, name: str, datatype: str, shape: Sequence[int], content: bytes | memoryview) -> None:
+        self.name, self.datatype, self.shape, self.content = name, datatype, shape, content
+
+    def array(self) -> NDArray[Any]:
+        kind = NUMBERS.get(self.datatype)
+        if kind is None:
+            raise _no_number(self.name, self.datatype)
+        if len(self.content) != _count(self.name, self.shape) * np.dtype(kind).itemsize:
+            raise ServeError(f"{self.name}: {len(self.content)} bytes do not make the shape {list(self.shape)}")
+        return np.frombuffer(self.content, kind).reshape(self.shape)
+
+    def column(self, width: int) -> Any:
+        if self.datatype == "BYTES":
+            try:
+                return _core.RequestColumn.of_texts(bytes(self.content), width)
+            except ValueError as error:
+                raise ServeError(f"{self.name}: {error}") from None
+        return _number_column(self.array(), width)
+
+
+class Listed:
+    """A tensor as a list, flat or nested."""
+
+    __slots__ = ("data", "datatype", "name", "shape")
+
+    def __init__(self, name: str, datatype: str, shape: Sequence[int], data: Sequence[Any]) -> None:
+        self.name, self.datatype, self.shape, self.data = name, datatype, shape, data
+
+    def array(self) -> NDArray[Any]:
+        kind = NUMBERS.get(self.datatype)
+        if kind is None:
+            raise _no_number(self.name, self.datatype)
+        flat = self._flat()
+        if not set(map(type, flat)) <= _PLAIN:
+            raise ServeError(f"{self.name}: its data must be numbers")
+        try:
+            return np.array(flat, kind).reshape(self.shape)
+        except (OverflowError, ValueError, TypeError):
+            raise ServeError(f"{self.name}: its data does not fit {self.datatype}") from None
+
+    def column(self, width: int) -> Any:
+        if self.datatype != "BYTES" and self.datatype not in NUMBERS:
+            raise _no_number(self.name, self.datatype)
+        return _core.RequestColumn.of_list(self._flat(), width)
+
+    def _flat(self) -> list[Any]:
+        flat = list(self.data)
+        while flat and isinstance(flat[0], list):
+            if not all(isinstance(part, list) for part in flat):
+                raise ServeError(f"{self.name}: its data is nested unevenly")
+            flat = [item for part in flat for item in part]
+        if len(flat) != _count(self.name, self.shape):
+            raise ServeError(f"{self.name}: {len(flat)} values do not make the shape {list(self.shape)}")
+        return flat
+
+
+def _number_column(array: NDArray[Any], width: int) -> Any:
+    flat = array.reshape(-1)
+    if flat.dtype.kind == "f":
+        flat = flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float32)
+    elif flat.dtype != np.uint64:
+        flat = flat.astype(np.int64, copy=False)
+    return _core.RequestColumn.of_numbers(np.ascontiguousarray(flat), width)
+
+
+def _no_number(name: str, datatype: str) -> ServeError:
+    return ServeError(
+        f"{name}: the datatype {datatype!r} cannot be read here", f"datatypes: BYTES, {', '.join(NUMBERS)}"
+    )
+
+
+def _count(name: str, shape: Sequence[int]) -> int:
+    count = 1
+    for n in shape:
+        if n < 0:
+            raise ServeError(f"{name}: the shape {list(shape)} is not one")
+        count *= n
+    return count
+
+
+def read(body: bytes | memoryview, header_length: int | None) -> tuple[Request, list[Raw | Listed]]:
+    """The envelope of a REST request and its tensors."""
+    view = memoryview(body)
+    if header_length is not None and not 0 <= header_length <= len(view):
+        raise ServeError("Inference-Header-Content-Length is longer than the body")
+    try:
+        request = _decoder.decode(view if header_length is None else view[:header_length])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ServeError(f"the request is not JSON of the protocol: {error}") from None
+    at = len(view) if header_length is None else header_length
+    tensors: list[Raw | Listed] = []
+    for item in request.inputs:
+        size = item.parameters.get("binary_data_size")
+        if size is None:
+            if item.data is None:
+                raise ServeError(f"{item.name}: has no data")
+            tensors.append(Listed(item.name, item.datatype, item.shape, item.data))
+            continue
+        if type(size) is not int or not 0 <= size <= len(view) - at:
+            raise ServeError(f"{item.name}: binary_data_size goes beyond the body")
+        tensors.append(Raw(item.name, item.datatype, item.shape, view[at : at + size]))
+        at += size
+    if at != len(view):
+        raise ServeError(f"{len(view) - at} bytes stand behind the last tensor")
+    return request, tensors
+
+
+def batch(tensors: Sequence[Raw | Listed], version: Version, max_rows: int) -> Batch:
+    """The rows that some tensors hold."""
+    given = {tensor.name: tensor for tensor in tensors}
+    if len(given) != len(tensors):
+        raise ServeError("an input comes twice")
+    if not given:
+        raise ServeError("there are no inputs", f"inputs: {', '.join(version.fields.names)}")
+    if "keys" in given and all(name in READY for name in given) and not set(given) <= set(version.fields.names):
+        return _ready(given, version, max_rows)
+    if "dense" in given and "dense" not in version.fields.names and not version.schema.slots:
+        return _ready(given, version, max_rows)
+    rows = 0
+    columns = {}
+    for name, tensor in given.items():
+        if not tensor.shape or len(tensor.shape) > 2:
+            raise ServeError(f"{name}: must have the shape [rows] or [rows, values], not {list(tensor.shape)}")
+        rows, width = tensor.shape[0], tensor.shape[1] if len(tensor.shape) == 2 else 1
+        check_rows(rows, max_rows)
+        if width < 1 or width > 65536:
+            raise ServeError(f"{name}: {width} values per row")
+        columns[name] = tensor.column(width)
+    for name, tensor in given.items():
+        if tensor.shape[0] != rows or columns[name].size != _count(name, tensor.shape):
+            raise ServeError(f"{name}: does not have {rows} rows as the others")
+    return version.fields.columns(columns, rows)
+
+
+def _ready(given: Mapping[str, Raw | Listed], version: Version, max_rows: int) -> Batch:
+    arrays = {name: tensor.array() for name, tensor in given.items()}
+    keys = arrays.get("keys", np.empty((len(arrays.get("dense", ())), 0), np.uint64))
+    if keys.dtype.kind not in "ui":
+        raise ServeError("keys must be UINT64")
+    offsets = arrays.get("offsets")
+    slots, width = len(version.schema.slots), len(version.schema.dense)
+    if "dense" in arrays:
+        dense = arrays["dense"]
+    else:
+        if width:
+            raise ServeError("the input 'dense' is missing", f"it has the shape [rows, {width}]")
+        dense = np.empty((len(keys) if offsets is None else (len(offsets) - 1) // max(slots, 1), 0), np.float32)
+    check_rows(len(dense) if dense.ndim else 0, max_rows)
+    values = arrays.get("values")
+    with np.errstate(over="ignore"):
+        return version.fields.ready(
+            np.ascontiguousarray(dense, np.float32),
+            np.ascontiguousarray(keys).astype(np.uint64, copy=False),
+            None if offsets is None else np.ascontiguousarray(offsets.reshape(-1), np.int64),
+            None if values is None else np.ascontiguousarray(values.reshape(-1), np.float32),
+        )
+
+
+def check_rows(rows: int, max_rows: int) -> None:
+    if rows < 1:
+        raise ServeError("the request has no rows")
+    if rows > max_rows:
+        raise ServeError(f"{rows} rows are more than this server takes at once ({max_rows})", "send several requests")
+
+
+def wanted(request: Request, version: Version) -> list[tuple[str, bool]]:
+    """The outputs asked for, each as binary or not; all of them by default."""
+    binary = bool(request.parameters.get("binary_data_output", False))
+    if not request.outputs:
+        return [(name, binary) for name in version.outputs]
+    pick([output.name for output in request.outputs], version.outputs, "output")
+    return [(output.name, bool(output.parameters.get("binary_data", binary))) for output in request.outputs]
+
+
+def reply(
+    request_id: str, version: Version, outputs: Outputs, names: Sequence[tuple[str, bool]]
+) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON part where tensors follow it."""
+    tensors, tail = [], []
+    for name, binary in names:
+        values = outputs[name]
+        tensor: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": values.shape}
+        if binary:
+            tensor["parameters"] = {"binary_data_size": values.nbytes}
+            tail.append(values.tobytes())
+        else:
+            tensor["data"] = np.ascontiguousarray(values.reshape(-1))
+        tensors.append(tensor)
+    head: dict[str, Any] = {"model_name": version.identity.name, "model_version": version.version, "outputs": tensors}
+    if request_id:
+        head["id"] = request_id
+    text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (text + b"".join(tail), len(text)) if tail else (text, None)
+
+
+def metadata(version: Version) -> dict[str, Any]:
+    """The model's tensors: its raw inputs, then those that are ready (one form or the other is given)."""
+    inputs = []
+    for item in inputs_of(version.schema):
+        shape = [-1] if item["values"] == 1 else [-1, -1 if item["values"] == "any" else item["values"]]
+        inputs.append(
+            {"name": item["name"], "datatype": "FP32" if item["kind"] == "number" else "BYTES", "shape": shape}
+        )
+    return {
+        "name": version.identity.name,
+        "versions": [version.version],
+        "platform": "clickfleet",
+        "inputs": inputs,
+        "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in version.outputs],
+        "ready_inputs": [
+            {"name": "dense", "datatype": "FP32", "shape": [-1, len(version.schema.dense)]},
+            {"name": "keys", "datatype": "UINT64", "shape": [-1, len(version.schema.slots)]},
+        ],
+    }

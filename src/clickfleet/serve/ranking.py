@@ -1,0 +1,181 @@
+"""One user, many candidates -> a ranked list."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from clickfleet.batch import Batch, Floats, concatenate
+from clickfleet.errors import ServeError
+from clickfleet.serve.fields import Fields
+from clickfleet.serve.people import decode
+from clickfleet.serve.predictor import Outputs, Version
+
+
+class Fixed(msgspec.Struct, forbid_unknown_fields=True):
+    """An item that is shown at a certain place whatever its score."""
+
+    position: int
+    id: str | int
+
+
+class Rank(msgspec.Struct, forbid_unknown_fields=True):
+    candidates: list[dict[str, Any]]
+    user: dict[str, Any] = {}
+    top_k: int | None = None
+    min_score: float | None = None
+    exclude: list[str | int] = []
+    fixed: list[Fixed] = []
+
+
+_rank = msgspec.json.Decoder(Rank)
+
+
+def read_rank(body: bytes) -> Rank:
+    found: Rank = decode(_rank, body, '{"user": {…}, "candidates": [{"id": …, "feature": value, …}, …], "top_k": 10}')
+    return found
+
+
+class Ranking:
+    """One ranking request: candidates without those excluded and repeated, as rows to score, then in order."""
+
+    def __init__(self, request: Rank, version: Version, max_candidates: int) -> None:
+        self.request = request
+        self.total = len(request.candidates)
+        if self.total > max_candidates:
+            raise ServeError(f"{self.total} candidates are more than this server takes at once ({max_candidates})")
+        if request.top_k is not None and request.top_k < 1:
+            raise ServeError("top_k must be at least 1")
+        seen = {str(item) for item in request.exclude}
+        self.excluded = self.repeated = 0
+        self.ids: list[str | int] = []
+        values, rows = [], []
+        shown = {str(item) for item in request.exclude}
+        for place, candidate in enumerate(request.candidates):
+            features = dict(candidate)
+            item = features.pop("id", None)
+            if not isinstance(item, str | int):
+                raise ServeError(f"candidate {place}: needs an id, a text or an integer")
+            value = features.pop("value", 1.0)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ServeError(f"candidate {item!r}: its value must be a number")
+            if str(item) in seen:
+                self.excluded += str(item) in shown
+                self.repeated += str(item) not in shown
+                continue
+            seen.add(str(item))
+            self.ids.append(item)
+            values.append(float(value))
+            rows.append(features)
+        self.values = np.array(values, np.float64)
+        self._fixed = self._check_fixed({str(item) for item in self.ids})
+        self.batch = self._batch(version.fields, rows) if rows else None
+        if "score" not in version.outputs:
+            raise ServeError("this artifact has no output 'score' to rank by", f"outputs: {', '.join(version.outputs)}")
+
+    def _check_fixed(self, known: set[str]) -> dict[int, str]:
+        fixed: dict[int, str] = {}
+        for item in self.request.fixed:
+            if item.position < 1:
+                raise ServeError("positions count from 1")
+            if item.position in fixed:
+                raise ServeError(f"two items are fixed at position {item.position}")
+            fixed[item.position] = str(item.id)
+        if len(set(fixed.values())) < len(fixed):
+            raise ServeError("an item is fixed at two positions")
+        return fixed
+
+    def _batch(self, fields: Fields, rows: list[dict[str, Any]]) -> Batch:
+        """The user's features stand once in the request: they are transformed once and repeated as keys."""
+        user = self.request.user
+        given = set().union(*rows) if rows else set()
+        both = given & set(user)
+        if both:
+            raise ServeError(f"{sorted(both)[0]!r} is given for the user and for candidates", "give it once")
+        try:
+            candidates = fields.rows(rows)
+        except ServeError as error:
+            raise ServeError(f"candidates: {error}") from None
+        if not user:
+            return candidates
+        return overlay(fields, fields.rows([user]), candidates, set(user))
+
+    def reply(self, outputs: Outputs | None, version: Version, took: float) -> bytes:
+        request = self.request
+        scores: Floats = np.empty(0, np.float32) if outputs is None else outputs["score"]
+        worth = scores.astype(np.float64) * self.values
+        order = np.argsort(-worth, kind="stable").tolist()
+        if request.min_score is not None:
+            order = [i for i in order if scores[i] >= request.min_score]
+        ranked = [
+            {
+                "id": self.ids[i],
+                "score": float(scores[i]),
+                **({"value": float(self.values[i])} if self.values[i] != 1.0 else {}),
+            }
+            for i in order
+        ]
+        ranked = self._place_fixed(ranked, scores)
+        if request.top_k is not None:
+            ranked = ranked[: request.top_k]
+        return orjson.dumps(
+            {
+                "ranked": ranked,
+                "candidates": self.total,
+                "excluded": self.excluded,
+                "repeated": self.repeated,
+                "model": version.identity.name,
+                "sequence": version.identity.sequence,
+                "server_ms": round(1e3 * took, 3),
+            }
+        )
+
+    def _place_fixed(self, ranked: list[dict[str, Any]], scores: Floats) -> list[dict[str, Any]]:
+        if not self._fixed:
+            return ranked
+        score_of = {str(item): float(score) for item, score in zip(self.ids, scores, strict=True)}
+        given = {str(item.id): item.id for item in self.request.fixed}
+        rest = iter([item for item in ranked if str(item["id"]) not in given])
+        placed: list[dict[str, Any]] = []
+        waiting = dict(sorted(self._fixed.items()))
+        while True:
+            position = len(placed) + 1
+            if position in waiting:
+                name = waiting.pop(position)
+                placed.append({"id": given[name], "score": score_of.get(name), "fixed": True})
+                continue
+            item = next(rest, None)
+            if item is None:
+                break
+            placed.append(item)
+        return placed + [{"id": given[name], "score": score_of.get(name), "fixed": True} for name in waiting.values()]
+
+
+def overlay(fields: Fields, user: Batch, candidates: Batch, names: set[str]) -> Batch:
+    """The candidates' rows with the user's dense values and keys in the columns that the user gave."""
+    schema = fields.schema
+    n, slots = len(candidates), len(schema.slots)
+    dense = candidates.dense.copy()
+    columns = [place for name, places in fields.dense.items() if name in names for place in places]
+    dense[:, columns] = user.dense[0, columns]
+    derived = {schema.dense[place].name for place in columns}
+    mine = np.array(
+        [
+            slot.bucket.column in derived if slot.bucket else (slot.source or slot.name) in names
+            for slot in schema.slots
+        ],
+        bool,
+    )
+    if user.one_each and candidates.one_each:
+        keys = np.where(mine, user.keys.reshape(1, slots), candidates.keys.reshape(n, slots))
+        return Batch(dense, keys.reshape(-1), slots)
+    both = concatenate([user, candidates])
+    counts = np.diff(both.offsets).reshape(n + 1, slots)
+    source = np.where(mine, 0, np.arange(1, n + 1)[:, None])  # row of `both` that each cell comes from
+    cells = (source * slots + np.arange(slots)).reshape(-1)
+    lengths = counts.reshape(-1)[cells]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    where = np.repeat(both.offsets[cells] - offsets[:-1], lengths) + np.arange(offsets[-1])
+    values = None if both.values is None else both.values[where]
+    return Batch(dense, both.keys[where], slots, offsets, values=values)

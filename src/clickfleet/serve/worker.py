@@ -1,0 +1,216 @@
+"""One worker process: HTTP and gRPC on one event loop, following what the updater says.
+
+python -m clickfleet.serve.worker STATE NUMBER DESCRIPTOR
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.published import Entry
+from clickfleet.serve import slow, versions
+from clickfleet.serve.batching import Batcher
+from clickfleet.serve.context import Context
+from clickfleet.serve.http import App
+from clickfleet.serve.meter import Meter
+from clickfleet.serve.predictor import Version, open_version
+from clickfleet.serve.settings import Settings
+from clickfleet.serve.tokens import Tokens
+from clickfleet.serve.versions import Status
+
+TOKEN, ADMIN_TOKEN = "CLICKFLEET_TOKEN", "CLICKFLEET_ADMIN_TOKEN"
+LAME_S = 0.3
+"""How long a worker still accepts connections once it was told to stop, saying that it will."""
+DRAIN_S = 10
+SWITCH_S = 0.0005
+"""How long a thread that opens a new version may keep the interpreter from the event loop."""
+WATCH_S = 0.05
+
+
+class Loader:
+    """Opens the versions that the updater names; layers already open are used again."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._opened: dict[str, Any] = {}
+        self._before: Version | None = None
+
+    def open(self, status: Status) -> Version:
+        settings = self.settings
+        entry = Entry(status.entry)
+        if settings.rows not in ("mapped", "memory"):
+            from clickfleet.serve.remote_rows import RedisRows
+
+            rows = RedisRows(settings.rows, entry)
+            count = int(entry.manifest["rows"])
+            return Version(entry, rows, settings.name, row_count=count, int8=settings.int8, like=self._before)
+        version = open_version(
+            entry,
+            status.layers,
+            "memory" if settings.rows == "memory" else "mapped",
+            settings.name,
+            opened=self._opened,
+            int8=settings.int8,
+            like=self._before,
+        )
+        self._before = version
+        self._opened = {folder: layer for folder, layer in self._opened.items() if folder in status.layers}
+        return version
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # the worker has its own way to stop
+
+
+async def serve(settings: Settings, number: int, listener: socket.socket) -> None:
+    state = Path(settings.state)
+    loader = Loader(settings)
+    stamp, status = await _first(state)
+    version = await asyncio.to_thread(loader.open, status)
+    batcher = Batcher(version, max_queue_s=settings.max_queue_ms / 1e3, merge=settings.batching)
+    context = Context(
+        settings,
+        batcher,
+        Meter(state / f"worker-{number}.json"),
+        Tokens(settings.token_file, TOKEN),
+        Tokens(settings.admin_token_file, ADMIN_TOKEN),
+        status,
+    )
+    config = uvicorn.Config(
+        App(context, slow.make(context)),
+        http="httptools",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=DRAIN_S,
+        backlog=2048,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+    server = _Server(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number_of_signal in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number_of_signal, stop.set)
+    calls = None
+    if settings.grpc_port is not None:
+        from clickfleet.serve import grpc
+
+        calls = await grpc.start(context)
+    tasks = [
+        asyncio.create_task(_watch(context, loader, state, stamp)),
+        asyncio.create_task(_ready_when_started(server, state / f"ready-{number}")),
+        asyncio.create_task(_stop(context, server, calls, stop, os.getppid())),
+    ]
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in tasks:
+            task.cancel()
+        if calls is not None:
+            await calls.stop(DRAIN_S)
+        context.meter.save(batcher.counts)
+        batcher.close()
+
+
+async def _first(state: Path) -> tuple[Any, Status]:
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        stamp, status = versions.stamp(state), versions.read(state)
+        if status is not None:
+            return stamp, status
+        await asyncio.sleep(0.01)
+    raise CheckpointError("the updater named no version in ten minutes")
+
+
+async def _ready_when_started(server: uvicorn.Server, mark: Path) -> None:
+    while not server.started:
+        await asyncio.sleep(0.005)
+    mark.write_text(str(os.getpid()))
+
+
+async def _stop(context: Context, server: uvicorn.Server, calls: Any, stop: asyncio.Event, parent: int) -> None:
+    """Waits for the signal (or the death of the parent), then stops without losing a request."""
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 1.0)
+        if os.getppid() != parent:
+            stop.set()
+    context.draining = True
+    await asyncio.sleep(LAME_S)
+    if calls is not None:
+        await calls.stop(DRAIN_S)
+    server.should_exit = True
+
+
+async def _watch(context: Context, loader: Loader, state: Path, stamp: Any) -> None:
+    """Takes over what the updater says; keeps counters and tokens fresh."""
+    saved = 0.0
+    while True:
+        await asyncio.sleep(WATCH_S)
+        found = versions.stamp(state)
+        if found != stamp:
+            stamp = found
+            await _take_over(context, loader, state)
+        if time.monotonic() - saved > 1.0:
+            saved = time.monotonic()
+            context.meter.save(context.batcher.counts)
+            context.tokens.refresh()
+            context.admin.refresh()
+
+
+async def _take_over(context: Context, loader: Loader, state: Path) -> None:
+    status = versions.read(state)
+    if status is None:
+        return
+    if not status.same_model(context.status) or context.problem is not None:
+        try:
+            version = await asyncio.to_thread(loader.open, status)
+        except ClickfleetError as error:
+            context.problem = str(error)
+            print(f"worker {os.getpid()}: {error}", file=sys.stderr, flush=True)
+            return
+        context.batcher.version = version
+        context.problem = None
+        context.meter.count("switches")
+    context.status = status
+
+
+def main() -> None:
+    state, number, descriptor = sys.argv[1:]
+    listener = socket.socket(fileno=int(descriptor))
+    listener.setblocking(False)
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        _run(serve(Settings.read(state), int(number), listener))
+    except ClickfleetError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def _run(work: Any) -> None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # not on Windows
+        asyncio.run(work)
+    else:
+        uvloop.run(work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""One Ray on this machine for all tests of the cluster, and small data to train on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clickfleet.logs.synth import Options, synth
+from fleet import ROWS, TEST_ROWS
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[Any]:
+    from clickfleet.cluster.fleet import ray_module
+
+    ray = ray_module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(
+            address="local",
+            num_cpus=16,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=1 << 27,
+        )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    synth(folder, Options(rows=ROWS, test_rows=TEST_ROWS, parts=4, seed=3))
+    return folder
+
+
+@pytest.fixture
+def config(data: Path, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "data": {"train": [str(data / "train" / "*")], "test": [str(data / "test" / "*")], "batch_size": 60},
+        "model": {"name": "dnn", "hidden": [16]},
+        "table": {"dim": 4},
+        "run": {"dir": str(tmp_path / "run"), "checkpoint_every": None},
+        "cluster": {"shards": 2, "workers": 2, "start_timeout": "250s"},
+    }

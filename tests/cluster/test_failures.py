@@ -1,0 +1,29 @@
+"""Real processes, really killed: whatever is lost, every row is learned exactly once and the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clickfleet
+from fleet import ROWS, SLOTS, TEST_ROWS, kill, shows, when_saved
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+@pytest.mark.parametrize(("mode", "victim"), [("async", "worker 1"), ("sync", "shard 0"), ("geo", "worker 0")])
+def test_a_killed_process_costs_nothing_but_time(ray: Any, config: dict[str, Any], mode: str, victim: str) -> None:
+    config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 30
+    run = Path(config["run"]["dir"])
+    watcher = when_saved(run, lambda: kill(run, victim))
+    done = clickfleet.train(config, quiet=True)
+    watcher.join(1)
+    log = (run / "log.txt").read_text()
+    assert f"lost {victim}" in log
+    assert "back to step" in log
+    assert done.rows == ROWS
+    assert shows(run) == ROWS * SLOTS
+    assert done.test is not None
+    assert done.test["rows"] == TEST_ROWS

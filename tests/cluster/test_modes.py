@@ -1,0 +1,204 @@
+"""The modes as pure algorithms: logical workers in one process, against local training and against a few lines of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clickfleet import modes, scoring
+from clickfleet.cluster.simulate import Fleet, with_mode
+from clickfleet.config import Config, load
+from clickfleet.embedding import Push
+from clickfleet.errors import ConfigError
+from clickfleet.exchange import Gradient, merged, summed
+from clickfleet.feeds import Feed
+from clickfleet.job import Job
+from clickfleet.learner import Learner
+from clickfleet.metrics import Metrics
+from clickfleet.modes._settings import from_environment
+from clickfleet.reader import Reader
+
+BATCH, STEPS = 120, 100
+
+
+@pytest.fixture(scope="module")
+def batches(data: Any) -> list[Any]:
+    reader = Reader(str(data / "train" / "*"), batch_size=BATCH)
+    return [batch for batch, _ in zip(reader, range(STEPS), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def schema(data: Any) -> Any:
+    return Reader(str(data / "train" / "*")).schema
+
+
+def configured(*settings: str) -> Config:
+    return load(None, ["model.name=dnn", "model.hidden=[16, 8]", "table.dim=4", f"data.batch_size={BATCH}", *settings])
+
+
+def local(config: Config, schema: Any, batches: list[Any]) -> Learner:
+    learner, seen = Learner(config, schema), []
+
+    def attend(job: Job) -> bool:
+        seen.append(1)
+        return len(seen) == 1
+
+    job = Job(learner, Feed(batches, schema, BATCH), Metrics(), attend, lambda job: None)
+    modes.load(config)(job)
+    return learner
+
+
+def slices(batches: list[Any], schema: Any, workers: int) -> list[Feed]:
+    size = BATCH // workers
+    return [Feed([batch[i * size : (i + 1) * size] for batch in batches], schema, size) for i in range(workers)]
+
+
+def apart(a: Learner, b: Learner, batches: list[Any]) -> float:
+    keys = np.unique(np.concatenate([batch.keys for batch in batches]))
+    dense = float((a.flat.values - b.flat.values).abs().max())
+    return max(dense, float(np.abs(a.table.pull(keys) - b.table.pull(keys)).max()))
+
+
+RULES = [
+    "table.rule={name: adagrad, lr: 0.05}",
+    "table.rule={name: adam, lr: 0.001}",
+    "table.rule={name: sgd, lr: 0.05}",
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_sync_is_local_with_the_whole_batches(rule: str, workers: int, batches: list[Any], schema: Any) -> None:
+    config = configured(rule)
+    fleet = Fleet(with_mode(config, "sync"), schema, workers, shards=2)
+    difference = apart(local(config, schema, batches), fleet.train(slices(batches, schema, workers)), batches)
+    assert difference == 0.0 if workers == 1 else difference <= 1e-5
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize(
+    "dense",
+    [
+        "dense.optimizer=adagrad",
+        "dense.optimizer=sgd",
+        "dense.clip_norm=0.1",
+        "dense.schedule={name: step, every: 5, decay: 0.9}",
+    ],
+)
+def test_one_worker_is_local_bit_for_bit(shards: int, dense: str, batches: list[Any], schema: Any) -> None:
+    config, some = configured(dense), batches[:20]
+    expected = local(config, schema, some)
+    for mode in ("sync", "half_async"):
+        found = Fleet(with_mode(config, mode), schema, 1, shards).train([Feed(some, schema, BATCH)])
+        assert apart(expected, found, some) == 0.0
+
+
+def test_geo_with_one_worker_is_local(batches: list[Any], schema: Any) -> None:
+    config = configured()
+    found = Fleet(with_mode(config, "geo", k_steps=7), schema, 1, 2).train([Feed(batches, schema, BATCH)])
+    assert apart(local(config, schema, batches), found, batches) <= 1e-5
+
+
+def test_a_seed_decides_the_order_of_workers(batches: list[Any], schema: Any) -> None:
+    config = with_mode(configured(), "async", pull_every=2)
+    sources = [lambda: slices(batches[:20], schema, 3)] * 3
+    runs = [Fleet(config, schema, 3, 2, seed).train(make()) for seed, make in zip((1, 1, 2), sources, strict=True)]
+    assert apart(runs[0], runs[1], batches[:20]) == 0.0
+    assert apart(runs[0], runs[2], batches[:20]) > 0.0
+
+
+def test_staleness_grows_with_the_workers(batches: list[Any], schema: Any) -> None:
+    found = {}
+    for workers in (1, 4):
+        fleet = Fleet(with_mode(configured(), "async"), schema, workers)
+        fleet.train(slices(batches[:20], schema, workers))
+        found[workers] = fleet.staleness
+    assert found[1] < 2 < 3 < found[4]
+
+
+def test_half_async_with_threads_learns_the_sum_of_their_batches(batches: list[Any], schema: Any) -> None:
+    """Two trainers with half a batch each, in one worker, are one trainer with the whole."""
+    config = configured()
+    some = batches[:20]
+    halves = [half for batch in some for half in (batch[: BATCH // 2], batch[BATCH // 2 :])]
+    fleet = Fleet(with_mode(config, "half_async"), schema, 1, 2, trainers=2)
+    found = fleet.train([Feed(halves, schema, BATCH // 2)])
+    assert apart(local(config, schema, some), found, some) <= 1e-5
+
+
+def test_geo_ships_the_nth_part_and_keeps_the_rest() -> None:
+    """x = s' + (1 − 1/N)·(own progress) after a round, here with numbers."""
+    workers, old, server = 4, 1.0, 1.0
+    mine = old + 0.8
+    delta = (mine - old) / workers
+    old, server = old + delta, server + delta
+    server += 0.5  # of others
+    mine, old = mine + (server - old), server
+    assert mine == pytest.approx(server + (1 - 1 / workers) * 0.8)
+
+
+def test_geo_spreads_what_workers_learn(batches: list[Any], schema: Any) -> None:
+    """With k of one step, the shards' rows move by the mean of what two equal workers learn in the first round."""
+    config = configured("table.rule={name: sgd, lr: 0.1}", "dense.optimizer=sgd", "dense.lr=0.1")
+    fleet = Fleet(with_mode(config, "geo", k_steps=1), schema, 2, 2)
+    one = batches[:1]
+    found = fleet.train([Feed(one, schema, BATCH), Feed(one, schema, BATCH)])
+    start, expected = Learner(config, schema), local(config, schema, one)
+    moved, wanted = found.flat.values - start.flat.values, expected.flat.values - start.flat.values
+    # Equal workers ship half each; the second one to come trains from the first one's shipment only if it starts later.
+    assert torch.allclose(moved, wanted, atol=2e-3)
+    keys = np.unique(one[0].keys)
+    assert np.abs(found.table.pull(keys) - expected.table.pull(keys)).max() < 2e-3
+
+
+def test_geo_refuses_ftrl(batches: list[Any], schema: Any) -> None:
+    config = with_mode(configured("table.rule={name: ftrl}"), "geo")
+    with pytest.raises(ConfigError, match="ftrl"):
+        Fleet(config, schema, 1).train([Feed(batches[:1], schema, BATCH)])
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
+@pytest.mark.parametrize("rule", ["std_adagrad", "adagrad_v2", "shared_adam", "adam"])
+def test_every_rule_learns_in_every_mode(mode: str, rule: str, batches: list[Any], schema: Any) -> None:
+    config = with_mode(configured(f"table.rule={{name: {rule}}}"), mode)
+    fleet = Fleet(config, schema, 2, 2)
+    model = fleet.train(slices(batches[:10], schema, 2))
+    assert np.isfinite(scoring.evaluate(model, batches[:10])["logloss"])
+    assert len(model.table) == len(np.unique(np.concatenate([batch.keys for batch in batches[:10]])))
+
+
+def test_merging_adds_and_means() -> None:
+    def push(key: int, g: float, n: float) -> Push:
+        return Push(
+            np.array([key], np.uint64),
+            np.full((1, 2), g, np.float32),
+            *np.ones((2, 1), np.float32),
+            np.zeros(1, np.uint16),
+            n,
+        )
+
+    total = merged([push(1, 2.0, 3), push(2, 1.0, 4), push(1, 4.0, 5)])
+    assert total.keys.tolist() == [1, 2]
+    assert total.grads.tolist() == [[6.0, 6.0], [1.0, 1.0]]
+    assert (total.show.tolist(), total.n) == ([2.0, 1.0], 12.0)
+    mean = merged([push(1, 2.0, 3), push(2, 1.0, 5)], mean=True)
+    assert mean.grads.tolist() == [[1.0, 1.0], [0.5, 0.5]]  # over the pushes, not over those with the key
+    assert (mean.show.tolist(), mean.n) == ([1.0, 1.0], 4.0)
+    a, b = Gradient(np.array([2.0], np.float32), 2.0, 0.5), Gradient(np.array([4.0], np.float32), 6.0, 1 / 6)
+    assert summed([a, b], clipped=False, mean=True)[:3] == (np.array([6.0]), 8.0, 1 / 8)
+    clipped = summed([a._replace(scale=1.0), b._replace(scale=1.0)], clipped=True, mean=True)
+    assert clipped.vector * clipped.scale == (2.0 * 2 + 4.0 * 6) / 8
+
+
+def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAGS_communicator_max_merge_var_num", "6")
+    monkeypatch.setenv("FLAGS_communicator_send_queue_size", "7")
+    monkeypatch.setenv("FLAGS_communicator_is_sgd_optimizer", "0")
+    found = modes.resolve(with_mode(configured(), "async", queue_size=3))
+    assert (found.merge, found.queue_size, found.reduce) == (6, 3, "mean")
+    monkeypatch.setenv("FLAGS_communicator_nonsense", "1")
+    with pytest.raises(ConfigError, match="FLAGS_communicator_nonsense"):
+        from_environment({"merge"})

@@ -1,0 +1,132 @@
+"""Whole runs on a real cluster of several processes on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import clickfleet
+from clickfleet import checkpoint, saving
+from clickfleet.cluster.scorers import scorers
+from clickfleet.errors import ClusterError, ConfigError
+from clickfleet.files import expand
+from fleet import ROWS, SLOTS, TEST_ROWS, kill, processes, shows, tables, when_saved
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+def test_sync_with_one_worker_is_local_and_models_go_both_ways(
+    ray: Any, config: dict[str, Any], tmp_path: Path
+) -> None:
+    config["cluster"] = {"shards": 2, "workers": 1}
+    config["mode"] = {"name": "sync"}
+    done = clickfleet.train(config, quiet=True)
+    here = {**config, "mode": {"name": "local"}, "train": {"deterministic": True, "threads": 1}}
+    alone = clickfleet.train({**here, "run": {**config["run"], "dir": str(tmp_path / "local")}}, quiet=True)
+    assert tables(alone.learner, done.learner) == (0.0, 0.0)
+    assert done.test is not None
+    assert alone.test is not None
+    assert done.test["auc"] == alone.test["auc"]  # evaluated by the workers there, in this process here
+    assert np.array_equal(done.predict(config["data"]["test"]), alone.predict(config["data"]["test"]))
+    # A new run on one machine starts from the cluster's model.
+    more = {
+        **here,
+        "train": {"init_from": config["run"]["dir"]},
+        "run": {**config["run"], "dir": str(tmp_path / "more")},
+    }
+    assert clickfleet.train(more, quiet=True).rows == ROWS
+
+
+def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str, Any]) -> None:
+    """Stopped in the middle, resumed on more shards and fewer workers: every row once per epoch, whatever the mode."""
+    run = Path(config["run"]["dir"])
+    config["mode"] = {"name": "half_async"}
+    config["run"]["checkpoint_every_steps"] = 20
+    path = run.parent / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    command = [str(Path(sys.executable).with_name("clickfleet")), "train", str(path)]
+    first = subprocess.Popen([*command, "train.epochs=1"], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not (run / "checkpoints" / "LATEST").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    first.kill()  # the driver: nobody can say goodbye
+    first.wait()
+    stopped = saving.read_state(checkpoint.latest(run / "checkpoints"))
+    for pid in [facts["pid"] for facts in processes(run).values()]:
+        _gone(pid)
+    config["cluster"] = {"shards": 3, "workers": 1, "threads": 2}
+    config["mode"] = {"name": "async"}
+    done = clickfleet.train(config, resume=True, quiet=True)
+    assert done.rows == ROWS - stopped["rows"]
+    assert shows(run) == ROWS * SLOTS
+    assert done.train["rows"] == ROWS
+
+
+def _gone(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_hung_worker_is_named_and_replaced(ray: Any, config: dict[str, Any]) -> None:
+    import signal
+
+    run = Path(config["run"]["dir"])
+    config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "sync"}, 20
+    config["cluster"]["heartbeat_timeout"] = "3s"
+    when_saved(run, lambda: kill(run, "worker 1", signal.SIGSTOP))
+    done = clickfleet.train(config, quiet=True)
+    assert "lost worker 1: hung" in (run / "log.txt").read_text()
+    assert shows(run) == done.rows * SLOTS == ROWS * SLOTS
+
+
+@pytest.mark.parametrize("victim", ["shard 1", "worker 0"])
+def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any], victim: str) -> None:
+    run = Path(config["run"]["dir"])
+    config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "async"}, 20
+    config["cluster"]["on_loss"] = "continue"
+    when_saved(run, lambda: kill(run, victim))
+    clickfleet.train(config, quiet=True)
+    log = (run / "log.txt").read_text()
+    assert f"lost {victim}" in log
+    assert "back to step" not in log
+    learned = shows(run)
+    assert learned <= ROWS * SLOTS  # something may be lost, nothing is learned twice
+    assert learned > 0.5 * ROWS * SLOTS
+
+
+def test_scoring_on_a_cluster_is_scoring_here(ray: Any, config: dict[str, Any]) -> None:
+    """Several shards and workers, several files, and the scores in their order."""
+    model = clickfleet.train({**config, "mode": {"name": "local"}, "train": {"threads": 1}}, quiet=True)
+    files = expand([*config["data"]["test"], *config["data"]["train"]])
+    with scorers(config["run"]["dir"], workers=2, shards=2) as fleet:
+        found = fleet.evaluate(files)
+        scores = np.concatenate(list(fleet.predict(files)))
+    assert np.allclose(scores, model.predict(files), atol=1e-6)
+    assert found["rows"] == ROWS + TEST_ROWS
+    assert found["auc"] == pytest.approx(model.evaluate(files)["auc"], abs=1e-6)
+
+
+def test_who_is_missing_at_the_start_is_named(ray: Any, config: dict[str, Any]) -> None:
+    config["mode"] = {"name": "async"}
+    config["cluster"] = {"shards": 1, "workers": 1, "threads": 99, "start_timeout": "4s"}
+    with pytest.raises(ClusterError, match=r"still missing: .*worker 0"):
+        clickfleet.train(config, quiet=True)
+
+
+def test_what_a_cluster_cannot_do_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="eval_every"):
+        clickfleet.train({**config, "mode": {"name": "async"}, "train": {"eval_every": 5}}, quiet=True)
+    with pytest.raises(ConfigError, match="shards"):
+        clickfleet.train({**config, "mode": {"name": "geo"}, "cluster": {"shards": 33}}, quiet=True)
+    rows = {"label": np.zeros(4), "I1": np.zeros(4)}
+    with pytest.raises(ConfigError, match="reads files"):
+        clickfleet.train({"mode": {"name": "sync"}, "data": {"preset": "criteo"}}, data=rows, quiet=True)

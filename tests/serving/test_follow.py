@@ -1,0 +1,273 @@
+"""Hot updates: every reply is of exactly one published sequence; what does not fit is refused and the last good one stays."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from clickfleet.exporting import Publisher
+from clickfleet.graph import Graph
+from clickfleet.published import LOG, Entry
+from clickfleet.serve import layers, predictor
+from clickfleet.serve.follow import Updater
+from clickfleet.serve.settings import Settings
+from clickfleet.serve.stack import OVERLAYS
+from served import Model, Served, features, running
+
+PROBE = features(900, 12)
+
+
+@cache
+def graph() -> Graph:
+    """The network, exported once for all: its weights come with each entry."""
+    learner = Model().learner
+    return Graph(learner.model, learner.shape)
+
+
+def publisher(model: Model, folder: Path) -> Publisher:
+    made = Publisher(model.learner, folder)
+    made._graph = graph()
+    return made
+
+
+class Publication:
+    """A model that is trained and published on and on; `scores` holds what it gave at every sequence."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = Model()
+        self.folder = folder
+        self.publisher = publisher(self.model, folder)
+        self.scores: dict[int, Any] = {}
+        self.seed = 0
+
+    def publish(self, kind: Any = "delta") -> int:
+        self.seed += 1
+        self.model.train(self.seed)
+        entry = self.publisher.publish(kind, self.seed)
+        self.scores[entry.sequence] = self.model.scores(PROBE)
+        return entry.sequence
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Publication:
+    made = Publication(tmp_path / "published")
+    made.publish("base")
+    return made
+
+
+def until(check: Callable[[], bool], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def ask(served: Served) -> dict[str, Any]:
+    found: dict[str, Any] = served.http.get("/v1/model").json()
+    return found
+
+
+def right(log: Publication, reply: dict[str, Any]) -> bool:
+    return np.allclose(reply["scores"], log.scores[reply["sequence"]], rtol=0, atol=1e-6)
+
+
+def test_every_reply_is_of_one_sequence_while_the_model_changes(log: Publication, tmp_path: Path) -> None:
+    with running(log.folder, tmp_path / "state", workers=2) as served:
+        replies: list[dict[str, Any]] = []
+        stop = threading.Event()
+
+        def hammer() -> None:
+            with httpx.Client(base_url=served.url, timeout=20) as client:
+                while not stop.is_set():
+                    reply = client.post("/v1/predict", json={"rows": PROBE})
+                    replies.append(reply.json() if reply.status_code == 200 else {"failed": reply.text})
+
+        threads = [threading.Thread(target=hammer) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for turn in range(9):  # more than there may be layers, and a base in between
+            last = log.publish("base" if turn == 6 else "delta")
+            until(lambda last=last: any(reply.get("sequence") == last for reply in replies[-50:]))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not [reply for reply in replies if "failed" in reply]
+        assert all(right(log, reply) for reply in replies)
+        assert len({reply["sequence"] for reply in replies}) >= 9
+        assert ask(served)["layers"] <= OVERLAYS + 1
+        assert (ask(served)["lag"], ask(served)["problem"]) == (0, None)
+        assert not served.said
+
+
+def test_roll_back_and_on(log: Publication, tmp_path: Path) -> None:
+    admin = tmp_path / "admin"
+    admin.write_text("boss\n")
+    boss = {"authorization": "Bearer boss"}
+    for _ in range(3):
+        log.publish()
+    with running(log.folder, tmp_path / "state", admin_token_file=str(admin)) as served:
+        back = served.http.post("/admin/rollback", json={"sequence": 2}, headers=boss)
+        assert back.status_code == 200, back.text
+        assert (back.json()["sequence"], back.json()["pinned"]) == (2, True)
+        reply = served.http.post("/v1/predict", json={"rows": PROBE}).json()
+        assert reply["sequence"] == 2
+        assert right(log, reply)
+        log.publish()
+        until(lambda: ask(served)["lag"] == 3)  # seen, not applied
+        assert ask(served)["sequence"] == 2
+        wrong = served.http.post("/admin/rollback", json={"sequence": 77}, headers=boss)
+        assert wrong.status_code == 409
+        assert "no entry 77" in wrong.json()["problem"]
+        on = served.http.post("/admin/follow", headers=boss).json()
+        assert (on["sequence"], on["pinned"]) == (5, False)
+        assert right(log, served.http.post("/v1/predict", json={"rows": PROBE}).json())
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def updater(log: Publication, tmp_path: Path) -> Updater:
+    (tmp_path / "state").mkdir()
+    made = Updater(Settings(str(log.folder), str(tmp_path / "state")))
+    made.start()
+    return made
+
+
+def served_sequence(updater: Updater) -> int:
+    assert updater.status is not None
+    return int(Path(updater.status.entry).name[:6])
+
+
+def problem(updater: Updater) -> str:
+    assert updater.status is not None
+    return updater.status.problem or ""
+
+
+@pytest.mark.parametrize("file", ["rows.arrow", "deleted.arrow", "dense.onnx", "golden.arrow", "manifest.json"])
+def test_a_broken_entry_is_refused_and_the_next_base_is_taken(log: Publication, updater: Updater, file: str) -> None:
+    log.publish()
+    path = log.folder / "000002-delta" / file
+    flip(path, path.stat().st_size // 2)
+    updater.turn()
+    assert served_sequence(updater) == 1
+    assert "entry 2 was refused" in problem(updater)
+    if file == "manifest.json":  # the writer reads the newest one
+        flip(path, path.stat().st_size // 2)
+    log.publish("base")
+    updater.turn()
+    assert (served_sequence(updater), problem(updater)) == (3, "")
+
+
+def test_scores_that_are_not_golden_are_refused(
+    log: Publication, updater: Updater, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.publish()
+    monkeypatch.setattr(predictor, "GOLDEN_TOLERANCE", -1.0)
+    updater.turn()
+    assert served_sequence(updater) == 1
+    assert "golden requests give another score" in problem(updater)
+
+
+def test_gaps_and_forks_are_refused(log: Publication, updater: Updater, tmp_path: Path) -> None:
+    log.publish()
+    whole = (log.folder / LOG).read_bytes()
+    log.publish()
+    lines = (log.folder / LOG).read_bytes().splitlines(keepends=True)
+    (log.folder / LOG).write_bytes(lines[0] + lines[2])  # entry 2 is missing
+    updater.turn()
+    assert served_sequence(updater) == 1
+    assert "entry 3 does not follow entry 1" in problem(updater)
+    (log.folder / LOG).write_bytes(b"".join(lines))
+    updater.turn()
+    assert (served_sequence(updater), problem(updater)) == (3, "")
+
+    other = tmp_path / "other"  # the same beginning, then another history
+    shutil.copytree(log.folder, other)
+    (other / LOG).write_bytes(whole)
+    shutil.rmtree(other / "000003-delta")
+    fork = Publication(other)
+    fork.model = log.model
+    fork.publisher = publisher(log.model, other)
+    fork.seed = 40
+    fork.publish("base")
+    shutil.rmtree(log.folder)
+    shutil.copytree(other, log.folder)
+    updater.turn()
+    assert served_sequence(updater) == 3
+    assert "(a fork)" in problem(updater)
+
+
+def test_merged_layers_score_like_the_log(log: Publication, updater: Updater) -> None:
+    for turn in range(12):
+        log.publish()
+        updater.turn()
+        assert updater.status is not None
+        assert len(updater.status.layers) <= OVERLAYS + 1
+        version = predictor.open_version(Entry(updater.status.entry), updater.status.layers)
+        found = version.run(version.fields.rows(PROBE))["score"]
+        np.testing.assert_allclose(found, log.scores[turn + 2], rtol=0, atol=1e-6)
+
+
+def test_rows_in_memory_are_those_in_files(log: Publication) -> None:
+    entry = Entry(log.folder / "000001-base")
+    mapped, memory = (predictor.open_version(entry, rows=rows) for rows in ("mapped", "memory"))
+    batch = mapped.fields.rows(PROBE)
+    np.testing.assert_array_equal(mapped.run(batch)["logit"], memory.run(batch)["logit"])
+    assert layers.size(layers.open_layer(entry.path, 3)) == entry.manifest["rows"]
+
+
+def test_int8_shows_its_drift(log: Publication) -> None:
+    version = predictor.open_version(Entry(log.folder / "000001-base"), int8=True)
+    assert version.drift is not None
+    assert 0 < version.drift < predictor.INT8_TOLERANCE
+
+
+def test_a_killed_worker_comes_back_and_a_stop_loses_nothing(artifact: Path, model: Model, tmp_path: Path) -> None:
+    rows = features(7, 3)
+    expected = model.scores(rows)
+    replies: list[Any] = []
+    stop = threading.Event()
+    with running(artifact, tmp_path / "state", workers=2) as served:
+
+        def hammer() -> None:
+            with httpx.Client(
+                base_url=served.url, timeout=20, limits=httpx.Limits(max_keepalive_connections=0)
+            ) as client:
+                while not stop.is_set():
+                    try:
+                        replies.append(client.post("/v1/predict", json={"rows": rows}).json()["scores"])
+                    except httpx.TransportError as error:
+                        replies.append(error)
+
+        first = int((tmp_path / "state" / "ready-0").read_text())
+        thread = threading.Thread(target=hammer)
+        thread.start()
+        (tmp_path / "state" / "ready-0").unlink()
+        os.kill(first, signal.SIGKILL)
+        until((tmp_path / "state" / "ready-0").exists)
+        lost = [reply for reply in replies if isinstance(reply, Exception)]
+        assert len(lost) <= 1  # the one in flight
+        assert served.said
+        del replies[:]
+        until(lambda: len(replies) > 20)
+        served.fleet.stopping = True
+        threading.Timer(0.2, stop.set).start()
+        for child in served.fleet.children.values():
+            assert child.process is not None
+            child.process.terminate()
+        thread.join()
+        assert not [reply for reply in replies if isinstance(reply, Exception)]
+        assert all(np.allclose(reply, expected, rtol=0, atol=1e-6) for reply in replies)

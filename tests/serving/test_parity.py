@@ -1,0 +1,170 @@
+"""`score`, `parity` and rows in Redis, by the command line against real servers."""
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clickfleet import exporting, redis_rows, saving
+from clickfleet.cli import build, frame
+from clickfleet.client import Client
+from clickfleet.logs.synth import Options, synth
+from clickfleet.published import Entry
+from clickfleet.serve.predictor import Version, open_version
+from clickfleet.serve.remote_rows import RedisRows
+from served import Model, features, running
+
+SETTINGS = ["model=deepfm", "model.hidden=[8]", "table.dim=3", "train.threads=1", "data.batch_size=100"]
+
+
+def command(*argv: Any) -> int:
+    return frame.run(build(), [str(one) for one in argv])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on raw Criteo text, its artifact and some rows."""
+    folder = tmp_path_factory.mktemp("parity")
+    synth(folder / "log", Options(rows=600, test_rows=60))
+    assert command("train", f"data.train={folder / 'log' / 'train'}", f"run.dir={folder / 'run'}", *SETTINGS) == 0
+    learner = saving.load(saving.resolve(folder / "run"))
+    exporting.export(learner, folder / "artifact", 6)
+    exporting.export(learner, folder / "pruned", 6, ["I1", "I2", "C1", "C7"])
+    return folder
+
+
+def last(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_score_and_parity(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("predict", run / "run", run / "log" / "test", "--out", tmp_path / "scores.npy") == 0
+    offline = np.load(tmp_path / "scores.npy")
+    with running(run / "artifact", tmp_path / "state", grpc_port=0) as served:
+        for protocol in ("http", "grpc", "upload"):
+            capsys.readouterr()
+            more = ["--protocol", protocol, "--grpc-address", served.grpc]
+            assert command("score", served.url, run / "log" / "test", *more) == 0
+            lines = capsys.readouterr().out.splitlines()
+            assert len(lines) == 13
+            assert "client" in lines[0]
+            assert "server" in lines[0]
+            shown = [float(x) for line in lines[:-1] for x in line.partition(": ")[2].partition("  ")[0].split()]
+            np.testing.assert_allclose(shown, offline, rtol=0, atol=1e-6)
+        assert command("score", served.url, run / "log" / "test", "--protocol", "smoke") == 1
+        others = ["--artifact", run / "pruned"]
+        assert command("parity", run / "run", run / "log" / "test", "--server", served.url, *others, "--json") == 0
+        found = last(capsys)
+        assert (found["ok"], found["rows"]) == (True, 60)
+        assert found["max_abs_diff"] <= 1e-6
+        assert "35 inputs pruned" in next(check["detail"] for check in found["checks"] if check["name"] == "graph")
+        with Client(served.url) as client:
+            assert client.model()["name"] == "deepfm"
+            assert client.rank([{"id": 1, "C1": "a"}, {"id": 2, "C1": "b"}], {"I1": 3}, top_k=1)["candidates"] == 2
+
+
+def test_parity_names_the_first_step_that_differs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another model behind the server: its rows differ first; then only a layer does."""
+    learner = saving.load(saving.resolve(run / "run"))
+    weights = dict(learner.dense())
+    learner.restore_dense({name: value + 0.25 if value.ndim == 2 else value for name, value in weights.items()})
+    exporting.export(learner, tmp_path / "layers", 6)
+    learner.restore_dense(weights)
+    with learner.table.snapshot() as rows:
+        keys = np.concatenate([columns["key"] for columns in rows])
+    learner.table.push(keys, np.full((len(keys), 4), 5.0, np.float32))
+    exporting.export(learner, tmp_path / "rows", 6)
+    for name, step in (("layers", "layer "), ("rows", "row of key")):
+        with running(tmp_path / name, tmp_path / f"state-{name}") as served:
+            assert command("parity", run / "run", run / "log" / "test", "--server", served.url, "--json") == 1
+        found = last(capsys)
+        assert found["ok"] is False
+        assert step in next(check["detail"] for check in found["checks"] if check["name"] == "first step that differs")
+    assert command("parity", run / "run", "--artifact", tmp_path / "rows", "--json") == 1
+    assert "0 missing, 0 extra" in next(
+        c["detail"] for c in last(capsys)["checks"] if c["name"] == "rows of the artifact"
+    )
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real redis-server."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.fail("redis-server is not installed: apt-get install redis-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("redis")
+    process = subprocess.Popen(
+        [program, "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"],
+        stdout=subprocess.DEVNULL,
+    )
+    url = f"redis://127.0.0.1:{port}/0"
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.02)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_rows_in_redis(redis: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Model()
+    published = exporting.Publisher(model.learner, tmp_path / "log")
+    model.train(1)
+    published.publish("base", 1)
+    assert redis_rows.fill(redis, tmp_path / "log")["entries"] == 1
+    model.train(2)
+    model.train(3)
+    rows = features(5, 20)
+    with running(tmp_path / "log", tmp_path / "state", rows=redis, results_redis=redis) as served:
+        before = served.http.post("/v1/predict", json={"rows": rows}).json()
+        assert before["sequence"] == 1
+        published.publish("delta", 3)
+        done = redis_rows.fill(redis, tmp_path / "log")
+        assert (done["entries"], done["sequence"]) == (1, 2)
+        end = time.monotonic() + 15
+        while (reply := served.http.post("/v1/predict", json={"rows": rows}).json())["sequence"] != 2:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        np.testing.assert_allclose(reply["scores"], model.scores(rows), rtol=0, atol=1e-6)
+        files = {"file": ("a", b"user:v1 age:3\nuser:v2 ad:v5\n" * 3)}
+        sent = served.http.post("/upload", params={"user_id": "11", "re_model": "Redis"}, files=files)
+        assert (sent.status_code, sent.text) == (200, "ok")
+        kept = redis_rows.connect(redis).lrange("deepfm_re:11", 0, -1)
+        assert [len(json.loads(item)["data"]) for item in kept] == [1, 5]
+    version = open_version(Entry(tmp_path / "log" / "000001-base"))
+    with pytest.raises(Exception, match="Redis holds entry 2, not entry 1"):
+        RedisRows(redis, version.entry)
+    newest = Entry(tmp_path / "log" / "000002-delta")
+    held = Version(newest, RedisRows(redis, newest))
+    batch = held.fields.rows(rows)
+    assert held.known(batch.keys).any()
+    np.testing.assert_allclose(held.run(batch)["score"], model.scores(rows), rtol=0, atol=1e-6)
+    assert command("parity", tmp_path / "log", "--redis", redis, "--json") == 0
+    assert last(capsys)["ok"]
+    client = redis_rows.connect(redis)
+    prefix = (redis_rows.head(client) or {})["prefix"]
+    victim = next(iter(redis_rows.all_keys(client, prefix)))
+    client.delete(*redis_rows.names(prefix, np.array([victim], np.uint64)))
+    assert command("parity", tmp_path / "log", "--redis", redis, "--json") == 1
+    assert "1 missing, 0 extra, 0 different" in last(capsys)["checks"][0]["detail"]
+    model.train(4)
+    published.publish("base", 4)
+    redis_rows.fill(redis, tmp_path / "log")
+    assert redis_rows.count(client, prefix) == 0  # the old base is gone
