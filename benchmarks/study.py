@@ -1,12 +1,12 @@
 """What the default recipe rests on: one factor at a time, chosen on validation rows, reported once on test rows.
 
-python benchmarks/study.py FOLDER [--only NAME …] [--threads 1]
+python benchmarks/study.py FOLDER [--only NAME …] [--models NAME …] [--threads 1]
 
 FOLDER gets the data (per data seed 550,000 synthetic rows, of which the last 50,000 are the validation rows, and 50,000
 test rows) and `results.jsonl`. A run that stands there already is not repeated, so the study can be stopped and goes on.
 At the end the tables of docs/study.md are printed. `screen` compares settings by validation AUC on a narrow DeepFM
-(128, 64), `full` the two that count at full width with several seeds, `zoo` every model; only `full` and `zoo` look at
-test rows, after everything was chosen.
+(128, 64), `full` the two that count at full width with several seeds, `zoo` every model on 200,000 rows; only `full` and
+`zoo` look at test rows, after everything was chosen.
 """
 
 from __future__ import annotations
@@ -26,24 +26,9 @@ from clickfleet import run
 from clickfleet.logs.synth import Options, synth
 from clickfleet.schema import Bucket, Schema, Slot, Transform, preset, write_schema
 
-MODELS = [
-    "lr",
-    "fm",
-    "wide_deep",
-    "deepfm",
-    "dnn",
-    "slot_dnn",
-    "dcn",
-    "gate_dnn",
-    "dcn_v2",
-    "dlrm",
-    "final_mlp",
-    "deepfefm",
-    "autoint",
-    "ffm",
-    "xdeepfm",
-]
-PADDLEREC = ["fm", "wide_deep", "deepfm", "dnn", "slot_dnn", "dcn", "gate_dnn", "dlrm", "deepfefm", "ffm", "xdeepfm"]
+ORIGINALS = ("fm", "wide_deep", "deepfm", "dnn", "slot_dnn", "dcn", "gate_dnn", "dlrm", "deepfefm", "ffm", "xdeepfm")
+MODELS = ("lr", *ORIGINALS, "dcn_v2", "final_mlp", "autoint")
+ZOO_PARTS = 4
 OLD = ("table.rule.name=adagrad", "table.rule.lr=0.1", "table.rule.initial_g2sum=0.3")
 BEFORE = (*OLD, "table.init.embedx=uniform(-0.05,0.05)", "dense.lr=0.001")
 """The defaults before this study."""
@@ -69,6 +54,8 @@ class Trial(NamedTuple):
     seed: int = 7
     schema: str = "log1p"
     """Parts of `schema`, joined by +."""
+    parts: int = 10
+    """How many of the ten training parts, of 50,000 rows each."""
 
 
 def screen() -> Iterator[Trial]:
@@ -131,9 +118,9 @@ def full() -> Iterator[Trial]:
 def zoo() -> Iterator[Trial]:
     for data in (7, 11):
         for model in MODELS:
-            yield Trial("zoo", "default", model=model, data=data)
-    for model in PADDLEREC:
-        yield Trial("zoo", "paddlerec", ("model.paddlerec=true",), model, 7)
+            yield Trial("zoo", "default", model=model, data=data, parts=ZOO_PARTS)
+    for model in ORIGINALS:
+        yield Trial("zoo", "paddlerec", ("model.paddlerec=true",), model, parts=ZOO_PARTS)
 
 
 PARTS = {"full": full, "zoo": zoo, "screen": screen}
@@ -166,7 +153,10 @@ def rows(folder: Path, seed: int) -> Path:
 def train(trial: Trial, log: Path, threads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         config = {
-            "data": {"train": [str(log / f"train/part-{i}") for i in range(10)], "test": str(log / "train/part-10")},
+            "data": {
+                "train": [str(log / f"train/part-{i}") for i in range(trial.parts)],
+                "test": str(log / "train/part-10"),
+            },
             "model": {"name": trial.model},
             "train": {"threads": threads, "seed": trial.seed},
             "run": {"dir": f"{work}/run"},
@@ -217,13 +207,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     record = args.folder / "results.jsonl"
     results = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     done = {json.dumps({key: one[key] for key in Trial._fields}) for one in results}
-    for trial in (trial for part in args.only for trial in PARTS[part]()):
+    for trial in (trial for part in args.only for trial in PARTS[part]() if trial.model in args.models):
         asked = json.loads(json.dumps(trial._asdict()))
         if json.dumps(asked) in done:
             continue

@@ -49,7 +49,7 @@ def step(rule: Rule, w: np.ndarray, s: np.ndarray, g: np.ndarray, divisor: float
             s = s + g**2
         case "adagrad_v2":
             s = s + np.mean(g**2)
-            w = w - p["lr"] * g / (np.sqrt(s) + 1e-8)
+            w = w - p["lr"] * g / (np.sqrt(p["initial_g2sum"] + s) + 1e-8)
         case "adam":
             m, v, (b1, b2) = s[:n], s[n : 2 * n], s[2 * n :]
             m, v = p["beta1"] * m + (1 - p["beta1"]) * g, p["beta2"] * v + (1 - p["beta2"]) * g**2

@@ -49,6 +49,15 @@ def test_everything_has_a_default() -> None:
     assert load(None, ["data.train=x.gz"]).data.train == ("x.gz",)
 
 
+def test_a_given_rule_serves_both_parts_and_the_default_has_one_for_each() -> None:
+    assert checked(Config, {}).table.first_order_rule == Plugin(
+        "adagrad_v2", {"lr": 0.1, "initial_g2sum": 4.0, "scale": "none"}
+    )
+    assert checked(Config, {"table": {"rule": "adam"}}).table.first_order_rule is None
+    given = checked(Config, {"table": {"embed_rule": "ftrl"}}).table
+    assert (given.rule.name, given.first_order_rule) == ("adagrad_v2", Plugin("ftrl"))
+
+
 def test_a_written_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
     config = load(
         write(tmp_path, EXAMPLE), ["model=./mine.py", "online.kafka={brokers: b, topic: t, rows_per_pass: 9}"]

@@ -23,6 +23,7 @@ GOLDEN = [  # weights (0.1, −0.2), gradients (2, −4): rule, divisor, state -
     (rule("adagrad"), 2, [1], [0.0566987298, -0.1133974596], [3.5]),
     (rule("std_adagrad"), 2, [1, 0], [0.0566987298, -0.1], [2, 4]),
     (rule("adagrad_v2"), 2, [1], [0.0732738760, -0.1465477519], [3.5]),
+    (rule("adagrad_v2", initial_g2sum=2.5), 2, [0], [0.0776393202, -0.1552786405], [2.5]),
     (
         rule("adam"),
         1,
@@ -49,9 +50,8 @@ floats = st.floats(-3, 3, width=32)
 @given(data=st.data())
 def test_agrees_with_numpy(name, data):
     n = data.draw(st.integers(1, 40))
-    one = rule(
-        name, lr=data.draw(st.sampled_from([0.001, 0.05, 0.5])), **({"l1": 0.1, "l2": 0.01} if name == "ftrl" else {})
-    )
+    more = {"ftrl": {"l1": 0.1, "l2": 0.01}, "adagrad_v2": {"initial_g2sum": data.draw(st.sampled_from([0.0, 1.0]))}}
+    one = rule(name, lr=data.draw(st.sampled_from([0.001, 0.05, 0.5])), **more.get(name, {}))
     w = data.draw(st.lists(floats, min_size=n, max_size=n))
     state = first_state(one, np.array(w, F))
     np.testing.assert_allclose(_core.rule_state(name, dict(one.settings), np.array(w, F)), state, rtol=1e-6)
