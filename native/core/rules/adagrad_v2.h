@@ -9,9 +9,8 @@ struct AdagradV2 {
   static constexpr auto name = "adagrad_v2";
   static constexpr Scale scale = Scale::show;
   static constexpr auto fields() {
-    return std::tuple{
-        Field<AdagradV2>{"lr", &AdagradV2::lr, "step size"},
-        Field<AdagradV2>{"initial_g2sum", &AdagradV2::initial_g2sum, "where the sum of squares begins"}};
+    return std::tuple{Field<AdagradV2>{"lr", &AdagradV2::lr, "step size"},
+                      Field<AdagradV2>{"initial_g2sum", &AdagradV2::initial_g2sum, "where the sum of squares begins"}};
   }
   static int state(int) { return 1; }
   void init(const float*, float* s, int) const { *s = 0; }
