@@ -40,10 +40,11 @@ def test_people_score_rank_and_ask_why(browser: Any, served: Served, model: Mode
     expected = model.scores(rows)
 
     def cells() -> list[list[str]]:
-        return [
-            [cell.text for cell in row.find_elements(By.TAG_NAME, "td")]
-            for row in browser.find_elements(By.CSS_SELECTOR, "#scores tbody tr")
-        ]
+        # In one go: the page draws the table anew while it scores.
+        found: list[list[str]] = browser.execute_script(
+            "return [...document.querySelectorAll('#scores tbody tr')].map(r => [...r.cells].map(c => c.innerText))"
+        )
+        return found
 
     box = browser.find_element(By.ID, "rows")
     box.send_keys("\n".join(json.dumps(row) for row in rows))
