@@ -51,7 +51,7 @@ def test_everything_has_a_default() -> None:
 
 def test_a_given_rule_serves_both_parts_and_the_default_has_one_for_each() -> None:
     assert checked(Config, {}).table.first_order_rule == Plugin(
-        "adagrad_v2", {"lr": 0.1, "initial_g2sum": 4.0, "scale": "none"}
+        "adagrad_v2", {"lr": 0.1, "initial_g2sum": 0.1, "scale": "show"}
     )
     assert checked(Config, {"table": {"rule": "adam"}}).table.first_order_rule is None
     given = checked(Config, {"table": {"embed_rule": "ftrl"}}).table

@@ -127,7 +127,7 @@ class Table:
     """Factors of one field."""
     preset: Literal["plain", "online"] = "plain"
     rule: Annotated[Plugin, plugin("adagrad")] = field(
-        default_factory=lambda: Plugin("adagrad_v2", {"lr": 0.05, "initial_g2sum": 1.0, "scale": "none"})
+        default_factory=lambda: Plugin("adagrad_v2", {"lr": 0.05, "initial_g2sum": 0.1, "scale": "show"})
     )
     """How rows are updated, {name, settings…}; if nothing is said, adagrad_v2 as docs/study.md found best."""
     embed_rule: Annotated[Plugin, plugin(None)] | None = None
@@ -152,7 +152,7 @@ class Table:
     def first_order_rule(self) -> Plugin | None:
         """The rule of embed_w where it is not `rule`: a rule that was given serves both parts."""
         if self.embed_rule is None and self.rule == Table().rule:
-            return Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 4.0, "scale": "none"})
+            return Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 0.1, "scale": "show"})
         return self.embed_rule
 
 
@@ -174,7 +174,7 @@ class Schedule:
 @dataclass(frozen=True)
 class Dense:
     optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
-    lr: float = 0.0005
+    lr: float = 0.001
     schedule: Schedule = field(default_factory=Schedule)
     clip_norm: float | None = None
     """Gradients are scaled down to this norm, taken over all of them."""

@@ -56,7 +56,7 @@ SMALL = "small"
 class Model(nn.Module):
     """One network; its nested `Config` holds its settings, and `__init__(config, shape)` builds it."""
 
-    rows: ClassVar[TableInit] = TableInit(embedx="uniform(-0.02,0.02)")
+    rows: ClassVar[TableInit] = TableInit(embedx="uniform(-0.05,0.05)")
     original_rows: ClassVar[TableInit] = TableInit()
     """The same under `paddlerec`, as is the next."""
     original_epsilon: ClassVar[float] = 1e-4
