@@ -248,8 +248,6 @@ class Cluster:
     threads: Count = 1
     address: str | None = None
     """Of a running Ray cluster; a private one on this machine by default."""
-    wire_ports: tuple[Count, ...] = ()
-    """The port that each shard listens on; any free ones by default."""
     on_loss: Literal["rollback", "continue"] = "rollback"
     """What follows the loss of a process: all go back to the last cut, or the others go on and the loss is shown."""
     start_timeout: Seconds = 120.0

@@ -114,10 +114,8 @@ class ShardActor:
         self._socket_file = os.path.join(
             tempfile.gettempdir(), f"clickfleet-{self.who.run:x}-{self.number}-{os.getpid()}"
         )
-        ports = self.config.cluster.wire_ports
-        port = ports[self.number] if ports else "*"
         self.server = Server(
-            handle, lambda: self.who, width, [f"tcp://{own_address()}:{port}", f"ipc://{self._socket_file}"]
+            handle, lambda: self.who, width, [f"tcp://{own_address()}:*", f"ipc://{self._socket_file}"]
         )
         self.server.start()
 

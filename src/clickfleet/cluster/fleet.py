@@ -27,15 +27,6 @@ def ray_module() -> Any:
     return ray
 
 
-def place(name: str) -> str:
-    """The resource that a Ray node offers on which this shard or worker is to run.
-
-    >>> place("server 2"), place("worker 0")
-    ('clickfleet shard 2', 'clickfleet worker 0')
-    """
-    return f"clickfleet {name.replace('server', 'shard')}"
-
-
 class Fleet:
     """Shards and workers as Ray actors, by name: `shard 0`, `worker 1`."""
 
@@ -70,16 +61,16 @@ class Fleet:
                 self.log(f"Ray did not start ({error}); once more")
         self._own = True
 
-    def create(self, name: str, kind: type[Any], *arguments: Any, cpus: float) -> None:
-        """Starts one process, on the node that offers a place of its name if there is one; it may take a while until it answers."""
+    def create(
+        self, name: str, kind: type[Any], *arguments: Any, cpus: float, resources: dict[str, float] | None = None
+    ) -> None:
+        """Starts one process; it may take a while until it answers."""
         actor = self.ray.remote(kind)
-        options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 8}
-        if place(name) in self.ray.cluster_resources():
-            options |= {"num_cpus": 0, "resources": {place(name): 1}}
-        else:
-            spread = "DEFAULT" if self.config.cluster.address is None else "SPREAD"
-            options |= {"num_cpus": cpus, "scheduling_strategy": spread}
-        self.actors[name] = actor.options(**options).remote(*arguments)
+        options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 8}
+        spread = "DEFAULT" if self.config.cluster.address is None else "SPREAD"
+        self.actors[name] = actor.options(**options, resources=resources or {}, scheduling_strategy=spread).remote(
+            *arguments
+        )
 
     def wait_for(
         self, calls: dict[str, Call], what: str, timeout_s: float, watch: Callable[[], None] = lambda: None
