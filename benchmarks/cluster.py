@@ -23,7 +23,7 @@ from clickfleet.logs.synth import Options, synth
 
 MODES: dict[str, dict[str, Any]] = {
     "local": {},
-    "async": {"pull_every": 8},
+    "async": {"pull_every": 8, "independent_recv": True},
     "geo": {"k_steps": 100},
     "half_async": {},
     "sync": {},

@@ -33,9 +33,9 @@ class Config:
     """Batches whose gradients are added up to one send."""
     wait: Annotated[int, Ge(0)] = 5
     """How long gradients wait to be merged with others, in units of 10 ms, looked at after each batch."""
-    pull_every: Count = 4
+    pull_every: Count = 2
     """Sends between two readings of the dense values."""
-    independent_recv: bool = True
+    independent_recv: bool = False
     """Dense values come along with the rows of the next batch; else a trainer waits for them after the send."""
     reduce: Literal["sum", "mean"] = "sum"
     """Merged row gradients are added up, or also divided by the number of batches."""
