@@ -104,7 +104,10 @@ def _settings(report: Report, learner: Learner, served: dict[str, Any]) -> None:
     report.add("key rule", mine == theirs, mine if mine == theirs else f"{mine} offline, {theirs} online")
     drift = f", drift {served['int8_drift']:.2g}" if served.get("int8_drift") is not None else ""
     report.add("precision", served["precision"] == "fp32", f"fp32 offline, {served['precision']} online{drift}")
-    report.add("graph optimisation", True, f"{served['graph_optimisation']} online; its effect is in the scores")
+    level = served["graph_optimisation"]
+    report.add(
+        "graph optimisation", level == "all", f"{level} online" if level == "all" else f"all expected, {level} online"
+    )
 
 
 def _batches(learner: Learner, data: Sequence[str], form: str, limit: int) -> Iterator[Batch]:

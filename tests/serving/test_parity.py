@@ -14,9 +14,12 @@ import pytest
 
 from clickfleet import exporting, redis_rows, saving
 from clickfleet.cli import build, frame
+from clickfleet.cli.serving import section
 from clickfleet.client import Client
 from clickfleet.logs.synth import Options, synth
+from clickfleet.online.keeping import copy_to
 from clickfleet.published import Entry
+from clickfleet.sections import Serve
 from clickfleet.serve.predictor import Version, open_version
 from clickfleet.serve.remote_rows import RedisRows
 from served import Model, features, running
@@ -123,6 +126,15 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
+def test_a_run_says_how_its_log_is_served(tmp_path: Path) -> None:
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published/LOG.jsonl").touch()
+    (tmp_path / "config.yaml").write_text("serve: {port: 9001, workers: 3, token_file: tokens.txt}")
+    told = section(tmp_path / "published")
+    assert (told.port, told.workers, told.token_file) == (9001, 3, str(tmp_path / "tokens.txt"))
+    assert section(tmp_path / "artifact") == Serve()
+
+
 def test_rows_in_redis(redis: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model()
     published = exporting.Publisher(model.learner, tmp_path / "log")
@@ -136,8 +148,8 @@ def test_rows_in_redis(redis: str, tmp_path: Path, capsys: pytest.CaptureFixture
         before = served.http.post("/v1/predict", json={"rows": rows}).json()
         assert before["sequence"] == 1
         published.publish("delta", 3)
-        done = redis_rows.fill(redis, tmp_path / "log")
-        assert (done["entries"], done["sequence"]) == (1, 2)
+        assert copy_to(published.log, redis) == 1  # what `publish --to redis://…` does
+        assert copy_to(published.log, redis) == 0
         end = time.monotonic() + 15
         while (reply := served.http.post("/v1/predict", json={"rows": rows}).json())["sequence"] != 2:
             assert time.monotonic() < end

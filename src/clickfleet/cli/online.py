@@ -57,7 +57,10 @@ def publish(
     rollback: Annotated[
         int | None, typer.Option(help="Return readers to what entry N published, by one more entry.", metavar="N")
     ] = None,
-    to: Annotated[str | None, typer.Option(help="Also copy entries that are not there yet to a folder or URL.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="Also copy entries not there yet to a folder or URL; redis:// gets rows."),
+    ] = None,
 ) -> Result:
     """Append an entry to a run's published log, or take readers back to an earlier one."""
     from clickfleet.online.by_hand import publish as act

@@ -1,11 +1,14 @@
 """Commands around a server: `serve`, `score`, `parity`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+
+if TYPE_CHECKING:
+    from clickfleet.sections import Serve
 
 MIB = 1 << 20
 
@@ -24,18 +27,27 @@ def serve(
         Path,
         typer.Argument(help="An artifact (clickfleet export), or a published log: it is followed.", metavar="MODEL"),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for HTTP; 0 takes a free one.")] = 8080,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all (default: 127.0.0.1).")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for HTTP; 0 takes a free one (default: 8080).")
+    ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(min=-1, max=65535, help="Port for gRPC; 0 takes a free one, -1 turns it off.")
-    ] = 8081,
-    workers: Annotated[int, typer.Option(min=1, max=1024, help="Processes that answer, on one socket.")] = 1,
+        int | None,
+        typer.Option(min=-1, max=65535, help="Port for gRPC; 0 takes a free one, -1 turns it off (default: 8081)."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Processes that answer, on one socket (default: 1).")
+    ] = None,
     rows: Annotated[
         str, typer.Option(help="Where rows are read: mapped (files, shared), memory, or a redis:// URL.")
     ] = "mapped",
     name: Annotated[str | None, typer.Option(help="Name of the model in the protocols (default: its own).")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Quantise the network; its measured drift is shown.")] = False,
-    max_queue_ms: Annotated[float, typer.Option(help="Expected wait at which requests are refused with 503.")] = 50.0,
+    max_queue_ms: Annotated[
+        float | None, typer.Option(help="Expected wait at which requests are refused with 503 (default: 50).")
+    ] = None,
     max_time_ms: Annotated[float, typer.Option(help="Longest time for a request; clients may ask for less.")] = 5000.0,
     max_body: Annotated[int, typer.Option(help="Longest body in bytes.")] = 16 * MIB,
     max_rows: Annotated[int, typer.Option(help="Most rows of a request.")] = 10000,
@@ -53,30 +65,36 @@ def serve(
     state: Annotated[Path | None, typer.Option(help="Folder of the server's own (default: a temporary one).")] = None,
     no_batching: Annotated[bool, typer.Option("--no-batching", help="Score every request alone (to compare).")] = False,
 ) -> Result:
-    """Serve a model over HTTP and gRPC; a published log is followed while it grows."""
+    """Serve a model over HTTP and gRPC; a published log is followed while it grows.
+
+    What is not given here comes from the section `serve` of the run the log belongs to.
+    """
     from clickfleet.serve import launch
     from clickfleet.serve.settings import Settings
 
     def text(path: Path | None) -> str | None:
         return None if path is None else str(path.resolve())
 
+    path = find_model(model)
+    told = section(path)
+    grpc = told.grpc_port if grpc_port is None else grpc_port
     settings = Settings(
-        model=str(find_model(model)),
+        model=str(path),
         state=text(state) or "",
-        host=host,
-        port=port,
-        grpc_port=None if grpc_port is None or grpc_port < 0 else grpc_port,
-        workers=workers,
+        host=host or told.host,
+        port=told.port if port is None else port,
+        grpc_port=None if grpc is None or grpc < 0 else grpc,
+        workers=workers or told.workers,
         rows=rows,
         name=name,
         int8=int8,
         batching=not no_batching,
-        max_queue_ms=max_queue_ms,
+        max_queue_ms=told.max_queue_ms if max_queue_ms is None else max_queue_ms,
         max_time_ms=max_time_ms,
         max_body=max_body,
         max_rows=max_rows,
         max_candidates=max_candidates,
-        token_file=text(token_file),
+        token_file=text(token_file) or told.token_file,
         admin_token_file=text(admin_token_file),
         tls_cert=text(tls_cert),
         tls_key=text(tls_key),
@@ -87,11 +105,23 @@ def serve(
 
     def ready(server: launch.Fleet) -> None:
         calls = f", gRPC {server.settings.host}:{server.settings.grpc_port}" if server.settings.grpc_port else ""
-        say(f"ready: {server.address}{calls}  ({workers} worker{'s' if workers > 1 else ''}; Ctrl-C stops)")
+        say(
+            f"ready: {server.address}{calls}  ({settings.workers} worker{'s' if settings.workers > 1 else ''}; Ctrl-C stops)"
+        )
         found.update(url=server.address, grpc_port=server.settings.grpc_port)
 
     launch.run(settings, say, ready)
     return found
+
+
+def section(published: Path) -> "Serve":
+    """What the run that published a log says of serving; an artifact belongs to none."""
+    from clickfleet.config import load
+    from clickfleet.published import LOG
+    from clickfleet.sections import Serve
+
+    config = published.parent / "config.yaml"
+    return load(config, (), config.parent).serve if (published / LOG).is_file() and config.is_file() else Serve()
 
 
 def find_model(model: Path) -> Path:

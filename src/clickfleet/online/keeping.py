@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clickfleet import storage
+from clickfleet import redis_rows, storage
 from clickfleet.files import filesystem, reading
 from clickfleet.published import LOG, Log
 
@@ -26,7 +26,12 @@ def prune(log: Log, keep: int) -> list[str]:
 
 
 def copy_to(log: Log, url: str) -> int:
-    """Copies entries that are not there yet to a folder or URL, each manifest last and then the log; how many."""
+    """Copies entries that are not there yet to a folder or URL, each manifest last and then the log; how many.
+
+    A Redis gets their rows.
+    """
+    if url.startswith(("redis://", "rediss://")):
+        return int(redis_rows.fill(url, log.folder)["entries"])
     fs, root = filesystem(url)
     lines = log.lines()
     with reading(url):
