@@ -93,6 +93,7 @@ def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any],
     run = Path(config["run"]["dir"])
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "async"}, 20
     config["cluster"]["on_loss"] = "continue"
+    config["data"]["batch_size"] = 20  # long enough that the first cut is far from the end
     when_saved(run, lambda: kill(run, victim))
     clickfleet.train(config, quiet=True)
     log = (run / "log.txt").read_text()
