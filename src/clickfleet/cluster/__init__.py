@@ -6,6 +6,7 @@
     shard.py     one part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts
     wire.py      messages between the two over ZeroMQ
     remote.py    the same for a worker: requests to all shards at once, and the verbs of Table
+    roles.py     who a process is, by its environment; joining.py: how it becomes part of one Ray cluster
     simulate.py  the same without processes: logical workers in one, in an order that a seed decides
 
 Only this package imports Ray and ZeroMQ, and only when a cluster is started.
@@ -23,6 +24,9 @@ def check(config: Config) -> None:
     mode = config.mode.name
     if config.cluster.shards > MAX_FILES:
         raise ConfigError(f"cluster.shards is {config.cluster.shards}, and there are at most {MAX_FILES}")
+    places = config.cluster.endpoints
+    if places and len(places) != config.cluster.shards:
+        raise ConfigError(f"cluster.endpoints names {len(places)} places for {config.cluster.shards} shards")
     if config.train.eval_every is not None:
         raise ConfigError(f"train.eval_every does not go with mode {mode}", "test data is evaluated after each epoch")
     if config.train.deterministic and mode != "sync":
