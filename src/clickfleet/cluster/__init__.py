@@ -1,6 +1,10 @@
 """Training on many processes: shards hold the table and the dense weights, workers train, Ray places and watches them.
 
-    driver.py    one run: places shards and workers, epochs, cuts, recovery
+    driver.py    one run: epochs over the data; its parts are
+      crew.py      who takes part: created, put into a state, connected, felt for a pulse (fleet.py: the same as Ray sees it)
+      cuts.py      when to cut, and an evaluation at that instant; cutting.py: the parts of a cut become a checkpoint
+      exams.py     evaluation and scores by all workers
+      recovery.py  what follows a loss
     actors.py    what Ray starts: a process with a shard, a process with a worker
     worker.py    a mode over a share of the files
     shard.py     one part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts
@@ -27,8 +31,6 @@ def check(config: Config) -> None:
     places = config.cluster.endpoints
     if places and len(places) != config.cluster.shards:
         raise ConfigError(f"cluster.endpoints names {len(places)} places for {config.cluster.shards} shards")
-    if config.train.eval_every is not None:
-        raise ConfigError(f"train.eval_every does not go with mode {mode}", "test data is evaluated after each epoch")
     if config.train.deterministic and mode != "sync":
         raise ConfigError(f"train.deterministic does not go with mode {mode}", "use mode sync or local")
     if config.train.device != "cpu" or config.train.profile:

@@ -248,8 +248,11 @@ class WorkerActor:
         log(f"epoch {task.epoch} done: {done['rows']:,} rows, {done['steps']:,} steps")
         return done
 
-    def cut(self, number: int) -> dict[str, Any]:
-        return self.worker.cut(number)
+    def cut(self, number: int, hold: bool = False) -> dict[str, Any]:
+        return self.worker.cut(number, hold)
+
+    def release(self) -> None:
+        self.worker.release()
 
     def move(self, shard: int, addresses: list[str]) -> None:
         log(f"shard {shard} is now at {addresses[0]}")
