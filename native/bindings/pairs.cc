@@ -79,6 +79,18 @@ void bind_pairs(nb::module_& m) {
            })
       .def("train", &Pairs::train, nb::arg("held"), nb::arg("lr"), nb::arg("bias"), nb::arg("shared"),
            nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "drawn",
+          [](const Pairs& pairs) {
+            std::vector<uint32_t> centres, ends;
+            for (const auto& centre : pairs.centres()) {
+              centres.push_back(centre.id);
+              ends.push_back(centre.end);
+            }
+            return nb::make_tuple(array(std::move(centres)), array(std::move(ends)),
+                                  array(std::vector<uint32_t>(pairs.targets())));
+          },
+          "Centre words, where the targets of each end, and the targets: a neighbour, then its words of noise.")
       .def("take_counts", [](Pairs& pairs, const Array<float>& in,
                              const Array<float>& out) { pairs.take_counts(in.data(), out.data()); })
       .def("scores", [](const Pairs& pairs) {

@@ -11,13 +11,19 @@ namespace clickfleet {
 
 class Pairs {
  public:
+  struct Centre {
+    uint32_t id, end;  // end: of its targets
+  };
+
   Pairs(const Words& words, uint32_t window, uint32_t negatives);
 
-  // Sentence r has the keys from starts[r * stride] to ends[r * stride]; unknown keys are left out before windows are
-  // made.
+  // Sentence r has the keys from offsets[r * stride] to the offset after it; unknown keys are left out before windows
+  // are made.
   void draw(const uint64_t* keys, const int64_t* offsets, size_t sentences, size_t stride, uint64_t seed);
   size_t words() const { return words_seen_; }  // of the vocabulary, kept or not
   size_t size() const { return targets_.size() / group_; }
+  const std::vector<Centre>& centres() const { return centres_; }
+  const std::vector<uint32_t>& targets() const { return targets_; }  // a neighbour, then its words of noise
 
   // Each row of the pairs once: how many there are, and their keys, how many pairs each is part of, and its slot.
   size_t gather();
@@ -40,9 +46,6 @@ class Pairs {
   double loss() const { return loss_; }
 
  private:
-  struct Centre {
-    uint32_t id, end;  // end: of its targets
-  };
   template <class Visit>
   void each_window(const Visit& visit);  // (the centre's id, its targets, how many)
   Motion motion(int dim, float lr, bool bias, Bounds bounds, Bounds bias_bounds, bool shared);

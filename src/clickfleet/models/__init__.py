@@ -62,6 +62,9 @@ class Model(nn.Module):
     original_epsilon: ClassVar[float] = 1e-4
     original_l2_rows: ClassVar[float] = 0.0
 
+    row_rule: ClassVar[dict[str, Any]] = {}
+    """The `table.rule` of this model where the configuration has none."""
+
     @dataclass(frozen=True)
     class Config: ...
 
@@ -92,6 +95,14 @@ class Model(nn.Module):
     def extra_loss(self) -> Tensor | None:
         """Regularisers of the last forward pass, on the scale of the mean loss of a row."""
         return None
+
+    def own_steps(self, learner: Any, flats: list[Any]) -> list[Any] | None:
+        """The steps of trainer threads, of a model that is no function of `Inputs`."""
+        return None
+
+    def attached(self, config: Any) -> dict[str, bytes]:
+        """Files that a checkpoint of this model must hold besides its tensors."""
+        return {}
 
     if TYPE_CHECKING:
 
