@@ -133,7 +133,7 @@ def quality(found: dict[str, list[Measured]], corpus: Corpus | None, folder: Pat
 def topical(of: Vectors, corpus: Corpus) -> float:
     """The share of the ten nearest words of topics that are of the same topic."""
     topic = dict(zip(corpus.names.tolist(), corpus.topic.tolist(), strict=False))
-    words = [word for word in of.words if word in topic][:500]
+    words = [word for word in of.words if word in topic][:2000]
     rows = of.unit[[of.place[word] for word in words]]
     order = np.argsort(-(rows @ rows.T), axis=1)[:, 1:11]
     own = np.array([topic[word] for word in words])

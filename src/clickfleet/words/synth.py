@@ -103,7 +103,8 @@ def _topics(random: np.random.Generator, count: int, options: Options) -> Ids:
     """The words of topic t are those whose number is t modulo the topics, the smaller the more frequent."""
     topic = random.integers(0, options.topics, (count, 1))
     rank = _zipf(random, options.vocabulary // options.topics, (count, LENGTH))
-    return topic + options.topics * rank
+    words: Ids = topic + options.topics * rank
+    return words
 
 
 def _entities(random: np.random.Generator, count: int, options: Options, starts: Ids) -> Ids:
