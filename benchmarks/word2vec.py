@@ -90,7 +90,7 @@ def ours(args: argparse.Namespace, folder: Path, seed: int) -> Measured:
             "vocabulary": str(folder / "p/vocabulary.txt"),
             "batch_size": 500 if args.text is None else 10,
         },
-        "model": {"name": "word2vec", "negatives": args.negatives},
+        "model": {"name": "word2vec", "negatives": args.negatives, "bias": False},  # as gensim has none
         "table": {"dim": args.dim},
         "train": {"epochs": args.epochs, "threads": args.threads, "seed": seed},
         "run": {"dir": str(folder / f"run-{seed}"), "report": False, "keep_epochs": False},

@@ -113,7 +113,7 @@ def _entities(random: np.random.Generator, count: int, options: Options, starts:
     shape = (count, LENGTH)
     about = starts[3] + entity * CONTEXT + random.integers(0, CONTEXT, shape)
     fitting = starts[4] + role * CONTEXT + random.integers(0, CONTEXT, shape)
-    out = np.where(random.random(shape) < 0.5, about, fitting)
+    out: Ids = np.where(random.random(shape) < 0.5, about, fitting)
     out[:, LENGTH // 2] = (starts[2] + entity * len(ROLES) + role)[:, 0]
     return out
 
