@@ -11,7 +11,7 @@ import numpy as np
 
 from clickfleet import checkpoint, saving, storage
 from clickfleet.cluster.actors import join_dense
-from clickfleet.cluster.base import Base, adopt_buffers, kept_name
+from clickfleet.cluster.base import Base, adopt_buffers, kept_name, more_of
 from clickfleet.config import Config, dump
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
@@ -26,6 +26,8 @@ class Cutting:
     calls: dict[str, Any]
     epoch: int | None
     """The epoch that ends with it, if one does."""
+    exam: bool = False
+    """Whether the model is still to be evaluated at that instant."""
     done: dict[str, Any] = field(default_factory=dict)
     begin: float = field(default_factory=time.monotonic)
 
@@ -39,10 +41,10 @@ class Cutting:
         self.writer.__exit__(RuntimeError, RuntimeError("dropped"), None)
 
 
-def begin(number: int, folder: Path, epoch: int | None) -> Cutting:
+def begin(number: int, folder: Path, epoch: int | None, exam: bool = False) -> Cutting:
     writer = storage.write(folder / f"cut-{number}", "checkpoint")
     writer.__enter__()
-    return Cutting(number, writer, {}, epoch)
+    return Cutting(number, writer, {}, epoch, exam)
 
 
 def finish(
@@ -112,4 +114,5 @@ def finish(
         buffers,
         state["progress"],
         {name: report["steps"] for name, report in work.reports.items()},
+        more_of(state),
     )

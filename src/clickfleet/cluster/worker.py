@@ -59,6 +59,10 @@ class Assignment:
     """What the mode had kept for itself."""
     skip: int = 0
     """Batches to leave out, as the shards have learned them."""
+    reading: Config | None = None
+    """How the files are to be read, where not as the worker's own configuration says."""
+    score_first: bool = False
+    """Score each batch in evaluation mode before it is trained on, where training adds noise."""
 
 
 class Streams:
@@ -111,7 +115,7 @@ class Worker:
         self._wanted = self._taken = 0
         self._reports: dict[int, dict[str, Any]] = {}
         self._change = threading.Condition()
-        self._training = self._abandoned = False
+        self._training = self._abandoned = self._held = False
         self._ended: dict[str, Any] | None = None
         self._carried: dict[str, Any] = {}
         self._cpu = 0.0
@@ -132,7 +136,7 @@ class Worker:
             settings = self.config.mode.settings
             self.context = self.context or zmq.Context(int(settings.get("io_threads", 1)))
             self.endpoints, self.who = [list(each) for each in endpoints], Identity(*who)
-            self._abandoned = False
+            self._abandoned = self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
             self.metrics, self.learner, self._carried = metrics_of(self.config, self.schema), self._fresh_learner(), {}
@@ -158,7 +162,7 @@ class Worker:
             self._cpu = self._cpu or time.process_time()
         try:
             source = Streams(
-                self.schema, task.epoch, {s.number: self._reader(s, task.epoch) for s in task.streams}, task.skip
+                self.schema, task.epoch, {s.number: self._reader(s, task) for s in task.streams}, task.skip
             )
             before = (self.job.steps, self.job.rows, self.job.trained) if self.job is not None else (0, 0, 0)
             self.job = job = Share(
@@ -176,6 +180,8 @@ class Worker:
             )
             job.steps, job.rows, job.trained = before
             job.saved, job.carried = task.saved, self._carried
+            for trainer in job.trainers:
+                trainer.step.score_first = task.score_first and trainer.step.is_noisy()
             rounds = self.config.mode.name in ROUNDS
             job.stop_when = (lambda: self._abandoned) if rounds else (lambda: self._abandoned or self._asked() > 0)
             self.learner.model.train()
@@ -198,11 +204,11 @@ class Worker:
                 self._training = False
                 self._change.notify_all()
 
-    def _reader(self, stream: Stream, epoch: int) -> Reader:
+    def _reader(self, stream: Stream, task: Assignment) -> Reader:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
-        reader = open_source(self.config, list(stream.files), self.schema, labels=True, folder=folder)
+        reader = open_source(task.reading or self.config, list(stream.files), self.schema, labels=True, folder=folder)
         assert isinstance(reader, Reader)
-        reader.epoch = epoch
+        reader.epoch = task.epoch if task.reading is None else 0  # a pass has a seed of its own
         if stream.state is not None:
             reader.restore(stream.state)
         return reader
@@ -239,10 +245,21 @@ class Worker:
             self._reports = {cut: report}
             self._taken = max(self._taken, cut)
             self._change.notify_all()
+            if self._training and self._held:
+                self._change.wait_for(lambda: not self._held or self._abandoned)
+                for trainer in self.job.trainers:
+                    trainer.clock.start()
 
-    def cut(self, number: int) -> dict[str, Any]:
-        """Takes part in a cut; what the worker had trained on at that instant."""
+    def release(self) -> None:
+        """Lets a worker that stands still after a cut go on."""
         with self._change:
+            self._held = False
+            self._change.notify_all()
+
+    def cut(self, number: int, hold: bool = False) -> dict[str, Any]:
+        """Takes part in a cut, and stands still after it if wanted; what the worker had trained on at that instant."""
+        with self._change:
+            self._held = hold
             self._wanted = number
             if not self._training and self._ended is not None and self._asked():
                 self._mark(number, self._ended)
@@ -269,7 +286,7 @@ class Worker:
         if job is None:
             return {"rows": 0, "steps": 0, "training": self._training, "idle_s": 0.0}
         now = time.perf_counter()
-        waiting = any(link.waiting for link in self.links)
+        waiting = self._held or any(link.waiting for link in self.links)
         latest = max(trainer.clock.last for trainer in job.trainers)
         counters = job.source.counters
         return {
