@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from clickfleet.errors import ConfigError
+from clickfleet.errors import ClickfleetError, ConfigError
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -104,8 +104,14 @@ def _user_file(path: Path, folder: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))  # its own helpers, beside it
+    from clickfleet.paddle_names import provided
+
     try:
-        spec.loader.exec_module(module)
+        with provided(path):
+            spec.loader.exec_module(module)
+    except ClickfleetError:
+        del sys.modules[name]
+        raise
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
