@@ -47,6 +47,7 @@ def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
         item
         for key, item in vars(home).items()
         if not key.startswith("_")
+        and not isinstance(item, ModuleType)
         and (
             issubclass(item, kind) and item is not kind and item.__module__ == home.__name__
             if isinstance(item, type)

@@ -68,6 +68,13 @@ def _reconstruct(*_: Any) -> _Array:
     return _Array()
 
 
+def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+    """How pickles of protocol 5 hold an array."""
+    array = _Array()
+    array.__setstate__((1, shape, dtype, order == "F", bytes(content) if isinstance(content, bytearray) else content))
+    return array
+
+
 def _encode(text: Any, encoding: Any) -> bytes:
     """How pickles of protocol 2 hold bytes."""
     if not isinstance(text, str) or encoding != "latin1":
@@ -96,6 +103,8 @@ ALLOWED: dict[tuple[str, str], Any] = {
 for _home in ("numpy.core.multiarray", "numpy._core.multiarray"):
     ALLOWED[(_home, "_reconstruct")] = _reconstruct
     ALLOWED[(_home, "scalar")] = _scalar
+for _home in ("numpy.core.numeric", "numpy._core.numeric"):
+    ALLOWED[(_home, "_frombuffer")] = _frombuffer
 
 
 class _Unpickler(pickle.Unpickler):

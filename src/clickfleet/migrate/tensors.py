@@ -199,20 +199,32 @@ def check(found: Arrays, wanted: list[Layer], source: str) -> list[str]:
 
 
 def cut(values: Any, wanted: list[Layer], source: str) -> Arrays:
-    """Dense values one after the other as arrays by name, in the order of the layers."""
+    """Dense values one after the other as arrays by name: a dense table holds parameters in the order of their static names."""
     found: Arrays = {}
     at = 0
-    for layer in wanted:
-        for name, shape in list(layer.shapes.items())[:2]:  # running means are no parameters
-            size = int(np.prod(shape))
-            found[name] = values[at : at + size].reshape(shape) if at + size <= len(values) else values[:0]
-            at += size
+    for _, name, shape in sorted(_static_names(wanted)):
+        size = int(np.prod(shape))
+        found[name] = values[at : at + size].reshape(shape) if at + size <= len(values) else values[:0]
+        at += size
     if at != len(values):
         raise CheckpointError(
             f"{source} has {len(values)} dense values, and the network {at}",
             "check fc_sizes and the widths of hyper_parameters",
         )
     return found
+
+
+def _static_names(wanted: list[Layer]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """(static name, place, shape) of every parameter; running means are none."""
+    kinds = {"linear": "linear", "parameter": "create_parameter", "conv": "conv2d", "norm": "batch_norm1d"}
+    counts = dict.fromkeys(kinds, 0)
+    for layer in wanted:
+        if layer.kind == "embedding":
+            continue
+        base = layer.named or f"{kinds[layer.kind]}_{counts[layer.kind]}"
+        counts[layer.kind] += not layer.named
+        for (name, shape), part in zip(list(layer.shapes.items())[:2], ("w_0", "b_0"), strict=False):
+            yield (base if layer.named else f"{base}.{part}"), name, shape
 
 
 def ours(network: str, found: Arrays, shape: Shape, settings: Mapping[str, Any]) -> Arrays:

@@ -153,7 +153,7 @@ def _take_training(keys: Keys, purpose: Purpose) -> None:
     if keys.has(threads):
         asked, cores = keys.whole(threads), os.cpu_count() or 1
         note = f"{asked} asked for, and this machine has {cores} cores" if asked > cores else ""
-        keys.to(threads, "train.threads", min(asked, cores), note)
+        keys.to(threads, "cluster.threads" if purpose == "launch" else "train.threads", min(asked, cores), note)
     for key in ("model_init_path", "warmup_model_path"):
         if keys.has(R + key) and "init_from" not in keys.raw.get("train", {}):
             keys.to(R + key, "train.init_from", here(keys.text(R + key)), "relative to the current folder")
@@ -178,9 +178,6 @@ def _take_mode(keys: Keys, purpose: Purpose) -> None:
         keys.used(R + "use_fleet", f"mode.name={mode}")
         if mode == "geo":
             keys.to(R + "geo_step", "mode.k_steps", keys.whole(R + "geo_step", 400))
-        if keys.has(R + "thread_num"):
-            keys.set("cluster.threads", keys.whole(R + "thread_num"))
-            keys.raw["train"].pop("threads", None)
     keys.used(R + "sync_mode", "clickfleet launch", "one process trains without it, as without fleetrun")
     keys.used(R + "use_fleet", "clickfleet launch", "one process trains without it")
     keys.used(R + "geo_step", "clickfleet launch", "where sync_mode is geo")
@@ -237,7 +234,10 @@ def _take_export(keys: Keys, schema: Schema) -> tuple[str, ...]:
     keys.used(R + "use_inference", "clickfleet export", "any checkpoint can be exported at any time")
     slots, dense = [slot.name for slot in schema.slots], [column.name for column in schema.dense]
     names: list[str] = []
-    for name in keys.values.get(R + "save_inference_feed_varnames") or []:
+    wanted = keys.values.get(R + "save_inference_feed_varnames") or []
+    if not isinstance(wanted, list):
+        raise keys.wrong(R + "save_inference_feed_varnames", "must be a list of names")
+    for name in wanted:
         plain = str(name)[1:] if str(name)[:1] == "C" and str(name)[1:] in slots else str(name)
         if plain in slots:
             names.append(plain)
