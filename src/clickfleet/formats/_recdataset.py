@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from clickfleet.batch import Batch
 from clickfleet.errors import ClickfleetError, DataError
 from clickfleet.formats import Block, Format, OnBad, Parsed
 from clickfleet.formats.slots import Slots
@@ -33,9 +34,37 @@ class Samples(Block):
 
     def parse(self, on_bad: OnBad) -> Parsed:
         names, labelled = self._names(len(self.rows[0]))
+        batch = self._batch(names, labelled)
+        if batch is not None:
+            return Parsed(batch, len(self.rows))
         lines = "".join(self._line(i, names, sample) for i, sample in enumerate(self.rows)).encode()
         first = f"{self.schema.label}:".encode() if labelled else b":"
         return Slots().parser(self.schema, first, self.path)(lines, on_bad)
+
+    def _batch(self, names: Sequence[str], labelled: bool) -> Batch | None:
+        """The samples as they are, where each slot has one id and nothing is to be made of the numbers; None: elsewhere."""
+        schema, count = self.schema, len(self.rows)
+        plain = all(column.transform.name == "none" for column in schema.dense) and schema.show is None
+        if not plain or schema.keys.name != "raw" or len(schema.read_slots) < len(schema.slots):
+            return None
+        if any(len(sample) != len(names) for sample in self.rows):
+            return None
+        columns = [np.concatenate([np.ravel(sample[i]) for sample in self.rows]) for i in range(len(names))]
+        label = columns.pop(0) if labelled else None
+        dense = columns.pop() if schema.dense else np.empty(0, np.float32)
+        if any(len(column) != count or column.dtype.kind not in "iu" for column in columns):
+            return None
+        if len(dense) != count * len(schema.dense) or dense.dtype.kind not in "fiu" or not np.isfinite(dense).all():
+            return None
+        if label is not None and (len(label) != count or label.dtype.kind not in "fiu"):
+            return None
+        keys = np.stack([column.astype(np.int64).view(np.uint64) for column in columns], 1)
+        return Batch(
+            np.ascontiguousarray(dense, np.float32).reshape(count, len(schema.dense)),
+            keys.reshape(-1),
+            len(schema.slots),
+            labels=None if label is None else label.astype(np.float32),
+        )
 
     def _names(self, found: int) -> tuple[list[str], bool]:
         """What each array of a sample is, told by how many there are."""
