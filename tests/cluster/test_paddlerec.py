@@ -27,5 +27,9 @@ def test_launch_obeys_the_file_and_names_the_logs(
     done = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert done["rows"] == 80
     assert done["test_auc"] is not None
-    for name in ("serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1"):
-        assert "ready" in (tmp_path / "log" / name).read_text()
+    for name, says in (
+        ("serverlog.1", "shard 1 of 2"),
+        ("workerlog.0", "worker 0 of 2"),
+        ("workerlog.1", "worker 1 of 2"),
+    ):
+        assert says in (tmp_path / "log" / name).read_text()
