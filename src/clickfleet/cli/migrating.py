@@ -137,3 +137,60 @@ def of_model(
     others = [*([str(model)] if config is not None and model is not None else []), *more]
     given = [*(settings or []), *(item for item in others if "=" in item and not Path(item).exists())]
     return translation(named, given, "train"), [item for item in others if item not in given]
+
+
+def evaluate_old(
+    translated: "Translated",
+    data: list[str],
+    span: str | None,
+    batch_size: int | None,
+    form: str | None,
+    threads: int | None,
+    workers: int | None,
+) -> Result:
+    """The epochs that a PaddleRec configuration says, on its test data."""
+    from clickfleet.cli.training import epoch_line
+    from clickfleet.migrate import models
+
+    _one_process(workers)
+    rows, found = data or _test_data(translated), []
+    for epoch in models.epochs(translated, span):
+        with models.found(translated, epoch) as path:
+            results = models.opened(translated, path).reading(form, threads).evaluate(rows, batch_size)
+        found.append({"epoch": epoch, **results})
+        say(epoch_line(epoch, results))
+    return {**found[-1], "epochs": found}
+
+
+def predict_old(
+    translated: "Translated",
+    data: list[str],
+    out: Path,
+    batch_size: int | None,
+    form: str | None,
+    threads: int | None,
+    workers: int | None,
+) -> Result:
+    """Scores by the model that a PaddleRec configuration names, of its test data unless others are named."""
+    from clickfleet import trained
+    from clickfleet.migrate import models
+
+    _one_process(workers)
+    with models.found(translated, translated.last_epoch) as path:
+        scorer = models.opened(translated, path, inference=True).reading(form, threads)
+        done = trained.write_scores(scorer, data or _test_data(translated), out, batch_size)
+    say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
+    return done
+
+
+def _one_process(workers: int | None) -> None:
+    if workers is not None:
+        raise typer.BadParameter("--workers goes with a run folder: name that instead of the PaddleRec configuration")
+
+
+def _test_data(translated: "Translated") -> list[str]:
+    from clickfleet.errors import ConfigError
+
+    if translated.test_data is None:
+        raise ConfigError(f"{translated.original.path}: runner.test_data_dir is missing", "name files after it")
+    return [translated.test_data]

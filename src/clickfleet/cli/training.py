@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from clickfleet.cli.frame import Result, command, say
-from clickfleet.cli.migrating import ConfigFile, Settings, configured, of_model
+from clickfleet.cli.migrating import ConfigFile, Settings, configured, evaluate_old, of_model, predict_old
 
 Model = Annotated[
     Path,
@@ -152,8 +152,7 @@ def evaluate(
 
     old = of_model(model, data or [], config_file, option)
     if old is not None:
-        _one_process(workers)
-        return _evaluate_old(*old, epochs, batch_size, format, threads)
+        return evaluate_old(*old, epochs, batch_size, format, threads, workers)
     model, data = _both(model, data)
     if workers is not None:
         from clickfleet.cluster.scorers import scorers
@@ -174,40 +173,13 @@ def evaluate(
     for epoch, path in trained.epochs(model, epochs):
         results = trained.load(path).reading(format, threads).evaluate(data, batch_size)
         found.append({"epoch": epoch, **results})
-        _say_epoch(epoch, results)
+        say(epoch_line(epoch, results))
     return {**found[-1], "epochs": found}
 
 
-def _say_epoch(epoch: int, results: Result) -> None:
-    say(f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}")
-
-
-def _evaluate_old(
-    translated: Any, data: list[str], span: str | None, batch_size: int | None, form: str | None, threads: int | None
-) -> Result:
-    """The epochs that a PaddleRec configuration says, on its test data."""
-    from clickfleet.migrate import models
-
-    rows, found = data or _test_data(translated), []
-    for epoch in models.epochs(translated, span):
-        with models.found(translated, epoch) as path:
-            results = models.opened(translated, path).reading(form, threads).evaluate(rows, batch_size)
-        found.append({"epoch": epoch, **results})
-        _say_epoch(epoch, results)
-    return {**found[-1], "epochs": found}
-
-
-def _test_data(translated: Any) -> list[str]:
-    from clickfleet.errors import ConfigError
-
-    if translated.test_data is None:
-        raise ConfigError(f"{translated.original.path}: runner.test_data_dir is missing", "name files after it")
-    return [translated.test_data]
-
-
-def _one_process(workers: int | None) -> None:
-    if workers is not None:
-        raise typer.BadParameter("--workers goes with a run folder: name that instead of the PaddleRec configuration")
+def epoch_line(epoch: int, results: Result) -> str:
+    """The metrics of an epoch for people."""
+    return f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
 
 
 def _both(model: Path | None, data: list[str] | None) -> tuple[Path, list[str]]:
@@ -235,15 +207,7 @@ def predict(
 
     old = of_model(model, data or [], config_file, option)
     if old is not None:
-        from clickfleet.migrate import models
-
-        _one_process(workers)
-        translated, files = old
-        with models.found(translated, translated.last_epoch) as path:
-            scorer = models.opened(translated, path, inference=True).reading(format, threads)
-            done = trained.write_scores(scorer, files or _test_data(translated), out, batch_size)
-        say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
-        return done
+        return predict_old(*old, out, batch_size, format, threads, workers)
     model, data = _both(model, data)
     if workers is not None:
         from clickfleet.cluster.scorers import scorers
