@@ -154,11 +154,33 @@ def evaluate_old(
 
     _one_process(workers)
     rows, found = data or _test_data(translated), []
+    if translated.dictionary is not None:
+        return _analogies(translated, rows, span)
     for epoch in models.epochs(translated, span):
         with models.found(translated, epoch) as path:
             results = models.opened(translated, path).reading(form, threads).evaluate(rows, batch_size)
         found.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
+    return {**found[-1], "epochs": found}
+
+
+def _analogies(translated: "Translated", data: list[str], span: str | None) -> Result:
+    """The share of analogies that word2vec's epochs find, vectors added as they are, as the original did."""
+    from importlib import import_module
+    from tempfile import TemporaryDirectory
+
+    from clickfleet.migrate import models, words
+
+    vectors: Any = import_module("clickfleet.words.vectors")
+    assert translated.dictionary is not None
+    found: list[Result] = []
+    with TemporaryDirectory(prefix="clickfleet-") as folder:
+        questions = words.write_questions(translated.dictionary, data, Path(folder) / "questions.txt")
+        for epoch in models.epochs(translated, span):
+            with models.found(translated, epoch) as path:
+                results = vectors.load(path).evaluate([questions], raw=True)
+            found.append({"epoch": epoch, **results})
+            say(f"epoch {epoch}: {results['right']:,} of {results['known']:,} analogies found")
     return {**found[-1], "epochs": found}
 
 

@@ -68,6 +68,8 @@ class Imported:
 def import_model(translated: Translated, source: Path, out: Path, again: bool = False) -> Imported:
     """Writes the model at `source` as the run folder `out`; `again` replaces what an earlier import left there."""
     out = out.absolute()
+    if translated.dictionary is not None:
+        raise CheckpointError("models of word2vec are not imported", "train anew: clickfleet train CONFIG")
     if again and (out / "imported.txt").is_file():
         shutil.rmtree(out)
     if checkpoint.steps(out / "checkpoints"):
@@ -91,7 +93,7 @@ def import_model(translated: Translated, source: Path, out: Path, again: bool = 
         done.max_abs_diff = _compare(translated.network, learner, saved, settings, sample, done)
     done.notes += saved.notes
     out.mkdir(parents=True, exist_ok=True)
-    if translated.preset is None:
+    if translated.needs_schema:
         write_schema(translated.schema, out / "schema.yaml")
     metrics = Metrics(config.train.metrics.thresholds, config.train.metrics.sliding or None)
     state = {"step": saved.steps, "rows": 0, "epoch": 0, "imported": str(saved.path)}
@@ -110,8 +112,8 @@ def import_model(translated: Translated, source: Path, out: Path, again: bool = 
 
 def _configured(translated: Translated, out: Path) -> Config:
     config = translated.config
-    schema = None if translated.preset else str(out / "schema.yaml")
-    data = replace(config.data, schema=config.data.schema or schema)
+    schema = str(out / "schema.yaml") if translated.needs_schema else config.data.schema
+    data = replace(config.data, schema=schema)
     run, train = replace(config.run, dir=str(out)), replace(config.train, init_from=None)
     return replace(config, data=data, run=run, train=train)
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from clickfleet import checkpoint, saving, trained
 from clickfleet.config import Config
 from clickfleet.errors import CheckpointError
+from clickfleet.migrate import words
 from clickfleet.migrate.importing import import_model, is_saved
 from clickfleet.migrate.readers import inference_format
 from clickfleet.migrate.translate import Translated
@@ -22,7 +23,9 @@ def settle(translated: Translated) -> Config:
     """The configuration with all that a run needs on disk: its schema, and the model it starts from as one of ours."""
     config = translated.config
     run = Path(config.run.dir)
-    if config.data.schema is None and translated.preset is None:
+    if translated.dictionary is not None:
+        words.write_vocabulary(translated.dictionary, Path(translated.raw["data"]["vocabulary"]))
+    if translated.needs_schema:
         path = run / "schema.yaml"
         if path.is_file() and read_schema(path) != translated.schema:
             raise CheckpointError(f"{run} holds a run of another schema", "choose another runner.model_save_path")

@@ -68,7 +68,7 @@ runner: train_data_dir test_data_dir train_reader_path infer_reader_path train_b
   end_day checkpoint_per_pass save_delta_frequency save_first_base data_donefile data_sleep_second prefetch train_thread_num
 hyper_parameters: optimizer.class optimizer.learning_rate reg sparse_inputs_slots sparse_feature_dim dense_input_dim fc_sizes
   num_field slot_num emb_dim layer_sizes cross_num is_Stacked use_low_rank_mixture low_rank num_experts bot_layer_sizes
-  top_layer_sizes layer_sizes_cin layer_sizes_dnn use_embedding_gate use_hidden_gate
+  top_layer_sizes layer_sizes_cin layer_sizes_dnn use_embedding_gate use_hidden_gate window_size neg_num
 """
 """Keys that become something, as `translate` has them."""
 

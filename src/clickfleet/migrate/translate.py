@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from clickfleet.config import Config, checked, override
 from clickfleet.errors import ConfigError
+from clickfleet.migrate import words
 from clickfleet.migrate.keys import Keys
 from clickfleet.migrate.networks import find_network, take_network
 from clickfleet.migrate.original import Original
 from clickfleet.migrate.readers import take_readers
 from clickfleet.migrate.report import Report
 from clickfleet.migrate.rows import take_optimizer, take_tables
-from clickfleet.schema import PRESETS, Schema, preset
+from clickfleet.schema import PRESETS, Schema, Slot, preset
 
 R = "runner."
 Purpose = Literal["train", "launch", "online"]
@@ -44,6 +45,13 @@ class Translated:
     """Where evaluation finds rows."""
     inputs: tuple[str, ...]
     """Columns that an export keeps; none: all."""
+    dictionary: Path | None = None
+    """word2vec: its words and their counts."""
+
+    @property
+    def needs_schema(self) -> bool:
+        """Whether the schema has to be written down: it is neither a preset nor the format's own."""
+        return self.preset is None and self.dictionary is None and self.config.data.schema is None
 
     @property
     def last_epoch(self) -> int | None:
@@ -55,13 +63,18 @@ def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose = "
     """`ours` are `key=value` settings of our own over what the file becomes."""
     keys = Keys(original)
     wanted = next((item.partition("=")[2] for item in ours if item.startswith("model.name=")), None)
-    name, network = find_network(original.folder, wanted)
-    schema = take_network(keys, name, network)
-    take_optimizer(keys, name)
-    take_tables(keys, network)
-    form, schema, own = take_readers(keys, network, schema)
-    keys.set("data.format", form)
-    _take_data(keys, purpose)
+    if words.is_here() and (wanted or original.folder.resolve().name) == words.NAME:
+        name, own, schema = words.NAME, False, Schema(slots=(Slot("in", multi=True), Slot("out", multi=True)))
+        dictionary: Path | None = words.take_words(keys)
+    else:
+        dictionary = None
+        name, network = find_network(original.folder, wanted)
+        schema = take_network(keys, name, network)
+        take_optimizer(keys, name)
+        take_tables(keys, network)
+        form, schema, own = take_readers(keys, network, schema)
+        keys.set("data.format", form)
+    _take_data(keys, purpose, dictionary is not None)
     _take_training(keys, purpose)
     _take_mode(keys, purpose)
     _take_online(keys, purpose)
@@ -70,6 +83,8 @@ def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose = "
     keys.finish(own)
     for item in ours:
         override(keys.raw, item)
+    if dictionary is not None:
+        keys.raw["data"].setdefault("vocabulary", str(original.folder / keys.raw["run"]["dir"] / "vocabulary.txt"))
     known = next((key for key in PRESETS if preset(key) == schema), None)
     if known is not None and "schema" not in keys.raw["data"]:
         keys.set("data.preset", known)
@@ -83,7 +98,7 @@ def here(path: str) -> str:
     return path if "://" in path else str(Path(path).absolute())
 
 
-def _take_data(keys: Keys, purpose: Purpose) -> None:
+def _take_data(keys: Keys, purpose: Purpose, words_: bool) -> None:
     folder, train = keys.original.folder, keys.text(R + "train_data_dir")
     if purpose == "online":
         keys.to(
@@ -95,7 +110,9 @@ def _take_data(keys: Keys, purpose: Purpose) -> None:
         keys.skip(R + "test_data_dir", "each pass is scored before it is trained on (online.validate)")
     else:
         keys.to(R + "train_data_dir", "data.train", _beside(folder, train))
-        if keys.has(R + "test_data_dir"):
+        if words_:
+            keys.used(R + "test_data_dir", "evaluate", "a file of analogies")
+        elif keys.has(R + "test_data_dir"):
             test = _beside(folder, keys.text(R + "test_data_dir"))
             if "://" in test or os.path.exists(test):
                 keys.to(R + "test_data_dir", "data.test", test, "also tested on after each epoch")
@@ -103,12 +120,10 @@ def _take_data(keys: Keys, purpose: Purpose) -> None:
                 keys.used(
                     R + "test_data_dir", "evaluate and predict", f"{test} is not there now, so no test after epochs"
                 )
-    keys.to(
-        R + "train_batch_size",
-        "data.batch_size",
-        keys.whole(R + "train_batch_size", 1 if purpose == "online" else None),
-    )
-    if keys.has(R + "infer_batch_size"):
+    if not words_:
+        size = keys.whole(R + "train_batch_size", 1 if purpose == "online" else None)
+        keys.to(R + "train_batch_size", "data.batch_size", size)
+    if keys.has(R + "infer_batch_size") and not words_:
         keys.to(R + "infer_batch_size", "data.test_batch_size", keys.whole(R + "infer_batch_size"))
     if keys.has(R + "num_workers"):
         keys.to(

@@ -11,6 +11,7 @@ import yaml
 
 from clickfleet.errors import ConfigError
 from clickfleet.migrate.translate import Translated
+from clickfleet.migrate.words import write_vocabulary
 from clickfleet.schema import write_schema
 
 PATHS = (("data", "train"), ("data", "test"), ("run", "dir"), ("online", "dir"), ("train", "init_from"))
@@ -33,7 +34,10 @@ def write(translated: Translated, out: Path) -> list[Path]:
     written = [out, report]
     try:
         base.mkdir(parents=True, exist_ok=True)
-        if translated.preset is None:
+        if translated.dictionary is not None:
+            raw["data"]["vocabulary"] = write_vocabulary(translated.dictionary, out.with_suffix(".vocabulary.txt")).name
+            written.insert(1, out.with_suffix(".vocabulary.txt"))
+        if translated.needs_schema:
             raw["data"]["schema"] = schema.name
             write_schema(translated.schema, schema)
             written.insert(1, schema)
