@@ -90,7 +90,9 @@ def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose = "
         keys.set("data.preset", known)
     config = checked(Config, keys.raw, source=str(original.path), base=original.folder)
     test = None if not keys.has(R + "test_data_dir") else _beside(original.folder, keys.text(R + "test_data_dir"))
-    return Translated(original, name, keys.raw, config, schema, known, keys.report, load_path, epochs, test, inputs)
+    return Translated(
+        original, name, keys.raw, config, schema, known, keys.report, load_path, epochs, test, inputs, dictionary
+    )
 
 
 def here(path: str) -> str:
