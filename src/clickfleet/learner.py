@@ -10,10 +10,11 @@ from torch import Tensor
 
 from clickfleet import devices, sections
 from clickfleet.config import Config, checked
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.find import find
+from clickfleet.layers import Wide
 from clickfleet.losses import Loss
-from clickfleet.models import Model, Shape
+from clickfleet.models import Inputs, Model, Shape
 from clickfleet.optimizers import Flat, Optimizer
 from clickfleet.policy import Policy
 from clickfleet.rules import Rule, rule
@@ -45,7 +46,7 @@ class Learner:
         self.config, self.schema = config, schema
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.train.seed)
-            self.model = kind(settings, self.shape).to(self.device)  # made on the CPU: equal values everywhere
+            self.model = widened(kind, settings, self.shape).to(self.device)  # made on the CPU: equal values everywhere
         init = kind.table_init(settings, dim)
         self.table = table or make_table(config.table, factors, init.embed, init.embedx, config.train.seed)
         if self.table.factors != factors:
@@ -115,6 +116,31 @@ class Learner:
             for name, view in self.flat.views(vector).items():
                 view.copy_(named[f"{kept}/{name}"])
         self.optimizer.restore({"steps": named["steps"], **state})
+
+
+def widened(kind: type[Model], settings: Any, shape: Shape) -> Model:
+    """The model, with a first-order part beside it where the settings want one that its formula has not."""
+    wide = getattr(settings, "wide", None)  # settings of a user's own model may not have it
+    if wide is False and kind.has_wide:
+        raise ConfigError("model.wide: the model has a first-order part by its formula", "take a model without one")
+    model = kind(settings, shape)
+    return Widened(model, shape) if wide and not kind.has_wide else model
+
+
+class Widened(Model):
+    """logit = that of a model + Σ_j w_j + a·x + b."""
+
+    has_wide = True
+
+    def __init__(self, model: Model, shape: Shape) -> None:
+        super().__init__(None, shape)
+        self.model, self.wide = model, Wide(shape.dense)
+
+    def extra_loss(self) -> Tensor | None:
+        return self.model.extra_loss()
+
+    def forward(self, x: Inputs) -> Tensor:
+        return self.model(x) + self.wide(x.first, x.dense)
 
 
 def _copy(tensor: Tensor) -> Tensor:

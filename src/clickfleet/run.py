@@ -187,14 +187,21 @@ def train(
     )
 
 
-class Distant(Outcome):
-    """What training on a cluster made; the model is loaded when it is first used."""
+class LoadedLater:
+    """A model that is loaded from its checkpoint when it is first used."""
+
+    path: Path | None
+    learner: Learner
 
     def __getattr__(self, name: str) -> Any:
         if name != "learner" or self.path is None:
             raise AttributeError(name)
         self.learner = saving.load(self.path)
         return self.learner
+
+
+class Distant(LoadedLater, Outcome):
+    """What training on a cluster made."""
 
 
 def _train_on_cluster(

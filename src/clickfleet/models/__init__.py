@@ -7,7 +7,7 @@ original was defective, `paddlerec: true` in its Config gives the original's mat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -61,9 +61,13 @@ class Model(nn.Module):
     """The same under `paddlerec`, as is the next."""
     original_epsilon: ClassVar[float] = 1e-4
     original_l2_rows: ClassVar[float] = 0.0
+    has_wide: ClassVar[bool] = False
+    """Whether the formula has a first-order part Σ_j w_j + a·x + b."""
 
     @dataclass(frozen=True)
-    class Config: ...
+    class Config:
+        wide: bool | None = field(default=None, kw_only=True)
+        """true: a first-order part is added to the logit of a model that has none. By default, as its paper has it."""
 
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__()
