@@ -79,6 +79,8 @@ def plugin(default: str | None) -> BeforeValidator:
         if not isinstance(name, str):
             raise PydanticCustomError("plugin", "needs a name and, beside it, settings")
         settings = {key: item for key, item in given.items() if key != "name"}
+        if isinstance(settings.get("folder"), str) and settings["folder"]:
+            settings["folder"] = _beside(settings["folder"], info)
         return Plugin(_beside(name, info) if name.endswith(".py") else name, settings)
 
     return BeforeValidator(parse)

@@ -1,10 +1,12 @@
 """Commands about clusters: `launch`, `bench modes`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.migrating import ConfigFile, Settings, is_old
 
 Servers = Annotated[
     int, typer.Option("--server_num", "--shards", min=1, help="Processes that hold rows and dense weights.")
@@ -20,7 +22,13 @@ def add(app: typer.Typer) -> None:
 
 
 def launch(
-    config: Annotated[str, typer.Argument(help="A YAML file with one of the modes sync, half_async, async or geo.")],
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file with one of the modes sync, half_async, async or geo, or one of PaddleRec's.",
+            show_default=False,
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="Settings over the file's, such as mode.name=geo.", metavar="[KEY=VALUE]..."),
@@ -28,23 +36,47 @@ def launch(
     server_num: Servers = 2,
     worker_num: Workers = 2,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--log_dir",
+            help="Also name the logs here, serverlog.0 and workerlog.0 on (default with a PaddleRec configuration: log).",
+        ),
+    ] = None,
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
     """Train on a cluster of processes on this machine; each writes its own log into the run folder's logs/."""
     from clickfleet import modes as all_modes
     from clickfleet import run
-    from clickfleet.cli.training import tell
+    from clickfleet.cli.training import given, tell
     from clickfleet.errors import ConfigError
 
-    overrides = [*(settings or []), f"cluster.shards={server_num}", f"cluster.workers={worker_num}"]
-    wanted = run.configure(config, overrides)
+    numbers = [f"cluster.shards={server_num}", f"cluster.workers={worker_num}"]
+    path, overrides = given(config, [*(settings or []), *numbers], config_file, option, "launch")
+    wanted = run.configure(path, overrides)
+    if log_dir is None and is_old(config_file or config):
+        log_dir = Path("log")
     if not all_modes.distributed(wanted):
         raise ConfigError(
             f"mode {wanted.mode.name} runs in one process", "add mode.name=async (or sync, half_async, geo)"
         )
+    if log_dir is not None:
+        link_logs(log_dir, Path(wanted.run.dir).absolute() / "logs", server_num, worker_num)
     done = run.train(wanted, resume=resume)
     tell(done)
-    say(f"logs of the processes: {wanted.run.dir}/logs")
+    say(f"logs of the processes: {log_dir or f'{wanted.run.dir}/logs'}")
     return done.to_dict()
+
+
+def link_logs(folder: Path, logs: Path, servers: int, workers: int) -> None:
+    """Names the processes' logs as fleetrun did; they are there once the processes have started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, mine, count in (("serverlog", "shard", servers), ("workerlog", "worker", workers)):
+        for i in range(count):
+            link = folder / f"{kind}.{i}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(logs / f"{mine}-{i}.log")
 
 
 def modes(

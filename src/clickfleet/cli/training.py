@@ -6,12 +6,28 @@ from typing import Annotated, Any
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.migrating import ConfigFile, Settings, configured, evaluate_old, of_model, predict_old
 
 Model = Annotated[
     Path,
     typer.Argument(help="A run folder (its newest checkpoint), RUN/BEST, a checkpoint, a published log or entry."),
 ]
-Inputs = Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")]
+ModelOrConfig = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A run folder (its newest checkpoint), RUN/BEST, a checkpoint, a published log or entry; or a PaddleRec configuration.",
+        show_default=False,
+        metavar="MODEL",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Files, folders, globs or URLs; .gz and .zst are unpacked. A PaddleRec configuration names its own.",
+        show_default=False,
+        metavar="DATA...",
+    ),
+]
 Format = Annotated[
     str | None, typer.Option("--format", help="Format of the files (default: that of the training data).")
 ]
@@ -37,17 +53,23 @@ def add(app: typer.Typer) -> None:
 
 def train(
     config: Annotated[
-        str,
-        typer.Argument(help="A YAML file; or leave it out and give data.train=…", metavar="CONFIG", show_default=False),
-    ],
+        str | None,
+        typer.Argument(
+            help="A YAML file, ours or PaddleRec's; or leave it out and give data.train=…",
+            metavar="CONFIG",
+            show_default=False,
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="Settings over the file's, such as train.epochs=3.", metavar="[KEY=VALUE]..."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
     """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl, config.yaml and report.html."""
-    path, overrides = given(config, settings)
+    path, overrides = given(config, settings, config_file, option)
     from clickfleet import run
     from clickfleet.cluster import roles
 
@@ -94,16 +116,25 @@ def tell(done: Any) -> None:
     say(f"checkpoint: {done.path}")
 
 
-def given(config: str, settings: list[str] | None) -> tuple[str | None, list[str]]:
-    """The configuration's file, unless the first argument is a setting already, and the settings."""
-    if "=" in config and not Path(config).exists():
-        return None, [config, *(settings or [])]
-    return config, list(settings or [])
+def given(
+    config: str | None,
+    settings: list[str] | None,
+    file: Path | None = None,
+    options: list[str] | None = None,
+    purpose: str = "train",
+) -> tuple[Any, list[str]]:
+    """The configuration's file, unless the first argument is a setting already, and the settings; of a PaddleRec file, what it means."""
+    arguments = [*([config] if config is not None else []), *(settings or [])]
+    if file is None and arguments and ("=" not in arguments[0] or Path(arguments[0]).exists()):
+        file = Path(arguments.pop(0))
+    if file is None and not arguments and not options:
+        raise typer.BadParameter("Missing argument 'CONFIG'.")
+    return configured(None if file is None else str(file), [*(options or []), *arguments], purpose)
 
 
 def evaluate(
-    model: Model,
-    data: Inputs,
+    model: ModelOrConfig = None,
+    data: Inputs = None,
     epochs: Annotated[
         str | None, typer.Option(help="Evaluate the checkpoints of these epochs' ends: 0:4 are 0, 1, 2 and 3.")
     ] = None,
@@ -113,11 +144,17 @@ def evaluate(
     workers: Workers = None,
     shards: Shards = 1,
     address: Address = None,
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
     """Metrics of a model on data: AUC, log loss, accuracy, calibration and more; of word2vec, the share of analogies found."""
     from clickfleet import trained
     from clickfleet.words import vectors
 
+    old = of_model(model, data or [], config_file, option)
+    if old is not None:
+        return evaluate_old(*old, epochs, batch_size, format, threads, workers)
+    model, data = _both(model, data)
     if vectors.is_words(model):
         if epochs is not None or workers is not None or format is not None:
             raise _no_analogies()
@@ -141,26 +178,42 @@ def evaluate(
     for epoch, path in trained.epochs(model, epochs):
         results = trained.load(path).reading(format, threads).evaluate(data, batch_size)
         found.append({"epoch": epoch, **results})
-        say(
-            f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
-        )
+        say(epoch_line(epoch, results))
     return {**found[-1], "epochs": found}
 
 
+def epoch_line(epoch: int, results: Result) -> str:
+    """The metrics of an epoch for people."""
+    return f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
+
+
+def _both(model: Path | None, data: list[str] | None) -> tuple[Path, list[str]]:
+    """MODEL and DATA, which both must be there."""
+    if model is None or not data:
+        raise typer.BadParameter("Missing argument 'DATA...'.")
+    return model, data
+
+
 def predict(
-    model: Model,
-    data: Inputs,
     out: Annotated[Path, typer.Option(help="File for the scores: text, one per line, or .parquet or .npy.")],
+    model: ModelOrConfig = None,
+    data: Inputs = None,
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
     threads: Threads = None,
     workers: Workers = None,
     shards: Shards = 1,
     address: Address = None,
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
     from clickfleet import trained
 
+    old = of_model(model, data or [], config_file, option)
+    if old is not None:
+        return predict_old(*old, out, batch_size, format, threads, workers)
+    model, data = _both(model, data)
     if workers is not None:
         from clickfleet.cluster.scorers import scorers
         from clickfleet.errors import ConfigError

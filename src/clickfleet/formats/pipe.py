@@ -26,7 +26,7 @@ class Pipe(_Multislot):
 
     command: str = "cat"
     folder: str = ""
-    """Where the command runs; default: here."""
+    """Where the command runs; default: here. In a configuration a relative one is relative to the file."""
 
     def __post_init__(self) -> None:
         if not self.command.strip():
