@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from clickfleet.batch import Batch, Floats
 from clickfleet.embedding import Embedding
+from clickfleet.engine import Engine
 from clickfleet.errors import ConfigError
+from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.schema import Schema
@@ -23,11 +25,19 @@ Results = dict[str, Any]
 
 
 class Scorer:
-    """Probabilities of a click by a model that does not change meanwhile; keys it does not know count as zeros."""
+    """Probabilities of a click by a model that does not change meanwhile; keys it does not know count as zeros.
 
-    def __init__(self, learner: Learner, threads: int = 1) -> None:
+    Torch computes them, or an `engine` of ONNX Runtime.
+    """
+
+    def __init__(self, learner: Learner, threads: int = 1, engine: Engine | None = None) -> None:
         self.learner, self.threads = learner, threads
         self._own = threading.local()
+        self._session: Any = None
+        if engine is not None:  # instead of torch
+            graph = Graph(learner.model, learner.shape, ("score",))
+            self._session = engine.session(graph.bytes(learner.dense()))
+            self._inputs = [item.name for item in self._session.get_inputs()]
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Floats]]:
         """Each batch with its scores, in the order of the batches."""
@@ -63,6 +73,9 @@ class Scorer:
         keys = embedding.unique(batch)
         rows = self.learner.table.pull(keys, training=False, out=embedding.room())
         x = embedding.inputs(batch, rows, training=False)
+        if self._session is not None:
+            found: Floats = self._session.run(None, {name: getattr(x, name).cpu().numpy() for name in self._inputs})[0]
+            return found
         return torch.sigmoid(self.learner.model(x)).cpu().numpy()
 
 
@@ -74,11 +87,17 @@ def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Re
     return results(measure(learner, batches, threads))
 
 
-def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1, look: Look | None = None) -> Metrics:
+def measure(
+    learner: Learner,
+    batches: Iterable[Batch],
+    threads: int = 1,
+    look: Look | None = None,
+    engine: Engine | None = None,
+) -> Metrics:
     """The same as sums and buckets, which can be merged and drawn; `look` is shown every batch."""
     metrics = metrics_of(learner)
     slot = slice_slot(learner.schema, learner.config.train.metrics.slices)
-    for batch, scores in Scorer(learner, threads)(batches):
+    for batch, scores in Scorer(learner, threads, engine)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)

@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
+from clickfleet.engine import Engine
 from clickfleet.exporting import Publisher
 from clickfleet.graph import Graph
 from clickfleet.published import LOG, Entry
@@ -230,7 +231,7 @@ def test_rows_in_memory_are_those_in_files(log: Publication) -> None:
 
 
 def test_int8_shows_its_drift(log: Publication) -> None:
-    version = predictor.open_version(Entry(log.folder / "000001-base"), int8=True)
+    version = predictor.open_version(Entry(log.folder / "000001-base"), engine=Engine("int8"))
     assert version.drift is not None
     assert 0 < version.drift < predictor.INT8_TOLERANCE
 

@@ -1,0 +1,63 @@
+"""Commands of the workbench: `compare`, `tune`, `dashboard`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.training import given
+
+Settings = Annotated[
+    list[str] | None, typer.Argument(help="Settings over the file's, such as train.epochs=3.", metavar="[KEY=VALUE]...")
+]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Runs trained at a time, each in its own process (default: as cores allow).")
+]
+
+
+def add(app: typer.Typer) -> None:
+    command(app)(compare)
+
+
+def compare(
+    config: Annotated[str, typer.Argument(help="A YAML file: the data, and all that the runs have in common.")],
+    settings: Settings = None,
+    models: Annotated[
+        str | None, typer.Option(help="Models by commas, own .py files too (default: the configuration's).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A study of one setting: key=a,b,c. Repeat it for more; each is a table and a plot."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds by commas; tables hold the means (default: train.seed).")
+    ] = None,
+    jobs: Jobs = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs, compare.csv, compare.md and compare.html.")] = Path(
+        "compare"
+    ),
+) -> Result:
+    """Train models and settings on the same data and seeds; tables and curves. Again, it goes on where it stopped."""
+    from clickfleet.workbench import outcome
+    from clickfleet.workbench.compare import compare as act
+
+    path, overrides = given(config, settings)
+    try:
+        numbers = [int(text) for text in seeds.split(",")] if seeds else []
+    except ValueError:
+        raise typer.BadParameter(f"--seeds {seeds} are no whole numbers") from None
+    names = models.split(",") if models else []
+    found = act(path, *overrides, models=names, sets=set_ or [], seeds=numbers, jobs=jobs, out=out, say=say)
+    say(outcome.selection(found).text())
+    for table in outcome.studies(found).values():
+        say("\n" + table.text())
+    for name, error in found.failed.items():
+        say(f"\nfailed: {name}: {error}")
+    say(f"\n{found.page}")
+    if found.signal is not None:
+        say("stopped by a signal; the same command goes on")
+        raise typer.Exit(128 + found.signal)
+    return found.to_dict()
