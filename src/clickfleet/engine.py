@@ -12,6 +12,7 @@ clickfleet.errors.ConfigError: graph optimisation 'most' is not known
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,8 +97,10 @@ def providers() -> tuple[list[str], list[str]]:
     return present, [name for name in ort.get_all_providers() if name not in (*present, CPU)]
 
 
+@lru_cache(maxsize=1)
 def quantised(graph: bytes) -> bytes:
     """The network with its matrices as 8-bit integers; inputs are quantised as they come."""
+    import logging
     import tempfile
 
     import onnx
@@ -107,7 +110,11 @@ def quantised(graph: bytes) -> bytes:
     del model.graph.value_info[:]  # the shapes of the matrices change
     with tempfile.TemporaryDirectory(prefix="clickfleet-int8-") as folder:
         small = Path(folder) / "int8.onnx"
-        quantize_dynamic(model, small, weight_type=QuantType.QInt8)
+        logging.disable(logging.WARNING)  # it recommends a preparation that changes nothing here
+        try:
+            quantize_dynamic(model, small, weight_type=QuantType.QInt8)
+        finally:
+            logging.disable(logging.NOTSET)
         return small.read_bytes()
 
 

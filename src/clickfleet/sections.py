@@ -377,10 +377,10 @@ class Serve:
 class Dimension:
     """What a setting may be: one of `choices`, or a number from `low` to `high`."""
 
-    low: float | None = None
-    high: float | None = None
-    step: float | None = None
-    """Between two numbers; with whole numbers low and high, 1 by default."""
+    low: int | float | None = None
+    high: int | float | None = None
+    """Both whole numbers: so is what lies between; else write 1.0 for 1."""
+    step: int | float | None = None
     log: bool = False
     """Small numbers are tried as often as large ones."""
     choices: tuple[Any, ...] | None = None

@@ -159,10 +159,8 @@ def _write_parquet(path: Path, parts: Iterable[Floats]) -> None:
             writer.write_batch(pa.record_batch([pa.array(scores)], schema=columns))
 
 
-def describe(model: str | Path) -> dict[str, Any]:
-    """What a saved model is made of."""
-    path = saving.resolve(model)
-    learner = saving.load(path)
+def facts(path: Path, learner: Learner) -> dict[str, Any]:
+    """What the saved model at a resolved path is made of."""
     table = learner.table.stats()
     return {
         "checkpoint": str(path),

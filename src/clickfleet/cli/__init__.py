@@ -12,7 +12,7 @@ import typer
 import clickfleet
 from clickfleet.cli import frame
 
-GROUPS = ("about", "logs", "training", "cluster", "online", "publishing", "serving", "workbench")
+GROUPS = ("about", "logs", "training", "cluster", "online", "publishing", "serving", "inspecting", "workbench", "bench")
 
 
 def build() -> typer.Typer:

@@ -1,4 +1,4 @@
-"""Commands about models: `train`, `evaluate`, `predict`, `inspect`, `report`, `verify`."""
+"""Commands about models: `train`, `evaluate`, `predict`, `report`, `verify`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,7 +40,6 @@ def add(app: typer.Typer) -> None:
     command(app)(train)
     command(app)(evaluate)
     command(app)(predict)
-    command(app)(inspect)
     command(app)(report)
     command(app)(verify)
 
@@ -172,21 +171,6 @@ def engine_of(name: str, threads: int, graph: str | None, arena: bool | None) ->
             raise ConfigError("--graph-optimization and --arena are ONNX Runtime's", "add --engine onnx")
         return None
     return Engine(name, threads, graph or "all", arena is not False)
-
-
-def inspect(model: Model) -> Result:
-    """Show what a model is made of: network, rows and memory, rows per slot."""
-    from clickfleet import trained
-
-    facts = trained.describe(model)
-    say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
-    say(f"dense parameters {facts['parameters']:,}")
-    say(
-        f"table {facts['rows']:,} rows ({facts['full_rows']:,} with factors), {facts['factors']} factors, {facts['bytes']:,} bytes"
-    )
-    for name, rows in facts["slots"].items():
-        say(f"{rows:>12,}  {name}")
-    return facts
 
 
 def report(

@@ -18,6 +18,7 @@ Jobs = Annotated[
 
 def add(app: typer.Typer) -> None:
     command(app)(compare)
+    command(app)(tune)
 
 
 def compare(
@@ -57,6 +58,35 @@ def compare(
     for name, error in found.failed.items():
         say(f"\nfailed: {name}: {error}")
     say(f"\n{found.page}")
+    if found.signal is not None:
+        say("stopped by a signal; the same command goes on")
+        raise typer.Exit(128 + found.signal)
+    return found.to_dict()
+
+
+def tune(
+    config: Annotated[str, typer.Argument(help="A YAML file whose section tune says what may be tried.")],
+    settings: Settings = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Trials in all, those of earlier calls included (default: tune.trials).")
+    ] = None,
+    jobs: Jobs = None,
+    out: Annotated[Path, typer.Option(help="Folder for study.db, trials, best.yaml, tune.csv and tune.html.")] = Path(
+        "tune"
+    ),
+) -> Result:
+    """Search for settings with Optuna; bad trials are given up early. Again, it goes on where it stopped."""
+    from clickfleet.run import configure
+    from clickfleet.workbench.search_page import table
+    from clickfleet.workbench.tune import tune as act
+
+    path, overrides = given(config, settings)
+    wanted = configure(path, overrides)
+    found = act(wanted, trials=trials, jobs=jobs, out=out, say=say)
+    say(table(found, wanted).text())
+    if found.best is not None:
+        say(f"\nbest configuration: {found.config} (clickfleet train {found.config})")
+    say(str(found.page))
     if found.signal is not None:
         say("stopped by a signal; the same command goes on")
         raise typer.Exit(128 + found.signal)

@@ -83,7 +83,7 @@ def plan(
                 continue
             lines = [made.line(changed(own, key, value), key, value) for value in values]
             if all(line.orders != first.orders for line in lines):
-                lines.insert(0, replace(first, setting=key, value=f"{_text(current(own, key))} (as configured)"))
+                lines.insert(0, replace(first, setting=key, value=f"{text_of(current(own, key))} (as configured)"))
             studies[key] += lines
     for key, lines in studies.items():
         if not lines:
@@ -99,7 +99,7 @@ class _Maker:
         self._orders: dict[str, Order] = {}
 
     def line(self, config: Config, key: str | None, value: Any) -> Line:
-        text = None if key is None else _text(value)
+        text = None if key is None else text_of(value)
         stem = Path(config.model.name).stem
         name = stem if key is None else f"{stem}-{key}={text}"
         orders = tuple(self._order(config, name, seed) for seed in self.seeds)
@@ -174,7 +174,8 @@ def current(config: Config, key: str) -> Any:
     return found
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as a label."""
     if value is None:
         return "default"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
