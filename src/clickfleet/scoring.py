@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from clickfleet.errors import ConfigError
 from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
+from clickfleet.models import Model
 from clickfleet.schema import Schema
 
 Results = dict[str, Any]
@@ -35,8 +37,7 @@ class Scorer:
         self._own = threading.local()
         self._session: Any = None
         if engine is not None:  # instead of torch
-            graph = Graph(learner.model, learner.shape, ("score",))
-            self._session = engine.session(graph.bytes(learner.dense()))
+            self._session = engine.session(exported(learner))
             self._inputs = [item.name for item in self._session.get_inputs()]
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Floats]]:
@@ -77,6 +78,17 @@ class Scorer:
             found: Floats = self._session.run(None, {name: getattr(x, name).cpu().numpy() for name in self._inputs})[0]
             return found
         return torch.sigmoid(self.learner.model(x)).cpu().numpy()
+
+
+_graphs: WeakKeyDictionary[Model, Graph] = WeakKeyDictionary()
+"""Exporting takes seconds, and all weights can be replaced."""
+
+
+def exported(learner: Learner) -> bytes:
+    """The network as an ONNX graph that gives the score."""
+    if learner.model not in _graphs:
+        _graphs[learner.model] = Graph(learner.model, learner.shape, ("score",))
+    return _graphs[learner.model].bytes(learner.dense())
 
 
 Look = Callable[[Batch], None]

@@ -19,6 +19,7 @@ Jobs = Annotated[
 def add(app: typer.Typer) -> None:
     command(app)(compare)
     command(app)(tune)
+    command(app)(dashboard)
 
 
 def compare(
@@ -91,3 +92,30 @@ def tune(
         say("stopped by a signal; the same command goes on")
         raise typer.Exit(128 + found.signal)
     return found.to_dict()
+
+
+def dashboard(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, also online ones; folders of compare and tune.", metavar="RUN...")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 8070,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> Result:
+    """Follow runs on a local page while they train: curves, table, speed; of online runs entries, lag and freshness."""
+    import signal
+    import threading
+
+    from clickfleet.workbench.dashboard import Dashboard
+
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    with Dashboard(runs, port, every) as page:
+        say(f"ready: {page.url}  (Ctrl-C stops)")
+        if open_:
+            import webbrowser
+
+            webbrowser.open(page.url)
+        over.wait()
+        return {"url": page.url}

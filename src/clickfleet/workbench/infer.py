@@ -29,7 +29,6 @@ from clickfleet.batch import Batch, Floats, concatenate
 from clickfleet.embedding import Embedding
 from clickfleet.engine import LEVELS, Engine, providers
 from clickfleet.errors import ConfigError, DataError
-from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.models import Inputs
@@ -123,7 +122,7 @@ def _present(learner: Learner, skipped: dict[str, str]) -> list[str]:
     """Further providers that compute at least a part of this network here; the others with the reason."""
     present, absent = providers()
     skipped |= dict.fromkeys(absent, "not part of the installed onnxruntime")
-    graph = Graph(learner.model, learner.shape, ("score",)).bytes(learner.dense())
+    graph = scoring.exported(learner)
     found = []
     for name in present:
         try:
@@ -230,20 +229,18 @@ def _cells(
     sample: Batch,
 ) -> list[_Cell]:
     """Every cell, opened; `bytes` is how far memory rose for its session and first batches of each size."""
-    exported: bytes | None = None
     cells = []
+    network = scoring.exported(learner) if set(names) - {"torch"} else b""
     for name, count in itertools.product(names, threads):
         ways: list[Engine | None] = [None]
         if name != "torch":
-            exported = exported or Graph(learner.model, learner.shape, ("score",)).bytes(learner.dense())
             ways = [Engine(name, count, level, kept) for level, kept in itertools.product(graph, arena)]
         for way in ways:
             mine = [_Cell(learner, way, count, size, sample) for size in sizes]
             gc.collect()
             memory = Memory()
             if way is not None:
-                assert exported is not None
-                session = way.session(exported)
+                session = way.session(network)
                 for cell in mine:
                     cell.open(session)
             for cell in mine:

@@ -186,16 +186,21 @@ class _Search:
                     left -= 1
                 for order, facts in crew.finished(0.1):
                     self._tell(order, facts)
-                for name, (trial, order, tail) in self._running.items():
-                    for line in tail.lines():
-                        value = line.get(self.config.tune.metric)
-                        if line["kind"] == "test" and value is not None and (name, line["step"]) not in self._reported:
-                            self._reported.add((name, line["step"]))
-                            trial.report(value, line["step"])
-                            if trial.should_prune() and name not in self._given_up:
-                                self._given_up.add(name)
-                                crew.stop(order)
+                for name in self._running:
+                    self._report(name, crew.stop)
         assert not self.study.get_trials(states=(TrialState.RUNNING,))
+
+    def _report(self, name: str, stop: Callable[[Order], None]) -> None:
+        """Tells what a run has written down since the last look, and gives it up where that is not promising."""
+        trial, order, tail = self._running[name]
+        for line in tail.lines():
+            value = line.get(self.config.tune.metric)
+            if line["kind"] == "test" and value is not None and (name, line["step"]) not in self._reported:
+                self._reported.add((name, line["step"]))
+                trial.report(value, line["step"])
+                if name not in self._given_up and trial.should_prune():
+                    self._given_up.add(name)
+                    stop(order)
 
     def _ask(self) -> Order:
         trial = self.study.ask(self.space)
