@@ -49,9 +49,22 @@ class Inference:
     skipped: dict[str, str] = field(default_factory=dict)
     """Providers of ONNX Runtime that were not measured, and why."""
 
+    def ratios(self) -> dict[str, float]:
+        """How many times as fast as torch an engine is, each at its best setting, by engine and batch size."""
+        best: dict[tuple[str, int], float] = {}
+        for row in self.rows:
+            cell = row["engine"], row["batch_size"]
+            best[cell] = min(best.get(cell, float("inf")), row["p50_ms"])
+        return {
+            f"{engine} / torch, batch {size}": best["torch", size] / took
+            for (engine, size), took in best.items()
+            if engine != "torch" and ("torch", size) in best
+        }
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
+            "ratios": self.ratios(),
             "accuracy": self.accuracy,
             "environment": self.environment.facts,
             "skipped": self.skipped,

@@ -59,7 +59,8 @@ def reasons(found: Inference) -> dict[str, list[str]]:
 
 
 def text(found: Inference) -> str:
-    parts = [matrix(found).text(), accuracy(found).text(), found.environment.text()]
+    ratios = "\n".join(f"{ratio:>6.2f} ×  {name}" for name, ratio in found.ratios().items())
+    parts = [matrix(found).text(), ratios, accuracy(found).text(), found.environment.text()]
     parts += ["\n".join(f"not measured, {why}: {', '.join(names)}" for why, names in reasons(found).items())]
     return "\n\n".join(part for part in parts if part)
 

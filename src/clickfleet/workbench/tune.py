@@ -26,6 +26,7 @@ from clickfleet.interrupts import interruptible
 from clickfleet.lock import Lock
 from clickfleet.run import check, configure
 from clickfleet.sections import Tune
+from clickfleet.workbench.compare import MEASURED
 from clickfleet.workbench.crew import Crew, Facts, Order, share_cores
 from clickfleet.workbench.plan import fingerprint
 from clickfleet.workbench.space import applied, check_space, distribution, values
@@ -271,8 +272,9 @@ class _Search:
                 continue
             if trial.state.is_finished():
                 state = {TrialState.COMPLETE: "done", TrialState.PRUNED: "given up"}.get(trial.state, "failed")
-                row = {"trial": trial.number, "state": state, "value": trial.value}
-                row |= values(self.config.tune.space, trial.params)
-                row |= {key: facts.get(key) for key in ("train_auc", "test_auc", "logloss", "seconds", "error")}
-                found.append({**row, "folder": facts.get("folder")})
+                tried = values(self.config.tune.space, trial.params)
+                row = {"trial": trial.number, "state": state, "value": trial.value, **tried}
+                row["model"] = Path(str(tried.get("model.name", self.config.model.name))).stem
+                row |= {key: facts.get(key) for key in (*MEASURED, "error", "folder")}
+                found.append(row)
         return found
