@@ -19,7 +19,7 @@ from clickfleet.config import dump
 from clickfleet.errors import ConfigError
 from clickfleet.run import configure
 from clickfleet.workbench.compare import RESULT, compare
-from clickfleet.workbench.plan import grid, plan
+from clickfleet.workbench.plan import fingerprint, grid, plan
 
 BROKEN = """
 from clickfleet.models import Model
@@ -47,6 +47,15 @@ def test_equal_configurations_are_one_run(config: dict[str, Any], tmp_path: Path
     assert found.studies["dense.lr"][0].orders == found.models[0].orders
     assert [order.config.model.settings for order in found.orders if order.name == "lr-seed7"] == [{}]
     assert len(planned(config, tmp_path, seeds=[1, 2], sets=["model.hidden=[4],[4,4]"]).orders) == 6
+
+
+def test_what_names_a_run(config: dict[str, Any]) -> None:
+    base = configure(config)
+    mark = fingerprint(base)
+    assert fingerprint(configure(config, ["train.threads=2", "run.dir=elsewhere", "serve.port=9"])) == mark
+    assert fingerprint(configure(config, ["dense.lr=0.001"])) == mark  # said, but the default
+    for other in ("dense.lr=0.01", "model.hidden=[9]", "table.rule.lr=0.1", "data.batch_size=50", "train.seed=8"):
+        assert fingerprint(configure(config, [other])) != mark
 
 
 def test_settings_are_checked_before_anything_is_trained(config: dict[str, Any], tmp_path: Path) -> None:
@@ -117,7 +126,7 @@ def test_killed_and_started_again(config: dict[str, Any], tmp_path: Path) -> Non
     """SIGKILL in the middle of a run: its process writes a checkpoint and ends, and the run goes on from there."""
     slow = {
         **config,
-        "train": {"threads": 1, "epochs": 400},
+        "train": {"threads": 1, "epochs": 15},
         "run": {"checkpoint_every_steps": 10, "keep_epochs": False},
     }
     (tmp_path / "c.yaml").write_text(dump(configure({**slow, "run": {**slow["run"], "report": False}})))
@@ -135,10 +144,9 @@ def test_killed_and_started_again(config: dict[str, Any], tmp_path: Path) -> Non
     parent.wait()
     step = int(pointer.read_text().split()[0].removeprefix("step-"))
     assert not (pointer.parents[1] / RESULT).exists()
-    # Little more than was trained already, so that this test ends soon.
-    found = compare(
-        tmp_path / "c.yaml", f"train.epochs={step // 12 + 2}", models=["deepfm"], jobs=1, out=out, say=quiet
-    )
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        compare(tmp_path / "c.yaml", "dense.lr=0.1", models=["deepfm"], jobs=1, out=out, say=quiet)
+    found = compare(tmp_path / "c.yaml", models=["deepfm"], jobs=1, out=out, say=quiet)
     assert found.runs[0]["resumed"]
-    assert found.runs[0]["rows"] >= 100 * step
+    assert found.runs[0]["rows"] == 15 * 1200 > 100 * step
     assert "going on from" in (pointer.parents[1] / "log.txt").read_text()

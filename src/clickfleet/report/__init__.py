@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import clickfleet
-from clickfleet.errors import CheckpointError, DataError
+from clickfleet.errors import CheckpointError
 from clickfleet.importance import Importance
 from clickfleet.opening import Data
 from clickfleet.progress import amount
@@ -54,16 +54,7 @@ def write(folder: Path, model: Trained, evidence: Evidence) -> Path:
         page.section("Where the time went", _shares(lines)),
         page.section("Configuration", page.details("config.yaml", config) if config else ""),
     ]
-    path = folder / NAME
-    hidden = folder / f".{NAME}.writing"
-    try:
-        hidden.write_text(page.page(f"{Path(name).stem} — {folder.absolute().name}", parts), encoding="utf-8")
-        hidden.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        hidden.unlink(missing_ok=True)
-    return path
+    return page.write(folder / NAME, page.page(f"{Path(name).stem} — {folder.absolute().name}", parts))
 
 
 def _numbers(model: Trained, evidence: Evidence, lines: dict[str, list[dict[str, Any]]]) -> dict[str, str | None]:

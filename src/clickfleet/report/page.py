@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from clickfleet.errors import DataError
 from clickfleet.job import PHASES
 from clickfleet.report.charts import KINDS
 
@@ -22,7 +24,7 @@ p{margin:6px 0}.soft{color:var(--soft)}code,pre{font:13px/1.45 ui-monospace,mono
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(138px,1fr));gap:10px;margin:20px 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
 .tile b{display:block;font-size:21px;font-weight:600;font-variant-numeric:tabular-nums}.tile span{color:var(--soft);font-size:13px}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:14px}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,460px),1fr));gap:14px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 12px 6px}
 figcaption{font-weight:600}svg{display:block;width:100%;height:auto}
 .legend{display:flex;flex-wrap:wrap;gap:2px 16px;font-size:13px;color:var(--soft)}
@@ -31,7 +33,7 @@ figcaption{font-weight:600}svg{display:block;width:100%;height:auto}
 .span{stroke:var(--a);stroke-width:2;opacity:.35}.tick{fill:var(--soft);font-size:11.5px}.name{fill:var(--soft);font-size:12.5px}
 .curve{fill:none;stroke-width:2;stroke-linejoin:round}.dot.hidden{opacity:0}.dot:hover{opacity:1}
 .bar{opacity:.55}.bar:hover{opacity:.85}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.wide{overflow-x:auto}.charts+.wide,.wide+.charts{margin-top:14px}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}th{color:var(--soft);font-weight:500}
 .fill{display:inline-block;height:10px;border-radius:2px;background:var(--a);vertical-align:middle}.fill.minus{background:var(--d)}
@@ -123,3 +125,17 @@ def number(value: Any, digits: int = 4) -> str | None:
     if value is None:
         return None
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
+
+
+def write(path: Path, text: str) -> Path:
+    """A file that appears whole, or an error that says why not."""
+    hidden = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden.write_text(text, encoding="utf-8")
+        hidden.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        hidden.unlink(missing_ok=True)
+    return path

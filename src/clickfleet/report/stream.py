@@ -75,9 +75,9 @@ def numbers(lines: Lines) -> dict[str, str | None]:
         "AUC of the last pass": page.number(last.get("auc")),
         "last entry": f"{entry['sequence']} ({entry['entry_kind']})" if entry else None,
         "bytes of it": page.number(entry.get("entry_bytes")),
-        "published within (50%)": seconds(fresh.get("event_to_published_p50")),
-        "published within (99%)": seconds(fresh.get("event_to_published_p99")),
-        "trained within (99%)": seconds(fresh.get("event_to_trained_p99")),
+        "published within (50%)": span(fresh.get("event_to_published_p50")),
+        "published within (99%)": span(fresh.get("event_to_published_p99")),
+        "trained within (99%)": span(fresh.get("event_to_trained_p99")),
         "held back": page.number(len(held)) if held else None,
     }
 
@@ -99,8 +99,18 @@ def alarms(lines: Lines) -> str:
     )
 
 
-def seconds(value: float | None) -> str | None:
-    return None if value is None else f"{value:,.0f} s"
+def span(seconds: float | None) -> str | None:
+    """
+    >>> span(5), span(200), span(9000), span(400000)
+    ('5 s', '3 min 20 s', '2 h 30 min', '4 d 15 h')
+    """
+    if seconds is None:
+        return None
+    whole = int(seconds)
+    for size, unit, part, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {name}"
+    return f"{whole} s"
 
 
 def _drawn(title: str, series: list[Series], x: str, level: float | None = None) -> str:

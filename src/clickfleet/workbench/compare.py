@@ -20,12 +20,12 @@ from clickfleet.config import Config
 from clickfleet.errors import ConfigError
 from clickfleet.interrupts import interruptible
 from clickfleet.lock import Lock
+from clickfleet.report import page
 from clickfleet.run import check, configure
 from clickfleet.workbench.crew import Crew, Facts, Order, share_cores
 from clickfleet.workbench.plan import Line, Plan, fingerprint, mean, plan
-from clickfleet.workbench.tables import write
 
-RESULT = "result.json"
+RESULT, ORDER = "result.json", "order.json"
 MEASURED = ("train_loss", "train_auc", "test_auc", "logloss", "rows_per_s", "parameters", "seconds")
 
 
@@ -108,7 +108,9 @@ def _train(
                     _take(order, facts, results, found, say)
                 break
             while waiting and crew.free:
-                crew.start(waiting.pop(0))
+                order = waiting.pop(0)
+                page.write(order.folder / ORDER, json.dumps({"fingerprint": fingerprint(order.config)}))
+                crew.start(order)
             for order, facts in crew.finished(0.2):
                 _take(order, facts, results, found, say)
 
@@ -123,22 +125,20 @@ def _take(order: Order, facts: Facts, results: dict[str, Facts], found: Comparis
             found.failed[order.name] = f"stopped by signal {facts['stopped']}; the same command goes on with it"
         say(f"{order.name} stopped with a checkpoint; the same command goes on with it")
     else:
-        results[order.name] = {"fingerprint": fingerprint(order.config), **facts}
-        write(order.folder / RESULT, json.dumps(results[order.name]))
+        results[order.name] = facts
+        page.write(order.folder / RESULT, json.dumps(facts))
         auc = "" if facts["test_auc"] is None else f"test AUC {facts['test_auc']:.4f}, "
         say(f"{order.name}: {auc}{facts['seconds']:.1f} s")
 
 
 def finished(order: Order) -> Facts | None:
-    """The result of a run that is done; one of other settings under the same name is refused."""
-    path = order.folder / RESULT
-    if not path.is_file():
-        return None
-    facts: Facts = json.loads(path.read_text())
-    if facts["fingerprint"] != fingerprint(order.config):
+    """The result of a run that is done; a run with other settings under the same name, done or begun, is refused."""
+    begun, done = order.folder / ORDER, order.folder / RESULT
+    if begun.is_file() and json.loads(begun.read_text())["fingerprint"] != fingerprint(order.config):
         raise ConfigError(
             f"{order.folder} holds a run with other settings", "choose another --out, or remove that folder"
         )
+    facts: Facts | None = json.loads(done.read_text()) if done.is_file() else None
     return facts
 
 

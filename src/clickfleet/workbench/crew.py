@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,14 +119,12 @@ class Crew:
 
     def stop_all(self) -> list[tuple[Order, Facts]]:
         """The same for all; what they told."""
-        for order in self.busy:
-            self.stop(order)
         told: list[tuple[Order, Facts]] = []
-        while self.busy:
-            found = list(self.finished(STOP_S))
-            if not found:
-                break
-            told += found
+        deadline = time.monotonic() + STOP_S
+        while self.busy and time.monotonic() < deadline:
+            for order in self.busy:  # again and again: one that only starts does not listen yet
+                self.stop(order)
+            told += self.finished(1.0)
         return told
 
     def __enter__(self) -> Self:
@@ -141,7 +140,7 @@ class Crew:
             member.process.stdin.close()  # no more orders: it ends
         for member in self._members:
             try:
-                member.process.wait(5)
+                member.process.wait(5 if member.order is None else 0)
             except subprocess.TimeoutExpired:
                 member.process.kill()
                 member.process.wait()

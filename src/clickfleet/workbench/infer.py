@@ -27,7 +27,7 @@ import torch
 from clickfleet import scoring, trained
 from clickfleet.batch import Batch, Floats, concatenate
 from clickfleet.embedding import Embedding
-from clickfleet.engine import LEVELS, Engine, providers
+from clickfleet.engine import LEVELS, Engine, providers, quantised
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
@@ -250,6 +250,8 @@ def _cells(
             ways = [Engine(name, count, level, kept) for level, kept in itertools.product(graph, arena)]
         for way in ways:
             mine = [_Cell(learner, way, count, size, sample) for size in sizes]
+            if way is not None and way.int8:
+                quantised(network)  # remembered: what it takes is not what running takes
             gc.collect()
             memory = Memory()
             if way is not None:

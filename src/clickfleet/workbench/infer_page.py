@@ -8,7 +8,7 @@ from pathlib import Path
 from clickfleet.report import charts, page
 from clickfleet.report.charts import KINDS, Series
 from clickfleet.workbench.infer import Inference, Row
-from clickfleet.workbench.tables import Column, Table, write
+from clickfleet.workbench.tables import Column, Table
 
 COLUMNS = (
     Column("engine"),
@@ -67,12 +67,12 @@ def text(found: Inference) -> str:
 
 def write_all(found: Inference, out: Path) -> Path:
     """The files; the page."""
-    write(out / "infer.csv", Table([], found.rows).csv())
+    page.write(out / "infer.csv", Table([], found.rows).csv())
     skipped = "".join(f"* {why}: {', '.join(names)}\n" for why, names in reasons(found).items())
     lines = ["## Inference", "", matrix(found).markdown(), "", "## Scores", "", accuracy(found).markdown(), ""]
     lines += ["## Environment", "", "```text", found.environment.text(), "```", ""]
     lines += ["## Not measured", "", skipped] if skipped else []
-    write(out / "infer.md", "\n".join(lines))
+    page.write(out / "infer.md", "\n".join(lines))
     missing = "".join(f"<p><b>{escape(why)}</b>: {', '.join(names)}</p>" for why, names in reasons(found).items())
     parts = [
         "<h1>Inference</h1>",
@@ -82,7 +82,7 @@ def write_all(found: Inference, out: Path) -> Path:
         page.section("Environment", page.details("this machine", found.environment.text())),
         page.section("Not measured", missing),
     ]
-    return write(out / "infer.html", page.page("Inference", parts))
+    return page.write(out / "infer.html", page.page("Inference", parts))
 
 
 def plots(found: Inference) -> list[str]:

@@ -13,7 +13,7 @@ from clickfleet.report.evidence import curve, read_lines
 from clickfleet.workbench.compare import Comparison
 from clickfleet.workbench.crew import Order
 from clickfleet.workbench.machine import environment
-from clickfleet.workbench.tables import Column, Table, write
+from clickfleet.workbench.tables import Column, Table
 
 NUMBERS = (
     Column("train_loss", "training loss", "{:.4f}"),
@@ -44,9 +44,9 @@ def studies(found: Comparison) -> dict[str, Table]:
 def write_all(found: Comparison) -> None:
     """The tables as files, and the page."""
     lines = [*found.rows, *(row for rows in found.studies.values() for row in rows)]
-    write(found.out / "compare.csv", Table([], lines).csv())
-    write(found.out / "compare.md", markdown(found))
-    write(found.page, html(found))
+    page.write(found.out / "compare.csv", Table([], lines).csv())
+    page.write(found.out / "compare.md", markdown(found))
+    page.write(found.page, html(found))
 
 
 def markdown(found: Comparison) -> str:

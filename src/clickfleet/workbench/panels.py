@@ -19,6 +19,8 @@ from clickfleet.workbench.tail import Line, Tail
 MOST = 2000
 """Lines of a kind that are kept; of more, every second of the old ones."""
 LIVE_S = 30.0
+DRAWN = 12
+"""Runs that are drawn one by one; the table has all."""
 
 
 class Followed:
@@ -70,7 +72,7 @@ class Followed:
         silence = self.silence_s
         if silence is None:
             return "waiting for its first numbers"
-        return "live" if silence < LIVE_S else f"quiet for {_span(silence)}"
+        return "live" if silence < LIVE_S else f"quiet for {stream.span(silence)}"
 
     def facts(self) -> dict[str, Any]:
         """For machines: the newest numbers."""
@@ -93,7 +95,9 @@ class Followed:
 
 def draw(runs: Sequence[Followed]) -> str:
     """The changing part of the page."""
-    return "\n".join([_overview(runs), *(_run(run, len(runs) > 1) for run in runs)])
+    drawn = sorted(runs, key=lambda run: run.silence_s or 0.0)[:DRAWN]
+    told = f'<p class="soft">Drawn below: the {DRAWN} runs that wrote last.</p>' if len(runs) > DRAWN else ""
+    return "\n".join([_overview(runs), told, *(_run(run) for run in runs if run in drawn)])
 
 
 def _overview(runs: Sequence[Followed]) -> str:
@@ -128,7 +132,7 @@ def _overview(runs: Sequence[Followed]) -> str:
     return page.section("All runs", page.table(head, cells), page.charts(*figures))
 
 
-def _run(run: Followed, several: bool) -> str:
+def _run(run: Followed) -> str:
     last, test = run.last, run.lines["test"]
     speed, loss, left = last.get("rows_per_s"), last.get("loss"), last.get("seconds_left")
     size = last.get("table_bytes")
@@ -142,10 +146,10 @@ def _run(run: Followed, several: bool) -> str:
         "test AUC": page.number(test[-1].get("auc")) if test else None,
         "rows in the table": page.number(last.get("table_rows")),
         "memory of the table": None if size is None else amount(int(size), "bytes"),
-        "left": None if left is None or run.state != "live" else _span(left),
+        "left": None if left is None or run.state != "live" else stream.span(left),
         "staleness": page.number(last.get("staleness"), 1),
         "lost processes": page.number(last.get("losses")),
-        "age of the last entry": _span(time.time() - _time(entry[-1])) if entry else None,
+        "age of the last entry": stream.span(time.time() - _time(entry[-1])) if entry else None,
         **stream.numbers(run.lines),
     }
     train = run.lines["train"] or run.lines["epoch"]
@@ -182,14 +186,3 @@ def _curves(title: str, wanted: Sequence[tuple[str, list[Line], str]]) -> str:
 
 def _time(line: Line) -> float:
     return float(line.get("time") or 0.0)
-
-
-def _span(seconds: float) -> str:
-    """
-    >>> _span(5), _span(200), _span(9000)
-    ('5 s', '3 min 20 s', '2 h 30 min')
-    """
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

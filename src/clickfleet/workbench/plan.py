@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clickfleet.config import Config, dump, override, plain, read
+from clickfleet.config import Config, override, plain, read
 from clickfleet.errors import ConfigError
 from clickfleet.find import find
 from clickfleet.run import configure
-from clickfleet.sections import Online, Plugin, Publish, Run, Serve, Tune
+from clickfleet.sections import Plugin
 from clickfleet.workbench.crew import Order
 
 
@@ -118,18 +118,21 @@ class _Maker:
 
 
 def fingerprint(config: Config) -> str:
-    """A name for what a run learns: neither where it is written nor by how many threads."""
-    same = replace(
-        config,
-        run=Run(),
-        online=Online(),
-        publish=Publish(),
-        serve=Serve(),
-        tune=Tune(),
-        train=replace(config.train, threads=None, hogwild=None, profile=False),
-        data=replace(config.data, threads=1),
-    )
-    return hashlib.blake2b(dump(same).encode(), digest_size=16).hexdigest()
+    """A name for what a run learns: neither where it is written nor by how many threads, nor what is not said."""
+    raw, default = plain(config), plain(Config())
+    for section in ("run", "online", "publish", "serve", "tune"):
+        del raw[section]
+    raw["train"] |= {key: default["train"][key] for key in ("threads", "hogwild", "profile")}
+    raw["data"]["threads"] = default["data"]["threads"]
+    return hashlib.blake2b(json.dumps(_said(raw, default), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _said(value: Any, default: Any) -> Any:
+    """What differs from the defaults, so that a setting that a later version adds changes nothing."""
+    if isinstance(value, dict) and isinstance(default, dict):
+        parts = {key: _said(item, default.get(key)) for key, item in value.items() if item != default.get(key)}
+        return {key: part for key, part in parts.items() if part != {}}
+    return value
 
 
 def with_model(config: Config, name: str, say: Callable[[str], None]) -> Config:

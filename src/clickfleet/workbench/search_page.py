@@ -13,7 +13,7 @@ from clickfleet.report.charts import Series
 from clickfleet.workbench.crew import Facts
 from clickfleet.workbench.machine import environment
 from clickfleet.workbench.plan import text_of
-from clickfleet.workbench.tables import Column, Table, write
+from clickfleet.workbench.tables import Column, Table
 from clickfleet.workbench.tune import Search
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def importances(study: optuna.Study) -> dict[str, float]:
 
 def write_all(found: Search, study: optuna.Study, config: Config) -> None:
     whole = table(found, config)
-    write(found.out / "tune.csv", Table([], found.rows).csv())
-    write(found.out / "tune.md", f"## Trials\n\n{whole.markdown()}\n")
+    page.write(found.out / "tune.csv", Table([], found.rows).csv())
+    page.write(found.out / "tune.md", f"## Trials\n\n{whole.markdown()}\n")
     best, made = found.best, time.strftime("%Y-%m-%d %H:%M")
     words = (
         "no trial has ended well yet"
@@ -76,7 +76,7 @@ def write_all(found: Search, study: optuna.Study, config: Config) -> None:
     ]
     if found.config.is_file():
         parts.append(page.section("Best configuration", page.details("best.yaml", found.config.read_text())))
-    write(found.page, page.page(f"{found.out.name} — search", parts))
+    page.write(found.page, page.page(f"{found.out.name} — search", parts))
 
 
 def history(found: Search) -> list[str]:

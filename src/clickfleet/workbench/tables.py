@@ -19,10 +19,8 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from clickfleet.errors import DataError
 from clickfleet.report import page
 
 Row = Mapping[str, Any]
@@ -93,17 +91,3 @@ class Table:
         writer.writeheader()
         writer.writerows(self.rows)
         return out.getvalue()
-
-
-def write(path: Path, text: str) -> Path:
-    """A file that appears whole, or an error that says why not."""
-    hidden = path.with_name(f".{path.name}.writing")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        hidden.write_text(text, encoding="utf-8")
-        hidden.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        hidden.unlink(missing_ok=True)
-    return path

@@ -38,9 +38,10 @@ def main() -> None:
 
 def _follow(parent: int) -> None:
     """Stops training, with a checkpoint, when nobody waits for it any more."""
-    while os.getppid() == parent:
+    while True:
         time.sleep(WATCH_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+        if os.getppid() != parent:  # again and again, as a run that only starts does not listen yet
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def attempt(config: Config) -> dict[str, Any]:

@@ -24,13 +24,13 @@ from clickfleet.config import Config, dump
 from clickfleet.errors import ConfigError, MissingError, TrainingError
 from clickfleet.interrupts import interruptible
 from clickfleet.lock import Lock
+from clickfleet.report import page
 from clickfleet.run import check, configure
 from clickfleet.sections import Tune
 from clickfleet.workbench.compare import MEASURED
 from clickfleet.workbench.crew import Crew, Facts, Order, share_cores
 from clickfleet.workbench.plan import fingerprint
 from clickfleet.workbench.space import applied, check_space, distribution, values
-from clickfleet.workbench.tables import write
 from clickfleet.workbench.tail import Tail
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def tune(
             found = Search(folder, settings.tune.metric, search.rows(), signal=search.signal)
             found.best = next((row for row in found.rows if row["trial"] == search.best()), None)
             if found.best is not None:
-                write(found.config, dump(search.best_config()))
+                page.write(found.config, dump(search.best_config()))
             write_all(found, study, settings)
     if found.best is None and found.signal is None:
         errors = [row["error"] for row in found.rows if row.get("error")]
