@@ -1,4 +1,4 @@
-"""Commands about clusters: `launch`, `bench modes`."""
+"""Commands about clusters: `launch`; `bench modes` is registered in bench.py."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +16,6 @@ Workers = Annotated[int, typer.Option("--worker_num", "--workers", min=1, help="
 
 def add(app: typer.Typer) -> None:
     command(app)(launch)
-    bench = typer.Typer(help="Measurements.", no_args_is_help=True)
-    app.add_typer(bench, name="bench")
-    command(bench)(modes)
 
 
 def launch(

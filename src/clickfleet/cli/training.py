@@ -1,12 +1,15 @@
-"""Commands about models: `train`, `evaluate`, `predict`, `inspect`, `report`, `verify`."""
+"""Commands about models: `train`, `evaluate`, `predict`, `report`, `verify`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clickfleet.cli.frame import Result, command, say
 from clickfleet.cli.migrating import ConfigFile, Settings, configured, evaluate_old, of_model, predict_old
+
+if TYPE_CHECKING:
+    from clickfleet.engine import Engine
 
 Model = Annotated[
     Path,
@@ -40,13 +43,19 @@ Address = Annotated[
     str | None, typer.Option(help="With --workers: a running Ray cluster (default: one on this machine).")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that score (default: as in training).")]
+GraphLevel = Annotated[
+    str | None, typer.Option(help="How far ONNX Runtime rewrites the graph: off, basic, extended or all (default).")
+]
+Arena = Annotated[
+    bool | None,
+    typer.Option("--arena/--no-arena", help="ONNX Runtime keeps memory for the next run (default: it does)."),
+]
 
 
 def add(app: typer.Typer) -> None:
     command(app)(train)
     command(app)(evaluate)
     command(app)(predict)
-    command(app)(inspect)
     command(app)(report)
     command(app)(verify)
 
@@ -206,12 +215,19 @@ def predict(
     address: Address = None,
     config_file: ConfigFile = None,
     option: Settings = None,
+    engine: Annotated[
+        str, typer.Option(help="What computes: torch, onnx, int8, or a provider of ONNX Runtime such as CUDA.")
+    ] = "torch",
+    graph_optimization: GraphLevel = None,
+    arena: Arena = None,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
     from clickfleet import trained
 
     old = of_model(model, data or [], config_file, option)
     if old is not None:
+        if engine != "torch" or graph_optimization is not None or arena is not None:
+            raise typer.BadParameter("engine options go with a MODEL, not with a PaddleRec configuration")
         return predict_old(*old, out, batch_size, format, threads, workers)
     model, data = _both(model, data)
     if workers is not None:
@@ -219,29 +235,27 @@ def predict(
         from clickfleet.errors import ConfigError
         from clickfleet.files import expand
 
-        if threads is not None:
-            raise ConfigError("--threads does not go with --workers")
+        if threads is not None or engine != "torch" or graph_optimization is not None or arena is not None:
+            raise ConfigError("--threads, --engine and its options do not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
             done = trained.write_parts(fleet.predict(expand(data)), out)
     else:
-        done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
+        how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
+        done = trained.write_scores(trained.load(model).reading(format, threads, how), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return done
 
 
-def inspect(model: Model) -> Result:
-    """Show what a model is made of: network, rows and memory, rows per slot."""
-    from clickfleet import trained
+def engine_of(name: str, threads: int, graph: str | None, arena: bool | None) -> "Engine | None":
+    """The engine that options describe; None for torch, which has none of them."""
+    from clickfleet.engine import Engine
+    from clickfleet.errors import ConfigError
 
-    facts = trained.describe(model)
-    say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
-    say(f"dense parameters {facts['parameters']:,}")
-    say(
-        f"table {facts['rows']:,} rows ({facts['full_rows']:,} with factors), {facts['factors']} factors, {facts['bytes']:,} bytes"
-    )
-    for name, rows in facts["slots"].items():
-        say(f"{rows:>12,}  {name}")
-    return facts
+    if name == "torch":
+        if graph is not None or arena is not None:
+            raise ConfigError("--graph-optimization and --arena are ONNX Runtime's", "add --engine onnx")
+        return None
+    return Engine(name, threads, graph or "all", arena is not False)
 
 
 def report(
