@@ -14,7 +14,7 @@ Workers = Annotated[int, typer.Option("--worker_num", "--workers", min=1, help="
 
 def add(app: typer.Typer) -> None:
     command(app)(launch)
-    bench = typer.Typer(help="Measurements.", no_args_is_help=True)
+    bench = typer.Typer(help="Measure on your own data: which training mode keeps the AUC.", no_args_is_help=True)
     app.add_typer(bench, name="bench")
     command(bench)(modes)
 
@@ -52,9 +52,9 @@ def modes(
     settings: Annotated[
         list[str] | None, typer.Argument(help="Settings over the file's.", metavar="[KEY=VALUE]...")
     ] = None,
-    workers: Annotated[str, typer.Option(help="Numbers of logical workers to simulate.")] = "1,4,16",
+    workers: Annotated[str, typer.Option(help="Numbers of workers to simulate, by commas.")] = "1,4,16",
     rows: Annotated[int, typer.Option(min=1, help="Training rows used.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Of the order in which workers take turns.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order in which simulated workers take turns.")] = 0,
 ) -> Result:
     """Run one job in all modes with simulated workers: AUC, staleness and speed, and advice which mode to choose."""
     from clickfleet import run

@@ -19,13 +19,19 @@ def add(app: typer.Typer) -> None:
 
 
 def online(
-    config: Annotated[str, typer.Argument(help="A YAML file; or leave it out and give online.dir=…", metavar="CONFIG")],
+    config: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file; it may be left out: then the first setting, such as online.dir=logs, stands here.",
+            metavar="CONFIG",
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="[KEY=VALUE]..."),
     ] = None,
 ) -> Result:
-    """Learn from a stream pass by pass and publish as it goes; a stopped run goes on where it was."""
+    """Keep learning from a log as it is written and publish what changed; the same command continues a stopped run."""
     path, overrides = given(config, settings)
     from clickfleet.online.learn import learn
 
@@ -77,7 +83,7 @@ def replay(
     settings: Annotated[
         list[str] | None, typer.Argument(help="Settings over the file's.", metavar="[KEY=VALUE]...")
     ] = None,
-    sync: Annotated[str, typer.Option(help="Intervals of publishing to compare, by commas.")] = "1d,1h",
+    sync: Annotated[str, typer.Option(help="How often to publish, intervals to compare, by commas.")] = "1d,1h",
     admit: Annotated[str, typer.Option(help="Scores at which rows get their factors, by commas; 0: at birth.")] = "0",
     out: Annotated[Path, typer.Option(help="Folder for the runs, replay.json and replay.svg.")] = Path("replay"),
 ) -> Result:

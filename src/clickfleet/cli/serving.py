@@ -44,7 +44,9 @@ def serve(
         str, typer.Option(help="Where rows are read: mapped (files, shared), memory, or a redis:// URL.")
     ] = "mapped",
     name: Annotated[str | None, typer.Option(help="Name of the model in the protocols (default: its own).")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise the network; its measured drift is shown.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Compute the network in 8 bits; /v1/model shows how far scores drift.")
+    ] = False,
     max_queue_ms: Annotated[
         float | None, typer.Option(help="Expected wait at which requests are refused with 503 (default: 50).")
     ] = None,
@@ -62,7 +64,10 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
     upload_dir: Annotated[Path | None, typer.Option(help="Folder for uploads that ask to be kept.")] = None,
     results_redis: Annotated[str | None, typer.Option(help="redis:// URL for /upload?re_model=redis.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder of the server's own (default: a temporary one).")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the server's own files, such as merged deltas (default: a temporary one)."),
+    ] = None,
     no_batching: Annotated[bool, typer.Option("--no-batching", help="Score every request alone (to compare).")] = False,
 ) -> Result:
     """Serve a model over HTTP and gRPC; a published log is followed while it grows.

@@ -38,13 +38,22 @@ def add(app: typer.Typer) -> None:
 def train(
     config: Annotated[
         str,
-        typer.Argument(help="A YAML file; or leave it out and give data.train=…", metavar="CONFIG", show_default=False),
+        typer.Argument(
+            help="A YAML file; it may be left out: then the first setting, such as data.train=log/train, stands here.",
+            metavar="CONFIG",
+            show_default=False,
+        ),
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as train.epochs=3.", metavar="[KEY=VALUE]..."),
+        typer.Argument(
+            help="Settings over the file's, such as train.epochs=3 model=dcn_v2; docs/reference/config.md lists them.",
+            metavar="[KEY=VALUE]...",
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint, with the same settings.")
+    ] = False,
 ) -> Result:
     """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl, config.yaml and report.html."""
     path, overrides = given(config, settings)
@@ -80,7 +89,8 @@ def evaluate(
     model: Model,
     data: Inputs,
     epochs: Annotated[
-        str | None, typer.Option(help="Evaluate the checkpoints of these epochs' ends: 0:4 are 0, 1, 2 and 3.")
+        str | None,
+        typer.Option(help="Evaluate the checkpoints at the end of these epochs instead: 0:4 means 0, 1, 2 and 3."),
     ] = None,
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
@@ -89,7 +99,7 @@ def evaluate(
     shards: Shards = 1,
     address: Address = None,
 ) -> Result:
-    """Metrics of a model on data: AUC, log loss, accuracy, calibration and more."""
+    """Measure a model on labelled data: AUC, log loss, accuracy, calibration and more."""
     from clickfleet import trained
 
     if workers is not None:

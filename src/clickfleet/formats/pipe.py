@@ -25,6 +25,7 @@ class Pipe(_Multislot):
     """The command runs once per file, in bash with pipefail; for the same file it must always print the same lines."""
 
     command: str = "cat"
+    """Reads a file from standard input, prints multislot lines; its exit status is checked."""
     folder: str = ""
     """Where the command runs; default: here."""
 

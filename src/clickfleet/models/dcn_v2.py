@@ -25,9 +25,11 @@ class DCNv2(Model):
         rank: int | None = None
         """Rank of the cross matrices; full by default."""
         structure: Literal["parallel", "stacked"] = "parallel"
+        """The MLP beside the crosses, or on top of them."""
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
