@@ -23,7 +23,7 @@ def launch(
     config: Annotated[str, typer.Argument(help="A YAML file with one of the modes sync, half_async, async or geo.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as mode.name=geo.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings over the file's, such as mode.name=geo.", metavar="KEY=VALUE"),
     ] = None,
     server_num: Servers = 2,
     worker_num: Workers = 2,
@@ -50,7 +50,7 @@ def launch(
 def modes(
     config: Annotated[str, typer.Argument(help="A YAML file: its model, table and data are used.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="[KEY=VALUE]...")
+        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="KEY=VALUE")
     ] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers to simulate, by commas.")] = "1,4,16",
     rows: Annotated[int, typer.Option(min=1, help="Training rows used.")] = 100_000,

@@ -28,7 +28,7 @@ def online(
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="KEY=VALUE"),
     ] = None,
 ) -> Result:
     """Keep learning from a log as it is written and publish what changed; the same command continues a stopped run."""
@@ -81,7 +81,7 @@ def publish(
 def replay(
     config: Annotated[str, typer.Argument(help="The YAML file of an online run over past logs.", metavar="CONFIG")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="[KEY=VALUE]...")
+        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="KEY=VALUE")
     ] = None,
     sync: Annotated[str, typer.Option(help="How often to publish, intervals to compare, by commas.")] = "1d,1h",
     admit: Annotated[str, typer.Option(help="Scores at which rows get their factors, by commas; 0: at birth.")] = "0",

@@ -48,7 +48,7 @@ def train(
         list[str] | None,
         typer.Argument(
             help="Settings over the file's, such as train.epochs=3 model=dcn_v2; docs/reference/config.md lists them.",
-            metavar="[KEY=VALUE]...",
+            metavar="KEY=VALUE",
         ),
     ] = None,
     resume: Annotated[
