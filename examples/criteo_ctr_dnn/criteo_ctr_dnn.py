@@ -1,8 +1,9 @@
 # %% [markdown]
 # # The classic CTR-DNN
 #
-# Criteo's log as the PaddleRec tutorials read it (ids by hash modulo 1000001, min-max counts), an MLP over rows of width ten: first in one
-# process, then on two workers and two shards. With the real log: `clickfleet fetch criteo`, and `criteo/train_data` instead of `log/train`.
+# Criteo's log as the PaddleRec tutorials read it (ids by hash modulo 1000001, min-max counts), an MLP over rows of
+# width ten: first in one process, then on two workers and two shards. With the real log: `clickfleet fetch criteo`,
+# and `criteo/train_data` instead of `log/train`.
 
 # %%
 import clickfleet
@@ -12,7 +13,8 @@ made = synth("log", Options(rows=20_000, test_rows=4_000, parts=4, seed=1))
 print(f"{made['rows']:,} rows, click rate {made['ctr']:.3f}, best possible AUC {made['best_auc']:.3f}")
 
 # %% [markdown]
-# The recipe. `runs/ctr_dnn.yaml` has the original's settings to the letter, which take epochs to learn; these learn faster.
+# The recipe. `runs/ctr_dnn.yaml` has the original's settings to the letter, which take epochs to learn; these learn
+# faster.
 
 # %%
 CONFIG = {

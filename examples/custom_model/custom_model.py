@@ -1,8 +1,9 @@
 # %% [markdown]
 # # A model of your own
 #
-# `two_towers.py` beside this file holds one class derived from `Model`: only mathematics, no files, devices or optimizers. Its settings are the
-# fields of its `Config`, checked like all others. It trains, resumes, exports and serves like the models that come with the package.
+# `two_towers.py` beside this file holds one class derived from `Model`: only mathematics, no files, devices or
+# optimizers. Its settings are the fields of its `Config`, checked like all others. It trains, resumes, exports and
+# serves like the models that come with the package.
 
 # %%
 from pathlib import Path

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # A reader of your own
 #
-# A log format nobody else has, read by a generator class as in PaddleRec (`pairs_reader.py` beside this file): inside clickfleet, or as a command
-# in a pipe. A line that it cannot read is a bad line like any other: it is named, counted or quarantined.
+# A log format nobody else has, read by a generator class as in PaddleRec (`pairs_reader.py` beside this file): inside
+# clickfleet, or as a command in a pipe. A line that it cannot read is a bad line like any other: it is named, counted
+# or quarantined.
 
 # %%
 import random

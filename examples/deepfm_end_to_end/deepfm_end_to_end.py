@@ -1,8 +1,8 @@
 # %% [markdown]
 # # DeepFM from raw logs to an artifact
 #
-# Make a log, split it and fit its transforms, train until the test AUC no longer rises, look at the report, export, and prove that the artifact
-# is the model that was trained.
+# Make a log, split it and fit its transforms, train until the test AUC no longer rises, look at the report, export,
+# and prove that the artifact is the model that was trained.
 
 # %%
 from pathlib import Path

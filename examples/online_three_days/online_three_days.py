@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Three days of online learning
 #
-# A log in timed folders whose world drifts: ids die, effects turn. Each pass is scored before it is trained on, then a delta is published; at
-# the end of a day old rows go and a base is published. The same program goes on where it stopped.
+# A log in timed folders whose world drifts: ids die, effects turn. Each pass is scored before it is trained on, then
+# a delta is published; at the end of a day old rows go and a base is published. The same program goes on where it
+# stopped.
 
 # %%
 import json
@@ -34,7 +35,7 @@ print(f"{three_days.passes} passes, {three_days.rows:,} new rows, last entry {th
 # %% How well each pass was predicted before it was learned
 for line in map(json.loads, Path("live/metrics.jsonl").read_text().splitlines()):
     if line["kind"] == "pass":
-        print(f"{line['day']} pass {line['pass']}: AUC {line['auc']:.4f}, COPC {line['copc']:.3f}")
+        print(f"{line['day']} pass {line['pass']}: AUC {line['auc']:.4f}, COPC {line['calibration']:.3f}")
 
 # %% What servers see: the published log
 for entry in Log("live/published").lines():

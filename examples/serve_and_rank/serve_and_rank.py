@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Serve and rank
 #
-# A model of users and items from a data frame's worth of rows, a real server, and the questions a recommender asks it.
+# A model of users and items from a data frame's worth of rows, a real server, and the questions a recommender asks
+# it.
 
 # %%
 import subprocess
@@ -36,7 +37,17 @@ print(f"training AUC {trained.train['auc']:.4f}")
 exporting.export(trained.learner, "artifact", step=1)
 
 # %% A server of its own process; port 0 takes a free one
-command = [sys.executable, "-c", "from clickfleet.cli import main; main()", "serve", "artifact", "--port", "0", "--grpc-port", "-1"]
+command = [
+    sys.executable,
+    "-c",
+    "from clickfleet.cli import main; main()",
+    "serve",
+    "artifact",
+    "--port",
+    "0",
+    "--grpc-port",
+    "-1",
+]
 server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 try:
     url = next(line for line in server.stdout if line.startswith("ready:")).split()[1]
@@ -49,11 +60,11 @@ try:
             {"id": f"i{n}", "item": f"i{n}", "colour": COLOURS[n % 3].item(), "price": 10 + n} for n in range(60)
         ]
         ranked = client.rank(candidates, user={"user": "u3", "taste": "red"}, top_k=5, exclude=["i9"])
-        for place in ranked["items"]:
+        for place in ranked["ranked"]:
             print(place)
 
         # %% The best are of the user's colour
-        best = [int(place["id"][1:]) for place in ranked["items"]]
+        best = [int(place["id"][1:]) for place in ranked["ranked"]]
         assert sum(n % 3 == 0 for n in best) >= 4
 finally:
     server.terminate()

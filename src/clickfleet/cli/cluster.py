@@ -49,9 +49,7 @@ def launch(
 
 def modes(
     config: Annotated[str, typer.Argument(help="A YAML file: its model, table and data are used.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="KEY=VALUE")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Argument(help="Settings over the file's.", metavar="KEY=VALUE")] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers to simulate, by commas.")] = "1,4,16",
     rows: Annotated[int, typer.Option(min=1, help="Training rows used.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Seed of the order in which simulated workers take turns.")] = 0,

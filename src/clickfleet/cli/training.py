@@ -110,7 +110,7 @@ def evaluate(
         if epochs is not None or threads is not None:
             raise ConfigError("--epochs and --threads do not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
-            results = fleet.evaluate(expand(data))
+            results = fleet.evaluate(expand(data, str(Path.cwd())))
         say(_table(results))
         return results
     if epochs is None:
@@ -149,7 +149,7 @@ def predict(
         if threads is not None:
             raise ConfigError("--threads does not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
-            done = trained.write_parts(fleet.predict(expand(data)), out)
+            done = trained.write_parts(fleet.predict(expand(data, str(Path.cwd()))), out)
     else:
         done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
