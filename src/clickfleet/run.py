@@ -206,8 +206,8 @@ def _train_on_cluster(
     if not isinstance(source, Reader) or folder is None:
         raise ConfigError(f"mode {settings.mode.name} reads files", "give paths, or use mode local for data in memory")
     held_out = expand(test) if test else []
-    if settings.train.patience and not held_out:
-        raise ConfigError("train.patience needs test data", "set data.test")
+    if not held_out and (settings.train.patience or settings.train.eval_every or settings.run.keep_best):
+        raise ConfigError("train.patience, train.eval_every and run.keep_best need test data", "set data.test")
     checkpoints = folder / "checkpoints"
     if not resume and checkpoint.steps(checkpoints):
         raise CheckpointError(f"{folder} holds a run already", "go on with --resume, or choose another run.dir")
@@ -242,6 +242,8 @@ def _train_on_cluster(
         train=done.progress.train or dict(done.base.metrics.results()),
         test=done.progress.test,
         signal=done.signal,
+        best=checkpoint.best(checkpoints),
+        best_auc=done.progress.best_auc,
     )
     return outcome
 

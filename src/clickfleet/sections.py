@@ -273,6 +273,8 @@ class Cluster:
     """Trainer threads of each worker."""
     address: str | None = None
     """Of a running Ray cluster; a private one on this machine by default."""
+    endpoints: tuple[str, ...] = ()
+    """host:port that each shard listens on, as the roles of the environment say; any free ones by default."""
     on_loss: Literal["rollback", "continue"] = "rollback"
     """What follows the loss of a process: all go back to the last cut, or the others go on and the loss is shown."""
     start_timeout: Seconds = 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -104,6 +105,25 @@ def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any],
     assert learned > 0.5 * ROWS * SLOTS
 
 
+@pytest.mark.parametrize("mode", ["sync", "geo"])
+def test_test_data_is_evaluated_in_the_middle_of_an_epoch(ray: Any, config: dict[str, Any], mode: str) -> None:
+    """While an evaluation goes on all workers stand still at the instant of a cut, so its checkpoint has just that AUC."""
+    run = Path(config["run"]["dir"])
+    config |= {"mode": {"name": mode}, "train": {"eval_every": 100, "patience": 50}}
+    config["run"]["keep"] = 20
+    done = clickfleet.train(config, quiet=True)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    tests = {line["step"]: line for line in lines if line["kind"] == "test"}
+    assert len(tests) >= 2
+    assert max(tests) == ROWS // 60
+    first = run / "checkpoints" / f"step-{min(tests):012d}"
+    there = clickfleet.load(first).evaluate(config["data"]["test"])
+    assert there["auc"] == pytest.approx(tests[min(tests)]["auc"], abs=1e-6)
+    assert done.best_auc == max(line["auc"] for line in tests.values())
+    assert done.best is not None
+    assert shows(run) == ROWS * SLOTS
+
+
 def test_scoring_on_a_cluster_is_scoring_here(ray: Any, config: dict[str, Any]) -> None:
     """Several shards and workers, several files, and the scores in their order."""
     model = clickfleet.train({**config, "mode": {"name": "local"}, "train": {"threads": 1}}, quiet=True)
@@ -124,8 +144,9 @@ def test_who_is_missing_at_the_start_is_named(ray: Any, config: dict[str, Any]) 
 
 
 def test_what_a_cluster_cannot_do_is_refused(config: dict[str, Any]) -> None:
+    without = {**config["data"], "test": []}
     with pytest.raises(ConfigError, match="eval_every"):
-        clickfleet.train({**config, "mode": {"name": "async"}, "train": {"eval_every": 5}}, quiet=True)
+        clickfleet.train({**config, "data": without, "mode": {"name": "async"}, "train": {"eval_every": 5}}, quiet=True)
     with pytest.raises(ConfigError, match="shards"):
         clickfleet.train({**config, "mode": {"name": "geo"}, "cluster": {"shards": 33}}, quiet=True)
     rows = {"label": np.zeros(4), "I1": np.zeros(4)}

@@ -58,10 +58,35 @@ def train(
     """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl, config.yaml and report.html."""
     path, overrides = given(config, settings)
     from clickfleet import run
+    from clickfleet.cluster import roles
 
+    role = roles.read()
+    if role is not None:
+        return _train_in_role(role, run.configure(path, overrides), resume)
     done = run.train(path, *overrides, resume=resume)
     tell(done)
     return done.to_dict()
+
+
+def _train_in_role(role: Any, config: Any, resume: bool) -> Result:
+    """One process of a job: worker 0 trains with all of them, the others are there for it."""
+    from clickfleet import modes, run
+    from clickfleet.cluster import joining, roles
+    from clickfleet.errors import ConfigError
+
+    if not modes.distributed(config):
+        raise ConfigError(
+            f"{roles.ROLE} makes this process {role.name} of a cluster, and mode {config.mode.name} runs in one process",
+            f"add mode.name=async (or sync, half_async, geo), or unset {roles.SERVERS}",
+        )
+    config = joining.settled(config, role)
+    if not role.drives:
+        joining.serve(role, config, say)
+        return {"role": role.name}
+    with joining.driving(role, config, say):
+        done = run.train(config, resume=resume)
+    tell(done)
+    return {"role": role.name, **done.to_dict()}
 
 
 def tell(done: Any) -> None:

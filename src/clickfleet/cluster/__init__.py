@@ -1,11 +1,16 @@
 """Training on many processes: shards hold the table and the dense weights, workers train, Ray places and watches them.
 
-    driver.py    one run: places shards and workers, epochs, cuts, recovery
+    driver.py    one run: epochs over the data; its parts are
+      crew.py      who takes part: created, put into a state, connected, felt for a pulse (fleet.py: the same as Ray sees it)
+      cuts.py      when to cut, and an evaluation at that instant; cutting.py: the parts of a cut become a checkpoint
+      exams.py     evaluation and scores by all workers
+      recovery.py  what follows a loss
     actors.py    what Ray starts: a process with a shard, a process with a worker
     worker.py    a mode over a share of the files
     shard.py     one part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts
     wire.py      messages between the two over ZeroMQ
     remote.py    the same for a worker: requests to all shards at once, and the verbs of Table
+    roles.py     who a process is, by its environment; joining.py: how it becomes part of one Ray cluster
     simulate.py  the same without processes: logical workers in one, in an order that a seed decides
 
 Only this package imports Ray and ZeroMQ, and only when a cluster is started.
@@ -23,8 +28,9 @@ def check(config: Config) -> None:
     mode = config.mode.name
     if config.cluster.shards > MAX_FILES:
         raise ConfigError(f"cluster.shards is {config.cluster.shards}, and there are at most {MAX_FILES}")
-    if config.train.eval_every is not None:
-        raise ConfigError(f"train.eval_every does not go with mode {mode}", "test data is evaluated after each epoch")
+    places = config.cluster.endpoints
+    if places and len(places) != config.cluster.shards:
+        raise ConfigError(f"cluster.endpoints names {len(places)} places for {config.cluster.shards} shards")
     if config.train.deterministic and mode != "sync":
         raise ConfigError(f"train.deterministic does not go with mode {mode}", "use mode sync or local")
     if config.train.device != "cpu" or config.train.profile:

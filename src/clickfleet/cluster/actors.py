@@ -114,10 +114,19 @@ class ShardActor:
         self._socket_file = os.path.join(
             tempfile.gettempdir(), f"clickfleet-{self.who.run:x}-{self.number}-{os.getpid()}"
         )
-        self.server = Server(
-            handle, lambda: self.who, width, [f"tcp://{own_address()}:*", f"ipc://{self._socket_file}"]
-        )
+        self.server = Server(handle, lambda: self.who, width, [self._address(), f"ipc://{self._socket_file}"])
         self.server.start()
+
+    def _address(self) -> str:
+        """Where other hosts reach this shard: the place it was given, or any free port."""
+        given = self.config.cluster.endpoints
+        if not given:
+            return f"tcp://{own_address()}:*"
+        host, _, port = given[self.number].rpartition(":")
+        try:
+            return f"tcp://{socket.gethostbyname(host)}:{port}"
+        except OSError as error:
+            raise ClusterError(f"shard {self.number} is to listen on {given[self.number]}: {error}") from None
 
     def _on_cut(self, cut: Cut) -> None:
         with self._cut_taken:
@@ -239,8 +248,11 @@ class WorkerActor:
         log(f"epoch {task.epoch} done: {done['rows']:,} rows, {done['steps']:,} steps")
         return done
 
-    def cut(self, number: int) -> dict[str, Any]:
-        return self.worker.cut(number)
+    def cut(self, number: int, hold: bool = False) -> dict[str, Any]:
+        return self.worker.cut(number, hold)
+
+    def release(self) -> None:
+        self.worker.release()
 
     def move(self, shard: int, addresses: list[str]) -> None:
         log(f"shard {shard} is now at {addresses[0]}")

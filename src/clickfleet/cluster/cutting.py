@@ -26,6 +26,8 @@ class Cutting:
     calls: dict[str, Any]
     epoch: int | None
     """The epoch that ends with it, if one does."""
+    exam: bool = False
+    """Whether the model is still to be evaluated at that instant."""
     done: dict[str, Any] = field(default_factory=dict)
     begin: float = field(default_factory=time.monotonic)
 
@@ -39,10 +41,10 @@ class Cutting:
         self.writer.__exit__(RuntimeError, RuntimeError("dropped"), None)
 
 
-def begin(number: int, folder: Path, epoch: int | None) -> Cutting:
+def begin(number: int, folder: Path, epoch: int | None, exam: bool = False) -> Cutting:
     writer = storage.write(folder / f"cut-{number}", "checkpoint")
     writer.__enter__()
-    return Cutting(number, writer, {}, epoch)
+    return Cutting(number, writer, {}, epoch, exam)
 
 
 def finish(

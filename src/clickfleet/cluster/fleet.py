@@ -16,6 +16,7 @@ Log = Callable[[str], None]
 
 def ray_module() -> Any:
     """Ray, or how to get it."""
+    _authenticate()  # before the import, which reads it
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers the priority of its processes otherwise
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -25,6 +26,22 @@ def ray_module() -> Any:
     except ImportError as error:
         raise MissingError(f"{error.name}, which cluster modes need,", "cluster") from None
     return ray
+
+
+def _authenticate() -> None:
+    """Shows the token of this user, if there is one, to any Ray: by itself Ray does so only to one that it starts."""
+    kept = [os.environ.get("RAY_AUTH_TOKEN_PATH", ""), os.path.expanduser("~/.ray/auth_token")]
+    if os.environ.get("RAY_AUTH_TOKEN") or any(path and os.path.exists(path) for path in kept):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def place(name: str) -> str:
+    """The resource that a Ray node offers on which this shard or worker is to run.
+
+    >>> place("server 2"), place("worker 0")
+    ('clickfleet shard 2', 'clickfleet worker 0')
+    """
+    return f"clickfleet {name.replace('server', 'shard')}"
 
 
 class Fleet:
@@ -61,16 +78,16 @@ class Fleet:
                 self.log(f"Ray did not start ({error}); once more")
         self._own = True
 
-    def create(
-        self, name: str, kind: type[Any], *arguments: Any, cpus: float, resources: dict[str, float] | None = None
-    ) -> None:
-        """Starts one process; it may take a while until it answers."""
+    def create(self, name: str, kind: type[Any], *arguments: Any, cpus: float) -> None:
+        """Starts one process, where the configuration wants it; it may take a while until it answers."""
         actor = self.ray.remote(kind)
-        options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 8}
-        spread = "DEFAULT" if self.config.cluster.address is None else "SPREAD"
-        self.actors[name] = actor.options(**options, resources=resources or {}, scheduling_strategy=spread).remote(
-            *arguments
-        )
+        options: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 8}
+        if self.config.cluster.endpoints:  # where its role was started, now or again
+            options |= {"num_cpus": 0, "resources": {place(name): 1}}
+        else:
+            spread = "DEFAULT" if self.config.cluster.address is None else "SPREAD"
+            options |= {"num_cpus": cpus, "scheduling_strategy": spread}
+        self.actors[name] = actor.options(**options).remote(*arguments)
 
     def wait_for(
         self, calls: dict[str, Call], what: str, timeout_s: float, watch: Callable[[], None] = lambda: None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clickfleet import saving
 from clickfleet.cluster.driver import Driver
+from clickfleet.cluster.exams import Exams
 from clickfleet.cluster.fleet import LostError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.errors import ClusterError
@@ -25,8 +26,8 @@ def scorers(
     *,
     form: str | None = None,
     batch_size: int | None = None,
-) -> Iterator[Driver]:
-    """A driver whose `evaluate(files)` and `predict(files)` work on all processes; they end with the `with` block."""
+) -> Iterator[Exams]:
+    """Something whose `evaluate(files)` and `predict(files)` work on all processes; they end with the `with` block."""
     path = saving.resolve(model).absolute()  # processes may stand in other folders
     config = saving.read_config(path)
     data = config.data if form is None else replace(config.data, format=Plugin(form))
@@ -43,8 +44,8 @@ def scorers(
         driver.start_from(path)
         try:
             driver.start()
-            yield driver
+            yield driver.exams
         except LostError as loss:
             raise ClusterError(f"lost {loss}", "score again; nothing was written") from None
         finally:
-            driver.stop()
+            driver.crew.stop()

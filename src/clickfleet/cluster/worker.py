@@ -111,7 +111,7 @@ class Worker:
         self._wanted = self._taken = 0
         self._reports: dict[int, dict[str, Any]] = {}
         self._change = threading.Condition()
-        self._training = self._abandoned = False
+        self._training = self._abandoned = self._held = False
         self._ended: dict[str, Any] | None = None
         self._carried: dict[str, Any] = {}
         self._cpu = 0.0
@@ -132,7 +132,7 @@ class Worker:
             settings = self.config.mode.settings
             self.context = self.context or zmq.Context(int(settings.get("io_threads", 1)))
             self.endpoints, self.who = [list(each) for each in endpoints], Identity(*who)
-            self._abandoned = False
+            self._abandoned = self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
             self.metrics, self.learner, self._carried = metrics_of(self.config, self.schema), self._fresh_learner(), {}
@@ -239,10 +239,21 @@ class Worker:
             self._reports = {cut: report}
             self._taken = max(self._taken, cut)
             self._change.notify_all()
+            if self._training and self._held:
+                self._change.wait_for(lambda: not self._held or self._abandoned)
+                for trainer in self.job.trainers:
+                    trainer.clock.start()
 
-    def cut(self, number: int) -> dict[str, Any]:
-        """Takes part in a cut; what the worker had trained on at that instant."""
+    def release(self) -> None:
+        """Lets a worker that stands still after a cut go on."""
         with self._change:
+            self._held = False
+            self._change.notify_all()
+
+    def cut(self, number: int, hold: bool = False) -> dict[str, Any]:
+        """Takes part in a cut, and stands still after it if wanted; what the worker had trained on at that instant."""
+        with self._change:
+            self._held = hold
             self._wanted = number
             if not self._training and self._ended is not None and self._asked():
                 self._mark(number, self._ended)
@@ -269,7 +280,7 @@ class Worker:
         if job is None:
             return {"rows": 0, "steps": 0, "training": self._training, "idle_s": 0.0}
         now = time.perf_counter()
-        waiting = any(link.waiting for link in self.links)
+        waiting = self._held or any(link.waiting for link in self.links)
         latest = max(trainer.clock.last for trainer in job.trainers)
         counters = job.source.counters
         return {

@@ -1,0 +1,68 @@
+"""How good the shards' model is: test data and scores, each worker taking its share of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from clickfleet import scoring
+from clickfleet.cluster.crew import Crew
+from clickfleet.cluster.overview import ClusterWatch
+from clickfleet.files import split_files
+from clickfleet.learner import Learner
+from clickfleet.session import Progress, words
+
+Results = dict[str, Any]
+
+
+class Exams:
+    """Evaluations of a run: on its test files, now and then, and on any others."""
+
+    def __init__(self, crew: Crew, learner: Learner, files: Sequence[str], watch: ClusterWatch) -> None:
+        self.crew, self.learner, self.files, self.watch = crew, learner, list(files), watch
+
+    def due(self, steps: int, progress: Progress) -> bool:
+        """Whether so many steps ask for an evaluation besides those after each epoch."""
+        every = self.learner.config.train.eval_every
+        return every is not None and bool(self.files) and steps // every > max(0, progress.evaluated_at) // every
+
+    def take(self, progress: Progress, epoch: int, steps: int) -> None:
+        """Evaluates on the test files; the result becomes part of the run's progress."""
+        now, patience = progress, self.learner.config.train.patience
+        now.test = self.evaluate(self.files)
+        now.evaluated_at = steps
+        if now.best_auc is None or now.test["auc"] > now.best_auc:
+            now.best_auc, now.best_step, now.waited = now.test["auc"], steps, 0
+        else:
+            now.waited += 1
+        shown = {key: value for key, value in now.test.items() if key != "slices"}
+        self.watch.record("test", {"epoch": epoch, "step": steps, **shown})
+        self.watch.log(f"test after step {steps:,}: {words(now.test)}")
+        if patience is not None and now.waited >= patience:
+            now.stopped_early = True
+            self.watch.log(f"stopped: no better test AUC than {now.best_auc:.4f} in {now.waited} evaluations")
+
+    def evaluate(self, files: Sequence[str]) -> Results:
+        """The metrics of the shards' model on files."""
+        total = scoring.metrics_of(self.learner)
+        for state in self._shared("measure", files):
+            mine = scoring.metrics_of(self.learner)
+            mine.restore(state)
+            total.merge(mine)
+        return scoring.results(total)
+
+    def predict(self, files: Sequence[str]) -> Iterator[Any]:
+        """The scores of all rows, file after file in order."""
+        for parts in self._shared("score", files):
+            yield from parts
+
+    def _shared(self, verb: str, files: Sequence[str]) -> list[Any]:
+        """What each worker made of its share of the files, in order."""
+        names = [f"worker {worker}" for worker in self.crew.workers]
+        actors = self.crew.fleet.actors
+        buffers = self.crew.tell({names[0]: actors[names[0]]}, "buffers")[names[0]]
+        calls = {}
+        for i, name in enumerate(names):
+            calls[name] = getattr(actors[name], verb).remote(split_files(list(files), i, len(names)), buffers)
+        done = self.crew.fleet.wait_for(calls, verb, float("inf"), watch=self.crew.feel)
+        return [done[name] for name in names]

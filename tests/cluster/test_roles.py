@@ -1,0 +1,142 @@
+"""Environment variables -> who a process is; what is missing or contradictory is named; processes with them train together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clickfleet.cluster import roles
+from clickfleet.errors import ConfigError
+from fleet import ROWS, SLOTS, shows
+
+JOB = {
+    "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:6170, 10.0.0.2:6170,10.0.0.2:6171",
+    "PADDLE_TRAINERS_NUM": "2",
+}
+SERVER = {**JOB, "TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.2", "PADDLE_PORT": "6171"}
+WORKER = {**JOB, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0", "POD_IP": "10.0.0.9"}
+
+
+def test_a_server_is_known_by_its_place_in_the_list() -> None:
+    role = roles.read(SERVER)
+    assert role is not None
+    assert (role.name, role.host, role.workers, role.ray) == ("server 2", "10.0.0.2", 2, "10.0.0.1:6379")
+    assert not role.starts_head
+    first = roles.read({**SERVER, "POD_IP": "10.0.0.1", "PADDLE_PORT": "6170"})
+    assert first is not None
+    assert first.starts_head
+    assert not first.drives
+
+
+def test_worker_0_drives() -> None:
+    first, second = roles.read({**WORKER, "CPU_NUM": "3"}), roles.read({**WORKER, "PADDLE_TRAINER_ID": "1"})
+    assert first is not None
+    assert second is not None
+    assert (first.drives, first.threads, second.drives, second.threads) == (True, 3, False, None)
+    assert not first.starts_head
+
+
+def test_a_ray_that_is_there_is_joined() -> None:
+    first = {**SERVER, "POD_IP": "10.0.0.1", "PADDLE_PORT": "6170"}
+    there = roles.read({**first, "RAY_ADDRESS": "10.9.9.9:6400"})
+    own = roles.read({**first, "CLICKFLEET_RAY_PORT": "7000"})
+    assert there is not None
+    assert own is not None
+    assert (there.ray, there.starts_head) == ("10.9.9.9:6400", False)
+    assert (own.ray, own.starts_head) == ("10.0.0.1:7000", True)
+
+
+def test_the_address_of_a_worker() -> None:
+    listed = {**WORKER, "PADDLE_TRAINER_ENDPOINTS": "10.0.0.9:1,10.0.0.8:1", "PADDLE_TRAINER_ID": "1", "POD_IP": ""}
+    by_list = roles.read(listed)
+    by_route = roles.read({**WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:6170", "POD_IP": ""})
+    assert by_list is not None
+    assert by_route is not None
+    assert (by_list.host, by_route.host) == ("10.0.0.8", "127.0.0.1")
+
+
+@pytest.mark.parametrize("environ", [{}, {"TRAINING_ROLE": "TRAINER"}, {"POD_IP": "1.2.3.4", "CPU_NUM": "4"}])
+def test_without_servers_a_process_is_alone(environ: dict[str, str]) -> None:
+    assert roles.read(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"TRAINING_ROLE": "TRAINR"}, "TRAINING_ROLE is 'TRAINR'"),
+        ({"TRAINING_ROLE": "PSERVER"}, "PADDLE_PSERVERS_IP_PORT_LIST is missing"),
+        ({"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINERS_NUM": "2"}, "PADDLE_PSERVERS_IP_PORT_LIST is missing"),
+        (JOB, "TRAINING_ROLE is missing"),
+        ({**SERVER, "PADDLE_TRAINERS_NUM": ""}, "PADDLE_TRAINERS_NUM is missing"),
+        ({**SERVER, "POD_IP": ""}, "POD_IP is missing"),
+        ({**SERVER, "PADDLE_PORT": "no"}, "PADDLE_PORT is 'no'"),
+        ({**SERVER, "PADDLE_PORT": "9"}, r"POD_IP:PADDLE_PORT is 10.0.0.2:9, which is not in PADDLE_PSERVERS"),
+        ({**WORKER, "PADDLE_TRAINER_ID": " "}, "PADDLE_TRAINER_ID is missing"),
+        ({**WORKER, "PADDLE_TRAINER_ID": "2"}, "PADDLE_TRAINER_ID is 2, and PADDLE_TRAINERS_NUM is 2"),
+        ({**WORKER, "PADDLE_TRAINERS_NUM": "0"}, "PADDLE_TRAINERS_NUM is '0'"),
+        ({**WORKER, "PADDLE_TRAINER_ENDPOINTS": "10.0.0.9:1"}, "PADDLE_TRAINER_ENDPOINTS names 1"),
+        ({**WORKER, "PADDLE_TRAINER_ENDPOINTS": "10.0.0.3:1,10.0.0.9:1"}, "entry 0 of PADDLE_TRAINER_ENDPOINTS"),
+        ({**WORKER, "CPU_NUM": "many"}, "CPU_NUM is 'many'"),
+        ({**WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1"}, "every entry must be ip:port"),
+        ({**WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": "a:1,a:1"}, "a:1 twice"),
+        ({**WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": "a:6379"}, "set CLICKFLEET_RAY_PORT"),
+        ({**WORKER, "RAY_ADDRESS": "ray://a:1"}, "RAY_ADDRESS is ray://a:1"),
+    ],
+)
+def test_what_is_missing_or_contradictory_is_named(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        roles.read(environ)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.mark.xdist_group("cluster")
+def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(config: dict[str, Any]) -> None:
+    run = Path(config["run"]["dir"])
+    path = run.parent / "config.yaml"
+    path.write_text(yaml.safe_dump({**config, "mode": {"name": "async"}}))
+    first, second, head = free_ports(3)
+    job = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{first},127.0.0.1:{second}",
+        "PADDLE_TRAINERS_NUM": "2",
+        "POD_IP": "127.0.0.1",
+        "CPU_NUM": "2",
+        "CLICKFLEET_RAY_PORT": str(head),
+    }
+    mine = [
+        {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(first)},
+        {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(second)},
+        {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"},
+        {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"},
+    ]
+    command = [str(Path(sys.executable).with_name("clickfleet")), "train", str(path)]
+    started = [
+        subprocess.Popen(command, env={**job, **each}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for each in mine
+    ]
+    try:
+        said = [process.communicate(timeout=240)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0, 0, 0], said
+    assert "2 shards and 2 workers are there" in said[2]
+    assert all("the job has ended" in said[i] for i in (0, 1, 3))
+    assert shows(run) == ROWS * SLOTS
+    assert f"tcp://127.0.0.1:{second}" in (run / "processes.json").read_text()  # the wire port of the list
+    assert "with 2 threads" in (run / "logs" / "worker-1.log").read_text()
