@@ -118,12 +118,17 @@ class Page:
         raw = read_yaml(block.text, str(self.path))
         if raw and set(raw) <= {field.name for field in fields(Config)}:
             checked(Config, raw, source=f"{self.path.name}:{block.line}")
+        self.keep(block)
+
+    def keep(self, block: Block) -> bool:
+        """Writes a block that is a file, and says whether it is one."""
         if block.file:
+            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.text)
+        return bool(block.file)
 
     def run_python(self, block: Block) -> None:
-        if block.file:
-            Path(block.file).write_text(block.text)
+        if self.keep(block):
             return
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

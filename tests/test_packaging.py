@@ -1,6 +1,5 @@
 """What people install: the source distribution is whole, images and manifests say what the code does."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -15,13 +14,12 @@ import yaml
 from packaging.requirements import Requirement
 
 from clickfleet.config import Config, checked
-from served import Model
+from images import OF_TRAINING
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 MANIFESTS = list(yaml.safe_load_all((ROOT / "deploy/kuberay.yaml").read_text()))
-OF_TRAINING = {"torch", "onnxscript", "safetensors"}  # not in the serving image
 
 
 def manifest(kind: str) -> dict[str, Any]:
@@ -108,39 +106,6 @@ def test_the_serving_image_has_what_serving_needs() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     texts = [*PROJECT["project"]["dependencies"], *extras["serve"], *extras["redis"]]
     assert listed == {Requirement(text).name for text in texts} - OF_TRAINING
-
-
-def test_a_server_starts_without_what_the_image_lacks(tmp_path: Path) -> None:
-    from clickfleet import exporting
-
-    exporting.export(Model().learner, tmp_path / "artifact", 1)
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nfor name in {sorted(OF_TRAINING)}:\n    sys.modules[name] = None  # an import of it fails\n"
-    )
-    command = "from clickfleet.cli import main; main()"
-    server = subprocess.Popen(
-        [sys.executable, "-c", command, "serve", str(tmp_path / "artifact"), "--port", "0", "--grpc-port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )
-    assert server.stdout is not None
-    try:
-        said = []
-        for line in server.stdout:
-            said.append(line)
-            if line.startswith("ready:"):
-                break
-        else:
-            raise AssertionError("".join(said))
-        from clickfleet.client import Client
-
-        with Client(line.split()[1].rstrip(",")) as client:
-            assert client.predict([{"user": "v1"}]).shape == (1,)
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
 
 
 def test_the_manifest_trains_what_we_can_train() -> None:
