@@ -13,9 +13,9 @@ from clickfleet import exporting
 from clickfleet.errors import ConfigError
 from clickfleet.logs.synth import Options, synth
 
-synth("log", Options(rows=10_000, test_rows=2_000, seed=4))
+synth("log", Options(rows=5_000, test_rows=1_000, seed=4))
 MODEL = str(Path(__file__).parent / "two_towers.py")
-DATA = {"train": "log/train", "test": "log/test", "batch_size": 250}
+DATA = {"train": "log/train", "test": "log/test", "batch_size": 100}
 
 # %% Train it with settings of its own
 model = {"name": MODEL, "left": ["C1", "C2", "C3"], "hidden": 16}

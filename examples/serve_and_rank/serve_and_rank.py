@@ -13,13 +13,13 @@ import numpy as np
 import clickfleet
 from clickfleet import exporting
 from clickfleet.client import Client
-from clickfleet.schema import Dense, Schema, Slot
+from clickfleet.schema import Dense, Schema, Slot, Transform
 
 # %% Who clicks what: people like items of their own colour, and cheap ones
 rng = np.random.default_rng(0)
 COLOURS = np.array(["red", "green", "blue"])
 user, item, price = rng.integers(0, 200, 12_000), rng.integers(0, 60, 12_000), rng.uniform(1, 100, 12_000)
-logit = 2.5 * (user % 3 == item % 3) - 0.02 * price - 1
+logit = 3 * (user % 3 == item % 3) - 0.02 * price - 1
 frame = {
     "label": (rng.random(12_000) < 1 / (1 + np.exp(-logit))).astype(np.float32),
     "price": price,
@@ -28,10 +28,16 @@ frame = {
     "item": np.char.add("i", item.astype(str)),
     "colour": COLOURS[item % 3],
 }
-schema = Schema(dense=(Dense("price"),), slots=(Slot("user"), Slot("taste"), Slot("item"), Slot("colour")))
+scaled = Dense("price", Transform("minmax", 0, 100))
+schema = Schema(dense=(scaled,), slots=(Slot("user"), Slot("taste"), Slot("item"), Slot("colour")))
 
 # %% Train, and write what a server needs
-settings = {"model": {"name": "fm"}, "table": {"dim": 4}, "train": {"epochs": 4}, "data": {"batch_size": 200}}
+settings = {
+    "model": {"name": "deepfm", "hidden": [32]},
+    "table": {"dim": 4},
+    "train": {"epochs": 3},
+    "data": {"batch_size": 100},
+}
 trained = clickfleet.train(settings, data=frame, schema=schema, quiet=True)
 print(f"training AUC {trained.train['auc']:.4f}")
 exporting.export(trained.learner, "artifact", step=1)
