@@ -29,7 +29,13 @@ local = clickfleet.train(CONFIG, "run.dir=local", quiet=True)
 print(f"local    {local.rows_per_s:9,.0f} rows/s   test AUC {local.test['auc']:.4f}")
 
 # %% Two workers that train, two shards that hold rows; Ray is started for the run and ended with it
-settings = ["mode.name=half_async", "cluster.workers=2", "cluster.shards=2", "run.dir=two-by-two"]
+settings = [
+    "mode.name=half_async",
+    "cluster.workers=2",
+    "cluster.shards=2",
+    "cluster.start_timeout=4min",
+    "run.dir=two-by-two",
+]
 cluster = clickfleet.train(CONFIG, *settings, quiet=True)
 print(f"cluster  {cluster.rows_per_s:9,.0f} rows/s   test AUC {cluster.test['auc']:.4f}")
 
