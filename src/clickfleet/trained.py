@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet import checkpoint, saving, scoring
+from clickfleet import checkpoint, machine, saving, scoring
 from clickfleet.batch import Batch, Floats
 from clickfleet.config import Config
 from clickfleet.engine import Engine
@@ -198,4 +197,4 @@ def rows_per_slot(learner: Learner) -> dict[str, int]:
 
 def cores(config: Config) -> int:
     """Threads that compute at the same time."""
-    return config.train.threads or len(os.sched_getaffinity(0))
+    return config.train.threads or machine.cores()

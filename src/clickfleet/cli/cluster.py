@@ -28,7 +28,7 @@ def launch(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as mode.name=geo.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings over the file's, such as mode.name=geo.", metavar="KEY=VALUE"),
     ] = None,
     server_num: Servers = 2,
     worker_num: Workers = 2,
@@ -78,12 +78,10 @@ def link_logs(folder: Path, logs: Path, servers: int, workers: int) -> None:
 
 def modes(
     config: Annotated[str, typer.Argument(help="A YAML file: its model, table and data are used.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="[KEY=VALUE]...")
-    ] = None,
-    workers: Annotated[str, typer.Option(help="Numbers of logical workers to simulate.")] = "1,4,16",
+    settings: Annotated[list[str] | None, typer.Argument(help="Settings over the file's.", metavar="KEY=VALUE")] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers to simulate, by commas.")] = "1,4,16",
     rows: Annotated[int, typer.Option(min=1, help="Training rows used.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Of the order in which workers take turns.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order in which simulated workers take turns.")] = 0,
 ) -> Result:
     """Run one job in all modes with simulated workers: AUC, staleness and speed, and advice which mode to choose."""
     from clickfleet import run

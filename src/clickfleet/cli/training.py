@@ -71,7 +71,10 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as train.epochs=3.", metavar="[KEY=VALUE]..."),
+        typer.Argument(
+            help="Settings over the file's, such as train.epochs=3 model=dcn_v2; docs/reference/config.md lists them.",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
     config_file: ConfigFile = None,
@@ -145,7 +148,8 @@ def evaluate(
     model: ModelOrConfig = None,
     data: Inputs = None,
     epochs: Annotated[
-        str | None, typer.Option(help="Evaluate the checkpoints of these epochs' ends: 0:4 are 0, 1, 2 and 3.")
+        str | None,
+        typer.Option(help="Evaluate the checkpoints at the end of these epochs instead: 0:4 means 0, 1, 2 and 3."),
     ] = None,
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
@@ -176,7 +180,7 @@ def evaluate(
         if epochs is not None or threads is not None:
             raise ConfigError("--epochs and --threads do not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
-            results = fleet.evaluate(expand(data))
+            results = fleet.evaluate(expand(data, str(Path.cwd())))
         say(_table(results))
         return results
     if epochs is None:
@@ -238,7 +242,7 @@ def predict(
         if threads is not None or engine != "torch" or graph_optimization is not None or arena is not None:
             raise ConfigError("--threads, --engine and its options do not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
-            done = trained.write_parts(fleet.predict(expand(data)), out)
+            done = trained.write_parts(fleet.predict(expand(data, str(Path.cwd()))), out)
     else:
         how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
         done = trained.write_scores(trained.load(model).reading(format, threads, how), data, out, batch_size)
