@@ -13,30 +13,44 @@ Workers = Annotated[int, typer.Option("--worker_num", "--workers", min=1, help="
 
 
 def add(app: typer.Typer) -> None:
-    command(app)(launch)
+    command(app, verbatim=True)(launch)
     bench = typer.Typer(help="Measurements.", no_args_is_help=True)
     app.add_typer(bench, name="bench")
     command(bench)(modes)
 
 
 def launch(
-    config: Annotated[str, typer.Argument(help="A YAML file with one of the modes sync, half_async, async or geo.")],
+    program: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file with one of the modes sync, half_async, async or geo, or a Python program.",
+            metavar="CONFIG|PROGRAM.py",
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as mode.name=geo.", metavar="[KEY=VALUE]..."),
+        typer.Argument(
+            help="Settings over the file's, such as mode.name=geo; or arguments of the program.",
+            metavar="[KEY=VALUE|ARGUMENT]...",
+        ),
     ] = None,
     server_num: Servers = 2,
     worker_num: Workers = 2,
+    log_dir: Annotated[
+        str, typer.Option("--log_dir", help="With a program: folder for a log of each process.")
+    ] = "log",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
 ) -> Result:
-    """Train on a cluster of processes on this machine; each writes its own log into the run folder's logs/."""
+    """Train on a cluster of processes on this machine, or run a program in every role; each writes a log of its own."""
+    if program.endswith(".py"):
+        return _launch_program(program, settings or [], server_num, worker_num, log_dir, resume)
     from clickfleet import modes as all_modes
     from clickfleet import run
     from clickfleet.cli.training import tell
     from clickfleet.errors import ConfigError
 
     overrides = [*(settings or []), f"cluster.shards={server_num}", f"cluster.workers={worker_num}"]
-    wanted = run.configure(config, overrides)
+    wanted = run.configure(program, overrides)
     if not all_modes.distributed(wanted):
         raise ConfigError(
             f"mode {wanted.mode.name} runs in one process", "add mode.name=async (or sync, half_async, geo)"
@@ -45,6 +59,22 @@ def launch(
     tell(done)
     say(f"logs of the processes: {wanted.run.dir}/logs")
     return done.to_dict()
+
+
+def _launch_program(
+    program: str, arguments: list[str], servers: int, workers: int, folder: str, resume: bool
+) -> Result:
+    from clickfleet.cluster import launching
+    from clickfleet.errors import ClusterError, ConfigError
+
+    if resume:
+        raise ConfigError("--resume is for a configuration", "a program says resume=True itself")
+    say(f"{servers} servers and {workers} workers run {program}; their logs are in {folder}")
+    failed = launching.launch(program, arguments, servers, workers, folder)
+    if failed:
+        name, code, last = failed
+        raise ClusterError(f"{name} ended with exit code {code}: {last}", f"see {folder}")
+    return {"servers": servers, "workers": workers, "logs": folder}
 
 
 def modes(

@@ -36,7 +36,7 @@ class Origin:
 
 
 def describe_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "address": own_address()}
 
 
 def log_to(folder: str, name: str) -> None:

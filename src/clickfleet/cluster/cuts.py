@@ -80,6 +80,7 @@ class Cuts:
             streams |= report["position"]
         reader = {"epoch": run.overview.epoch, "of": run.streams_of, "streams": streams}
         state = {
+            **run.carried,
             "version": 1,
             "step": self._steps(work),
             "rows": counted["rows"] + sum(report["rows"] for report in work.reports.values()),

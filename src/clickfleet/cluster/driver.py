@@ -59,10 +59,14 @@ class Driver:
         self.progress = Progress()
         self.path: Path | None = None
         """The last checkpoint."""
+        self.carried: dict[str, Any] = {}
+        """State of a checkpoint that only others read: how far its run had published."""
         self.signal: int | None = None
         self.trained_s = self.last_save_s = 0.0
         self.streams_of, self.finished = 0, set[str]()
         """Into how many streams the files were split, and which of them are done."""
+        self.shares: list[list[str]] | None = None
+        """The files of each stream of an epoch, where they are not just a split of all files."""
         self._started: dict[str, Any] = {}
 
     def start_from(self, path: Path) -> list[str]:
@@ -74,6 +78,7 @@ class Driver:
         """Goes on from a checkpoint."""
         self.base, state = bases.resume(path, self.config, self.schema, self.learner, self.watch.log)
         self.progress, self.path = Progress(**state["progress"]), path
+        self.carried = {key: state[key] for key in ("published", "online") if key in state}
         self.watch.forget_after(state["metrics_bytes"])
 
     def start(self) -> None:
@@ -126,13 +131,15 @@ class Driver:
         epoch, reader = self.progress.epoch, self.base.reader
         if reader["epoch"] != epoch:
             count = len(self.crew.workers)
-            left = [Stream(i, tuple(split_files(self.files, i, count))) for i in range(count)]
+            if self.shares is not None:
+                count = len(self.shares)
+            left = [Stream(i, self._files_of(i, count)) for i in range(count)]
             self.streams_of, self.finished = count, set()
-            if len(self.files) < count:
+            if len(self.files) < count and self.shares is None:
                 self.watch.log(f"warning: {len(self.files)} files for {count} workers: some have nothing to do")
         else:
             count, states = reader["of"], reader["streams"]
-            files = {number: tuple(split_files(self.files, int(number), count)) for number in states}
+            files = {number: self._files_of(int(number), count) for number in states}
             left = [Stream(int(n), files[n], state) for n, state in states.items() if state is not None]
             self.streams_of, self.finished = count, {n for n, state in states.items() if state is None}
         left = [stream for stream in left if stream.files]
@@ -141,6 +148,27 @@ class Driver:
             shares[self.crew.workers[i % len(self.crew.workers)]].append(stream)
         saved = self.base.saved
         return {f"worker {w}": Assignment(epoch, tuple(mine), saved.get(w, {})) for w, mine in shares.items()}
+
+    def _files_of(self, stream: int, count: int) -> tuple[str, ...]:
+        if self.shares is not None and len(self.shares) == count:
+            return tuple(self.shares[stream])
+        return tuple(split_files(self.files, stream, count))
+
+    def advance(self, shares: list[list[str]]) -> None:
+        """One epoch over these files, worker i taking share i, and a checkpoint; whatever is lost meanwhile, it is trained once."""
+        self.shares, self.files = shares, [file for share in shares for file in share]
+        aim = self.progress.epoch + 1
+        while self.progress.epoch < aim:
+            begin = time.monotonic()
+            try:
+                self._epoch()
+                self.trained_s += time.monotonic() - begin
+                if self.signal is not None:
+                    return
+                self._end_epoch()
+                self.cuts.now(aim - 1)
+            except LostError as loss:
+                self.recovery.roll_back(loss)
 
     def _epoch(self) -> None:
         """Trains what is left of an epoch."""
@@ -186,7 +214,7 @@ class Driver:
             self.crew.tell(self.crew.trainers, "reset_metrics")
             self._started = bases.metrics_of(self.config, self.schema).state()
             self.overview.base["buckets"] = None
-        if not self._over() and self.config.run.keep_epochs:
+        if self.shares is None and not self._over() and self.config.run.keep_epochs:
             self.cuts.now(epoch)
 
     def merged(self, states: Iterable[dict[str, Any]]) -> Metrics:
