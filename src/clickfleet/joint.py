@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from clickfleet import checkpoint, modes, opening, run
+from clickfleet import checkpoint, mirror, modes, opening, run
 from clickfleet.cluster import joining, roles
 from clickfleet.cluster.driver import Driver
 from clickfleet.cluster.fleet import LostError
@@ -58,6 +58,8 @@ def join(
         raise ConfigError(
             f"mode {settings.mode.name} runs in one process", "set mode.name=async, sync, half_async or geo"
         )
+    if url := mirror.url_of(settings.run.dir):
+        raise ConfigError(f"run.dir is {url}, and a program writes to a folder", "name one that all hosts see")
     settings = replace(settings, run=replace(settings.run, dir=str(Path(settings.run.dir).absolute())))
 
     def say(text: str) -> None:

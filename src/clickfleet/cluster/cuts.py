@@ -94,6 +94,7 @@ class Cuts:
             work, shards, run.config, run.learner, metrics, run.base, state, run.crew.row_files, run.table
         )
         run.path, self.saved_at, self.losses = Path(str(run.base.path)), time.monotonic(), 0
+        run.base.path = run.deliver(work.number, run.path)
         took = time.monotonic() - work.begin
         run.watch.log(f"cut {work.number}: step {state['step']:,}, {state['rows']:,} rows, {took:.1f} s", show=False)
 

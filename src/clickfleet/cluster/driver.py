@@ -30,6 +30,7 @@ from clickfleet.files import split_files
 from clickfleet.interrupts import interruptible
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
+from clickfleet.mirror import Mirror, origin
 from clickfleet.schema import Schema
 from clickfleet.session import Progress, words
 
@@ -59,6 +60,8 @@ class Driver:
         self.progress = Progress()
         self.path: Path | None = None
         """The last checkpoint."""
+        self.copy: Mirror | None = None
+        """Where the run folder is also kept."""
         self.carried: dict[str, Any] = {}
         """State of a checkpoint that only others read: how far its run had published."""
         self.signal: int | None = None
@@ -72,14 +75,21 @@ class Driver:
     def start_from(self, path: Path) -> list[str]:
         """A new run with what fits of an old model; what does not, in words."""
         self.base, anew = bases.start_from(path, self.config, self.schema, self.learner)
+        self.base.path = self._seen_by_all(self.base.path)
         return anew
 
     def resume(self, path: Path) -> None:
         """Goes on from a checkpoint."""
         self.base, state = bases.resume(path, self.config, self.schema, self.learner, self.watch.log)
+        self.base.path = self._seen_by_all(self.base.path)
         self.progress, self.path = Progress(**state["progress"]), path
         self.carried = {key: state[key] for key in ("published", "online") if key in state}
         self.watch.forget_after(state["metrics_bytes"])
+
+    def _seen_by_all(self, path: str | None) -> str | None:
+        """How hosts other than this one know a checkpoint."""
+        apart = path is not None and self.config.cluster.address is not None
+        return (origin(str(path)) or path) if apart else path
 
     def start(self) -> None:
         """Starts all processes together and waits until they are there."""
@@ -216,6 +226,17 @@ class Driver:
             self.overview.base["buckets"] = None
         if self.shares is None and not self._over() and self.config.run.keep_epochs:
             self.cuts.now(epoch)
+
+    def deliver(self, number: int, final: Path) -> str:
+        """Sees to it that a checkpoint is there for all hosts, and at the URL of the run; how they know it."""
+        if self.copy is None:
+            return str(final)
+        url = self._seen_by_all(str(final))
+        if self.config.cluster.address is not None:
+            self.crew.tell(self.crew.shards, "deliver", number, url, timeout_s=3600.0)
+            self.crew.gather_logs(self.logs)
+        self.copy.push()
+        return str(url)
 
     def merged(self, states: Iterable[dict[str, Any]]) -> Metrics:
         """The metrics that workers started from, with what they have seen since."""
