@@ -78,7 +78,7 @@ class Hosts:
     def run(self, *words: str) -> str:
         """What a command says that is run on the first host."""
         inside = ["nsenter", f"--target={self.nodes[0].pid}", "--mount", "--net", str(PROGRAMS / "clickfleet"), *words]
-        done = subprocess.run(inside, env=self.environ, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(inside, env=self.environ, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -111,6 +111,7 @@ def hosts() -> Iterator[Hosts]:
         found.close()
 
 
+@pytest.mark.timeout(900)
 def test_two_hosts_train_together_on_a_ray_that_is_there(hosts: Hosts, config: dict[str, Any]) -> None:
     run = Path(config["run"]["dir"])
     path = run.parent / "config.yaml"

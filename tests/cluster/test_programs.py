@@ -38,6 +38,7 @@ with clickfleet.join(config, quiet=True) as job:
 """
 
 
+@pytest.mark.timeout(900)
 def test_a_program_runs_in_every_role(config: dict[str, Any], tmp_path: Path) -> None:
     run, program, path = Path(config["run"]["dir"]), tmp_path / "program.py", tmp_path / "config.yaml"
     program.write_text(PROGRAM)

@@ -61,7 +61,7 @@ def train(job: Share, *, waits: bool, mean: bool) -> None:
 def _epoch(job: Share, pool: ThreadPoolExecutor, waits: bool, mean: bool) -> None:
     link, trainers, clock = job.links[0], job.trainers, job.trainers[0].clock
     torch.set_num_threads(1)
-    spare = [Embedding(job.learner.schema, job.table.factors) for _ in trainers]
+    spare = [Embedding(job.learner.schema, job.table.factors, job.learner.device) for _ in trainers]
     stream = job.batches(clock)
     config, loss = job.optimizer.config, job.learner.loss.config
     clips = config.clip_norm is not None or config.clip_value is not None
