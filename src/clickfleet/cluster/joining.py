@@ -74,9 +74,9 @@ class Watcher:
 @contextmanager
 def driving(role: Role, config: Config, log: Log) -> Iterator[Any]:
     """Worker 0 while it leads the job, with its watcher; the others end with it."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     with node(role, config.cluster.start_timeout, log) as ray:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # not before Ray knows its token
+
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         watcher = ray.remote(Watcher).options(name=WATCH, num_cpus=0, scheduling_strategy=here).remote(role.workers)
         names = [f"server {i}" for i in range(len(role.servers))] + [f"worker {i}" for i in range(role.workers)]
