@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,21 @@ def daemons() -> float:
 def measure(data: Path, mode: str, arguments: argparse.Namespace) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        before, driver = daemons(), time.process_time()
+        since: list[float] = []
+
+        def note() -> None:
+            while not (run / "metrics.jsonl").exists():  # its first line comes with the first step
+                time.sleep(0.02)
+            since.extend((daemons(), time.process_time()))
+
+        threading.Thread(target=note, daemon=True).start()
         done = clickfleet.train(settings(data, run, mode, arguments), quiet=True)
         result: Found = {"rows_per_s": done.rows_per_s, "auc": done.test["auc"] if done.test else None}
         if mode != "local":
             result |= lines(run, "cluster")[0]
             steps = done.rows / 1000
-            result["ray_cpu_ms_per_step"] = 1e3 * (daemons() - before) / steps
-            result["driver_cpu_ms_per_step"] = 1e3 * (time.process_time() - driver) / steps
+            result["ray_cpu_ms_per_step"] = 1e3 * (daemons() - since[0]) / steps
+            result["driver_cpu_ms_per_step"] = 1e3 * (time.process_time() - since[1]) / steps
     return result
 
 
@@ -192,7 +200,7 @@ def main() -> None:
     arguments = parser.parse_args()
     ray = ray_module()
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 28)
-    names = arguments.modes.split(",")
+    names = arguments.modes.split(",") if arguments.modes else []
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or Path(folder) / "data"
         if not data.exists():

@@ -21,8 +21,7 @@ from clickfleet.table import NO_SLOT, Table
 class Replica:
     """Rows are fetched on first use; `ship` sends differences, `receive` takes over what others changed."""
 
-    def __init__(self, job: Share, limit: int | None, whole: bool = False) -> None:
-        self._whole = whole
+    def __init__(self, job: Share, limit: int | None) -> None:
         self.job, self.link, self.limit = job, job.links[0], limit
         like = job.table.describe() | {"memory_limit": None, "snapshot_reserve": None}
         like["policy"] = {**like["policy"], "admission": "birth"}
@@ -72,11 +71,11 @@ class Replica:
         return int(self._ticket is not None)
 
     def ship(self) -> None:
-        """Sends the N-th part of the progress since the last shipment (of rows all of it, if so chosen), and all of the counts."""
+        """Sends the N-th part of the progress since the last shipment, and all of the counts."""
         self.receive(wait=True)
         if self._touched:
             used, self._touched = merged(self._touched), []
-            self._send(used, 1.0 if self._whole else 1.0 / self.job.workers)
+            self._send(used, 1.0 / self.job.workers)
             self.rows.end_day()  # age counts shipments without use
             if self.limit is not None and self.rows.stats()["bytes"] > self.limit:
                 self._drop()
@@ -87,7 +86,7 @@ class Replica:
         batches = self.job.steps - self._steps
         gradient = None
         if dense:
-            change = (self.dense - self.old_dense) / self.job.workers
+            change = (self.dense - self.old_dense) * share
             self.old_dense += change
             gradient = Gradient(change.numpy(), used.n, 1.0, batches)
             self._steps = self.job.steps

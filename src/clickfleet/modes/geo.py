@@ -12,7 +12,7 @@ is left at the end of training is not shipped: the whole sum of the workers' pro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge
 
@@ -27,23 +27,10 @@ DISTRIBUTED = True
 
 @dataclass(frozen=True)
 class Config:
-    k_steps: Annotated[int, Ge(1)] = 25
-    """Batches of a worker between two shipments, once it is warm."""
-    warm_up: Annotated[int, Ge(0)] = 8
-    """The first shipments follow each other sooner: the distance grows by one batch in so many batches; 0: at once k_steps."""
-    row_share: Literal["mean", "whole"] = "whole"
-    """Of the progress of a row a worker ships the N-th part, like of dense weights, or all."""
+    k_steps: Annotated[int, Ge(1)] = 5
+    """Batches of a worker between two shipments."""
     replica_limit: Bytes | None = None
     """Memory of a worker's rows; beyond it those longest unused are shipped whole and dropped."""
-
-
-def distance(config: Config, steps: int) -> int:
-    """Batches until the next shipment of a worker that has trained so many: copies that drift apart cost most at the beginning.
-
-    >>> [distance(Config(k_steps=25, warm_up=8), steps) for steps in (0, 7, 8, 80, 1000)]
-    [1, 1, 2, 11, 25]
-    """
-    return min(config.k_steps, 1 + steps // config.warm_up) if config.warm_up else config.k_steps
 
 
 def train(job: Share, config: Config) -> None:
@@ -53,9 +40,7 @@ def train(job: Share, config: Config) -> None:
                 "mode geo cannot ship rows of the rule ftrl: their weights follow from sums that do not add up",
                 "choose another table.rule, or mode async",
             )
-    replica: Replica = job.carried.setdefault("replica", None) or Replica(
-        job, config.replica_limit, whole=config.row_share == "whole"
-    )
+    replica: Replica = job.carried.setdefault("replica", None) or Replica(job, config.replica_limit)
     job.carried["replica"], replica.job = replica, job
     job.keep, job.before_cut, job.queued = replica.save, replica.exchange, replica.waiting
 
@@ -74,7 +59,7 @@ def train(job: Share, config: Config) -> None:
 
     while job.goes_on():
         replica.begin()
-        job.stop_at = job.steps + distance(config, job.steps)
+        job.stop_at = job.steps + config.k_steps
         job.together(work)
         replica.ship()
         if job.epoch_ended:
