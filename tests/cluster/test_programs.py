@@ -10,10 +10,15 @@ import pytest
 import yaml
 
 import clickfleet
-from clickfleet.cli import main
+from clickfleet.cli import build, frame
 from fleet import ROWS, SLOTS, TEST_ROWS, shows
 
 pytestmark = pytest.mark.xdist_group("cluster")
+
+
+def cli(words: list[str]) -> int:
+    return frame.run(build(), words)
+
 
 PROGRAM = """
 import json, sys
@@ -46,7 +51,7 @@ def test_a_program_runs_in_every_role(config: dict[str, Any], tmp_path: Path) ->
     files = [config["data"]["train"][0], config["data"]["test"][0]]
     log = str(tmp_path / "log")
     assert (
-        main(["launch", "--server_num", "2", "--worker_num", "2", "--log_dir", log, str(program), str(path), *files])
+        cli(["launch", "--server_num", "2", "--worker_num", "2", "--log_dir", log, str(program), str(path), *files])
         == 0
     )
     said = [json.loads((tmp_path / "log" / f"worker-{i}.log").read_text().splitlines()[-1]) for i in range(2)]
@@ -66,7 +71,7 @@ def test_a_program_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         "import os, sys\nsys.exit('no ' + ' '.join(sys.argv[1:]) if os.environ['TRAINING_ROLE'] == 'TRAINER' else 0)"
     )
     words = ["launch", "--server_num", "1", "--worker_num", "1", "--log_dir", str(tmp_path / "log")]
-    assert main([*words, str(program), "--luck", "today"]) == 1
+    assert cli([*words, str(program), "--luck", "today"]) == 1
     assert "worker-0 ended with exit code 1: no --luck today" in capsys.readouterr().err
-    assert main([*words, str(tmp_path / "none.py")]) == 1
+    assert cli([*words, str(tmp_path / "none.py")]) == 1
     assert "there is no" in capsys.readouterr().err
