@@ -347,15 +347,20 @@ def _restore(table: Table, batch: pa.RecordBatch, first: int, last: int) -> None
         values = batch.column(name)
         return (values.flatten() if name in _LISTS else values).to_numpy()
 
-    columns = {name: column(name) for name in ROWS.names}
+    put(table, {name: column(name) for name in ROWS.names}, first, last)
+
+
+def put(table: Table, columns: Columns, first: int = 0, last: int = _core.VIRTUAL_SHARDS) -> None:
+    """Puts rows, all short or all full, into a table, those of the given virtual shards; the columns are those of row files."""
     full = len(columns["embedx"]) > 0 or table.factors == 0
+    rows = len(columns["key"])
     widths = {
         "embed_state": table.core.embed_state,
         "embedx": table.factors * full,
         "embedx_state": table.core.embedx_state * full,
     }
     for name, width in widths.items():
-        if len(columns[name]) != batch.num_rows * width:
+        if len(columns[name]) != rows * width:
             raise CheckpointError(
                 f"the checkpoint's {name} does not fit the table: {width} floats per row were expected"
             )

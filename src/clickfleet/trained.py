@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet import checkpoint, saving, scoring
+from clickfleet import checkpoint, machine, saving, scoring
 from clickfleet.batch import Batch, Floats
 from clickfleet.config import Config
 from clickfleet.engine import Engine
@@ -87,20 +86,31 @@ def load(model: str | Path) -> Trained:
 
 def epochs(model: str | Path, span: str) -> list[tuple[int, Path]]:
     """The checkpoints a run kept of its epochs `first:last`, without the last."""
-    first, colon, last = span.partition(":")
-    try:
-        wanted = range(int(first or 0), int(last) if last else 1 << 31) if colon else range(int(first), int(first) + 1)
-    except ValueError:
-        raise ConfigError(f"epochs {span!r} are not a span", "write 0:4 for the epochs 0, 1, 2 and 3") from None
+    first, last = parse_span(span)
+    wanted = range(first, 1 << 31 if last is None else last)
     kept = checkpoint.epochs(Path(model) / "checkpoints")
     found = [(epoch, path) for epoch, path in kept.items() if epoch in wanted]
-    missing = [epoch for epoch in wanted if epoch not in kept] if last or not colon else []
+    missing = [epoch for epoch in wanted if epoch not in kept] if last is not None else []
     if missing or not found:
         known = ", ".join(map(str, kept)) or "none; run.keep_epochs keeps them"
         raise CheckpointError(
             f"{model} has no checkpoint of epoch {missing[0] if missing else first}", f"kept: {known}"
         )
     return found
+
+
+def parse_span(span: str) -> tuple[int, int | None]:
+    """The first of some epochs and the one after the last, None without an end.
+
+    >>> parse_span("0:4"), parse_span("2"), parse_span("1:")
+    ((0, 4), (2, 3), (1, None))
+    """
+    first, colon, last = span.partition(":")
+    try:
+        begin = int(first or 0) if colon else int(first)
+        return begin, (int(last) if last else None) if colon else begin + 1
+    except ValueError:
+        raise ConfigError(f"epochs {span!r} are not a span", "write 0:4 for the epochs 0, 1, 2 and 3") from None
 
 
 def write_scores(model: Trained, data: Data, out: str | Path, batch_size: int | None = None) -> dict[str, Any]:
@@ -187,4 +197,4 @@ def rows_per_slot(learner: Learner) -> dict[str, int]:
 
 def cores(config: Config) -> int:
     """Threads that compute at the same time."""
-    return config.train.threads or len(os.sched_getaffinity(0))
+    return config.train.threads or machine.cores()

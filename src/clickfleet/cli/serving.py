@@ -74,7 +74,10 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
     upload_dir: Annotated[Path | None, typer.Option(help="Folder for uploads that ask to be kept.")] = None,
     results_redis: Annotated[str | None, typer.Option(help="redis:// URL for /upload?re_model=redis.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder of the server's own (default: a temporary one).")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the server's own files, such as merged deltas (default: a temporary one)."),
+    ] = None,
     no_batching: Annotated[bool, typer.Option("--no-batching", help="Score every request alone (to compare).")] = False,
 ) -> Result:
     """Serve a model over HTTP and gRPC; a published log is followed while it grows.

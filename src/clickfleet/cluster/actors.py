@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from clickfleet import checkpoint, storage
+from clickfleet import checkpoint, mirror, saving, storage
 from clickfleet.cluster.base import adopt_buffers, pack_buffers
 from clickfleet.cluster.shard import Cut, Rules, Shard
 from clickfleet.cluster.wire import Identity, Server
@@ -22,7 +25,7 @@ from clickfleet.cluster.worker import Assignment, Worker
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
 from clickfleet.exchange import Spread
-from clickfleet.table import Table
+from clickfleet.table import Changes, Columns, Table
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Origin:
 
 
 def describe_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "address": own_address()}
 
 
 def log_to(folder: str, name: str) -> None:
@@ -50,6 +53,14 @@ def log_to(folder: str, name: str) -> None:
         stream.flush()
     os.dup2(out.fileno(), 1)
     os.dup2(out.fileno(), 2)
+
+
+def said() -> str:
+    """What this process has written to its log so far."""
+    try:
+        return Path("/proc/self/fd/1").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def log(text: str) -> None:
@@ -69,16 +80,22 @@ class ShardActor:
         self._cuts: dict[int, Cut] = {}
         self._dropped = 0
         self._cut_taken = threading.Condition()
+        self._changes: Changes | None = None
         self._socket_file = ""
+        self._files: list[Path] = []
         self._cpu = 0.0
 
     def load(self, origin: Origin, who: tuple[int, int, int], peers: list[int]) -> dict[str, Any]:
         """Starts, or starts anew, from an origin in that epoch of the run; its addresses."""
         shards = self.config.cluster.shards
+        self._forget_files()
         if origin.path is None:
             table = Table.like(origin.table)
         else:
-            table = checkpoint.load(origin.path, shard=self.number, shards=shards, **origin.table)
+            path = saving.resolve(origin.path) if mirror.url_of(origin.path) else Path(origin.path)
+            table = checkpoint.load(path, shard=self.number, shards=shards, **origin.table)
+            if mirror.origin(path):
+                shutil.rmtree(path, ignore_errors=True)
         dense = dict(origin.dense)
         values: torch.Tensor = dense.pop("values").clone()
         shard = Shard(table, values, self.config.dense, self.rules)
@@ -93,6 +110,7 @@ class ShardActor:
             for cut in self._cuts.values():
                 cut.rows.close()
             self._cuts = {}
+        self._changes = None
         if self.server is None:
             self.shard, self.who = shard, Identity(*who)
             self._listen(1 + table.factors)
@@ -162,6 +180,8 @@ class ShardActor:
         first, last = (edge * n // 1024 for edge in checkpoint.span(self.number, shards))
         written: dict[str, storage.HashedFile] = {}
 
+        Path(folder).mkdir(parents=True, exist_ok=True)  # on another host than the driver's
+
         def file(name: str) -> storage.HashedFile:
             written[name] = storage.HashedFile(Path(folder) / name)
             return written[name]
@@ -173,6 +193,8 @@ class ShardActor:
         finally:
             for each in written.values():
                 each.abandon()
+        self._forget_files()
+        self._files = [Path(folder) / name for name in written]
         log(f"cut {number}: {sum(counts):,} rows written in {time.monotonic() - begin:.2f} s")
         return {
             "files": {name: each.facts() for name, each in written.items()},
@@ -184,6 +206,21 @@ class ShardActor:
             "batches": cut.facts["batches"],
         }
 
+    def deliver(self, number: int, url: str) -> None:
+        """Puts the row files of the last cut to a URL."""
+        mirror.put(self._files, url)
+        log(f"cut {number}: put to {url}")
+        self._forget_files()
+
+    def _forget_files(self) -> None:
+        """Row files that were put elsewhere, or whose cut came to nothing; in a folder that all see they have moved."""
+        for file in self._files:
+            file.unlink(missing_ok=True)
+        self._files = []
+
+    def said(self) -> str:
+        return said()
+
     def learned(self) -> dict[int, int]:
         """Batches learned of each peer."""
         assert self.server is not None
@@ -192,8 +229,45 @@ class ShardActor:
             return dict(self.shard.learned)
 
     def shrink(self) -> int:
-        assert self.shard is not None
-        return self.shard.table.shrink()
+        with self._still() as table:
+            return table.shrink()
+
+    def end_day(self) -> None:
+        with self._still() as table:
+            table.end_day()
+
+    def restore_readers(self, keys: Any) -> None:
+        with self._still() as table:
+            table.restore_readers(keys)
+
+    def cut_changes(self, base: bool) -> bool:
+        """Takes what is to be published, for `next_changes` to fetch; whether it is everything."""
+        with self._still() as table:
+            self._changes = table.cut_changes(base=base)
+            return self._changes.base
+
+    def next_changes(self) -> Columns | None:
+        assert self._changes is not None
+        return next(iter(self._changes), None)
+
+    def deleted(self) -> Any:
+        """After the last rows: keys that readers must forget."""
+        assert self._changes is not None
+        return self._changes.deleted
+
+    def end_changes(self, published: bool) -> None:
+        with self._still():
+            if self._changes is not None:
+                (self._changes.commit if published else self._changes.abort)()
+                self._changes = None
+
+    @contextmanager
+    def _still(self) -> Iterator[Table]:
+        """The table, while nothing is learned."""
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            yield self.shard.table
 
     def dense(self) -> dict[str, Any]:
         assert self.server is not None
@@ -263,6 +337,9 @@ class WorkerActor:
 
     def metrics(self) -> dict[str, Any]:
         return self.worker.metrics.state()
+
+    def said(self) -> str:
+        return said()
 
     def reset_metrics(self) -> None:
         self.worker.metrics.reset()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clickfleet.errors import ConfigError, MissingError, ServeError
+from clickfleet.machine import WINDOWS
 from clickfleet.serve.settings import Settings
 
 START_S = 120.0
@@ -117,6 +118,10 @@ class Fleet:
 
 def fleet(settings: Settings) -> Fleet:
     """A server that listens already, though nobody answers yet."""
+    if WINDOWS:
+        raise ServeError(
+            "a server hands its socket to its workers, which Windows cannot do", "serve from WSL or a container"
+        )
     for module, extra in (("uvicorn", "serve"), ("msgspec", "serve"), ("onnxruntime", "serve"), ("starlette", "serve")):
         _need(module, extra)
     if settings.grpc_port is not None:
