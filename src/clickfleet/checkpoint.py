@@ -31,7 +31,7 @@ carry checksums (storage.py). Saving what was loaded gives the same bytes.
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -366,6 +366,14 @@ def put(table: Table, columns: Columns, first: int = 0, last: int = _core.VIRTUA
             )
     order = ("key", "slot", "show", "click", "unseen_days", "delta_score", "published", "embed_w", *_LISTS)
     table.core.restore(full, *(columns[name] for name in order), first, last)
+
+
+def batches_of(path: Path, key: int, files: int) -> Iterator[pa.RecordBatch]:
+    """The rows of the one file that may hold a key."""
+    mixed = np.empty(1, np.uint64)
+    _core.mix64(np.array([key], np.uint64), mixed)
+    shard = int(mixed[0]) % _core.VIRTUAL_SHARDS
+    return batches(path / _name(shard * files // _core.VIRTUAL_SHARDS, files), ROWS)
 
 
 def _in_shards(keys: Any, first: int, last: int) -> Any:

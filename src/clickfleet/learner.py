@@ -48,7 +48,11 @@ class Learner:
             torch.manual_seed(config.train.seed)
             self.model = widened(kind, settings, self.shape).to(self.device)  # made on the CPU: equal values everywhere
         init = kind.table_init(settings, dim)
-        self.table = table or make_table(config.table, factors, init.embed, init.embedx, config.train.seed)
+        rows = config.table
+        if kind.row_rule and rows.rule == sections.Table().rule:
+            own = dict(kind.row_rule)
+            rows = dataclasses.replace(rows, rule=sections.Plugin(own.pop("name"), own))
+        self.table = table or make_table(rows, factors, init.embed, init.embedx, config.train.seed)
         if self.table.factors != factors:
             raise CheckpointError(
                 f"the saved rows have {self.table.factors} factors, and {config.model.name} with table.dim {dim} has {factors}",
@@ -69,6 +73,9 @@ class Learner:
     def steps(self, threads: int) -> list[Step]:
         """One step per trainer thread, all on the same weights."""
         flats = [self.flat, *(self.flat.replica() for _ in range(threads - 1))]
+        own: list[Step] | None = self.model.own_steps(self, flats)
+        if own is not None:
+            return own
         scales = (self.table.embed_rule.scale, self.table.rule.scale)
         decay = RowDecay(self.l2_rows, *scales) if self.l2_rows else None
         return [Step(flat, self.loss, self.schema, self.table.factors, self.device, decay) for flat in flats]

@@ -30,7 +30,7 @@ def online(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="KEY=VALUE"),
     ] = None,
     config_file: ConfigFile = None,
     option: Settings = None,
@@ -84,10 +84,8 @@ def publish(
 
 def replay(
     config: Annotated[str, typer.Argument(help="The YAML file of an online run over past logs.", metavar="CONFIG")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="[KEY=VALUE]...")
-    ] = None,
-    sync: Annotated[str, typer.Option(help="Intervals of publishing to compare, by commas.")] = "1d,1h",
+    settings: Annotated[list[str] | None, typer.Argument(help="Settings over the file's.", metavar="KEY=VALUE")] = None,
+    sync: Annotated[str, typer.Option(help="How often to publish, intervals to compare, by commas.")] = "1d,1h",
     admit: Annotated[str, typer.Option(help="Scores at which rows get their factors, by commas; 0: at birth.")] = "0",
     out: Annotated[Path, typer.Option(help="Folder for the runs, replay.json and replay.svg.")] = Path("replay"),
 ) -> Result:

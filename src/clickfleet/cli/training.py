@@ -1,12 +1,15 @@
-"""Commands about models: `train`, `evaluate`, `predict`, `inspect`, `report`, `verify`."""
+"""Commands about models: `train`, `evaluate`, `predict`, `report`, `verify`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clickfleet.cli.frame import Result, command, say
 from clickfleet.cli.migrating import ConfigFile, Settings, configured, evaluate_old, of_model, predict_old
+
+if TYPE_CHECKING:
+    from clickfleet.engine import Engine
 
 Model = Annotated[
     Path,
@@ -40,13 +43,19 @@ Address = Annotated[
     str | None, typer.Option(help="With --workers: a running Ray cluster (default: one on this machine).")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that score (default: as in training).")]
+GraphLevel = Annotated[
+    str | None, typer.Option(help="How far ONNX Runtime rewrites the graph: off, basic, extended or all (default).")
+]
+Arena = Annotated[
+    bool | None,
+    typer.Option("--arena/--no-arena", help="ONNX Runtime keeps memory for the next run (default: it does)."),
+]
 
 
 def add(app: typer.Typer) -> None:
     command(app)(train)
     command(app)(evaluate)
     command(app)(predict)
-    command(app)(inspect)
     command(app)(report)
     command(app)(verify)
 
@@ -62,7 +71,10 @@ def train(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as train.epochs=3.", metavar="[KEY=VALUE]..."),
+        typer.Argument(
+            help="Settings over the file's, such as train.epochs=3 model=dcn_v2; docs/reference/config.md lists them.",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
     config_file: ConfigFile = None,
@@ -136,7 +148,8 @@ def evaluate(
     model: ModelOrConfig = None,
     data: Inputs = None,
     epochs: Annotated[
-        str | None, typer.Option(help="Evaluate the checkpoints of these epochs' ends: 0:4 are 0, 1, 2 and 3.")
+        str | None,
+        typer.Option(help="Evaluate the checkpoints at the end of these epochs instead: 0:4 means 0, 1, 2 and 3."),
     ] = None,
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
@@ -147,13 +160,18 @@ def evaluate(
     config_file: ConfigFile = None,
     option: Settings = None,
 ) -> Result:
-    """Metrics of a model on data: AUC, log loss, accuracy, calibration and more."""
+    """Metrics of a model on data: AUC, log loss, accuracy, calibration and more; of word2vec, the share of analogies found."""
     from clickfleet import trained
+    from clickfleet.words import vectors
 
     old = of_model(model, data or [], config_file, option)
     if old is not None:
         return evaluate_old(*old, epochs, batch_size, format, threads, workers)
     model, data = _both(model, data)
+    if vectors.is_words(model):
+        if epochs is not None or workers is not None or format is not None:
+            raise _no_analogies()
+        return _analogies(vectors.load(model).evaluate(data))
     if workers is not None:
         from clickfleet.cluster.scorers import scorers
         from clickfleet.errors import ConfigError
@@ -162,7 +180,7 @@ def evaluate(
         if epochs is not None or threads is not None:
             raise ConfigError("--epochs and --threads do not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
-            results = fleet.evaluate(expand(data))
+            results = fleet.evaluate(expand(data, str(Path.cwd())))
         say(_table(results))
         return results
     if epochs is None:
@@ -201,12 +219,19 @@ def predict(
     address: Address = None,
     config_file: ConfigFile = None,
     option: Settings = None,
+    engine: Annotated[
+        str, typer.Option(help="What computes: torch, onnx, int8, or a provider of ONNX Runtime such as CUDA.")
+    ] = "torch",
+    graph_optimization: GraphLevel = None,
+    arena: Arena = None,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
     from clickfleet import trained
 
     old = of_model(model, data or [], config_file, option)
     if old is not None:
+        if engine != "torch" or graph_optimization is not None or arena is not None:
+            raise typer.BadParameter("engine options go with a MODEL, not with a PaddleRec configuration")
         return predict_old(*old, out, batch_size, format, threads, workers)
     model, data = _both(model, data)
     if workers is not None:
@@ -214,29 +239,27 @@ def predict(
         from clickfleet.errors import ConfigError
         from clickfleet.files import expand
 
-        if threads is not None:
-            raise ConfigError("--threads does not go with --workers")
+        if threads is not None or engine != "torch" or graph_optimization is not None or arena is not None:
+            raise ConfigError("--threads, --engine and its options do not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
-            done = trained.write_parts(fleet.predict(expand(data)), out)
+            done = trained.write_parts(fleet.predict(expand(data, str(Path.cwd()))), out)
     else:
-        done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
+        how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
+        done = trained.write_scores(trained.load(model).reading(format, threads, how), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return done
 
 
-def inspect(model: Model) -> Result:
-    """Show what a model is made of: network, rows and memory, rows per slot."""
-    from clickfleet import trained
+def engine_of(name: str, threads: int, graph: str | None, arena: bool | None) -> "Engine | None":
+    """The engine that options describe; None for torch, which has none of them."""
+    from clickfleet.engine import Engine
+    from clickfleet.errors import ConfigError
 
-    facts = trained.describe(model)
-    say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
-    say(f"dense parameters {facts['parameters']:,}")
-    say(
-        f"table {facts['rows']:,} rows ({facts['full_rows']:,} with factors), {facts['factors']} factors, {facts['bytes']:,} bytes"
-    )
-    for name, rows in facts["slots"].items():
-        say(f"{rows:>12,}  {name}")
-    return facts
+    if name == "torch":
+        if graph is not None or arena is not None:
+            raise ConfigError("--graph-optimization and --arena are ONNX Runtime's", "add --engine onnx")
+        return None
+    return Engine(name, threads, graph or "all", arena is not False)
 
 
 def report(
@@ -262,6 +285,23 @@ def verify(
     found = saving.verify(saving.resolve(path))
     say(f"{found['path']}: {found['files']} files, {found['bytes']:,} bytes, all as they were written")
     return {**found, "ok": True}
+
+
+def _analogies(results: Result) -> Result:
+    for name, part in results["sections"].items():
+        say(
+            f"{name or 'questions'}: {part['right']:,} of {part['known']:,} found, {part['questions'] - part['known']:,} not known"
+        )
+    say(f"accuracy {_number(results['accuracy'])} of {results['known']:,} analogies")
+    return results
+
+
+def _no_analogies() -> Exception:
+    from clickfleet.errors import ConfigError
+
+    return ConfigError(
+        "--epochs, --workers and --format do not go with word2vec", "name one checkpoint and a file of analogies"
+    )
 
 
 def _table(results: Result) -> str:

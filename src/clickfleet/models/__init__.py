@@ -64,6 +64,9 @@ class Model(nn.Module):
     has_wide: ClassVar[bool] = False
     """Whether the formula has a first-order part Σ_j w_j + a·x + b."""
 
+    row_rule: ClassVar[dict[str, Any]] = {}
+    """The `table.rule` of this model where the configuration has none."""
+
     @dataclass(frozen=True)
     class Config:
         wide: bool | None = field(default=None, kw_only=True)
@@ -96,6 +99,14 @@ class Model(nn.Module):
     def extra_loss(self) -> Tensor | None:
         """Regularisers of the last forward pass, on the scale of the mean loss of a row."""
         return None
+
+    def own_steps(self, learner: Any, flats: list[Any]) -> list[Any] | None:
+        """The steps of trainer threads, of a model that is no function of `Inputs`."""
+        return None
+
+    def attached(self, config: Any) -> dict[str, bytes]:
+        """Files that a checkpoint of this model must hold besides its tensors."""
+        return {}
 
     if TYPE_CHECKING:
 

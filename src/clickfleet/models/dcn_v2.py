@@ -29,9 +29,11 @@ class DCNv2(Model):
         rank: int | None = None
         """Rank of the cross matrices; full by default."""
         structure: Literal["parallel", "stacked"] = "parallel"
+        """The MLP beside the crosses, or on top of them."""
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         experts: int | None = None
         """With `paddlerec` and `rank`: the mixture of so many matrices per layer, 4 by default."""
         paddlerec: bool = False

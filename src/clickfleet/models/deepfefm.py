@@ -26,6 +26,7 @@ class DeepFEFM(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         l2_matrices: float | None = None
         """L2 on the matrices M; 1e-7 in the original, else none."""
         l2_deep: float | None = None
