@@ -19,6 +19,9 @@ from typing import Any
 
 from clickfleet.errors import ConfigError
 
+ELSEWHERE = {("models", "word2vec"): "clickfleet.words.model"}
+"""Plug-ins that stand apart from those of their folder: word2vec has a step of its own and no score of a row."""
+
 
 def closest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: a suggestion, or all there is."""
@@ -81,6 +84,8 @@ def build(item: Any, options: dict[str, Any], where: str) -> Any:
 
 
 def _shipped(folder: str, name: str) -> ModuleType:
+    if (folder, name) in ELSEWHERE:
+        return import_module(ELSEWHERE[folder, name])
     known = names(folder)
     if name not in known:
         raise ConfigError(

@@ -96,6 +96,8 @@ class Data:
     """A schema.yaml; the format's own by default."""
     preset: str | None = None
     """A ready schema by name, such as criteo-paddle, instead of a file."""
+    vocabulary: FilePath | None = None
+    """word2vec: the words and their counts, as `clickfleet words prepare` wrote them."""
     keys: str | None = None
     """Another rule by which values become keys than the schema's: hash64, `py2 mod 1000001` or raw."""
     batch_size: Count = 1000

@@ -12,7 +12,7 @@ import typer
 import clickfleet
 from clickfleet.cli import frame
 
-GROUPS = ("about", "logs", "training", "cluster", "online", "publishing", "serving")
+GROUPS = ("about", "logs", "training", "cluster", "online", "publishing", "serving", "words")
 
 
 def build() -> typer.Typer:

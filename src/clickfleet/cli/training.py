@@ -124,9 +124,14 @@ def evaluate(
     shards: Shards = 1,
     address: Address = None,
 ) -> Result:
-    """Measure a model on labelled data: AUC, log loss, accuracy, calibration and more."""
+    """Measure a model on labelled data: AUC, log loss, accuracy, calibration and more; of word2vec, the share of analogies found."""
     from clickfleet import trained
+    from clickfleet.words import vectors
 
+    if vectors.is_words(model):
+        if epochs is not None or workers is not None or format is not None:
+            raise _no_analogies()
+        return _analogies(vectors.load(model).evaluate(data))
     if workers is not None:
         from clickfleet.cluster.scorers import scorers
         from clickfleet.errors import ConfigError
@@ -219,6 +224,23 @@ def verify(
     found = saving.verify(saving.resolve(path))
     say(f"{found['path']}: {found['files']} files, {found['bytes']:,} bytes, all as they were written")
     return {**found, "ok": True}
+
+
+def _analogies(results: Result) -> Result:
+    for name, part in results["sections"].items():
+        say(
+            f"{name or 'questions'}: {part['right']:,} of {part['known']:,} found, {part['questions'] - part['known']:,} not known"
+        )
+    say(f"accuracy {_number(results['accuracy'])} of {results['known']:,} analogies")
+    return results
+
+
+def _no_analogies() -> Exception:
+    from clickfleet.errors import ConfigError
+
+    return ConfigError(
+        "--epochs, --workers and --format do not go with word2vec", "name one checkpoint and a file of analogies"
+    )
 
 
 def _table(results: Result) -> str:

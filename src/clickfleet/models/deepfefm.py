@@ -20,6 +20,7 @@ class DeepFEFM(Model):
 
     original_rows = TableInit(SMALL, SMALL)
     original_l2_rows = 1e-6
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):

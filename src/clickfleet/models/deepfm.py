@@ -15,6 +15,7 @@ class DeepFM(Model):
     """
 
     original_rows = TableInit(SMALL, SMALL)
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -13,6 +13,7 @@ class WideDeep(Model):
     """logit = Σ_j w_j + a·x + b + MLP([e, x]): memory beside generalisation (arXiv:1606.07792)."""
 
     original_rows = TableInit(embedx="uniform(-1,1)")
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):

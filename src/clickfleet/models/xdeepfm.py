@@ -19,6 +19,7 @@ class XDeepFM(Model):
     """
 
     original_rows = TableInit(SMALL, SMALL)
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
