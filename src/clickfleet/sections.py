@@ -79,6 +79,8 @@ def plugin(default: str | None) -> BeforeValidator:
         if not isinstance(name, str):
             raise PydanticCustomError("plugin", "needs a name and, beside it, settings")
         settings = {key: item for key, item in given.items() if key != "name"}
+        if isinstance(settings.get("folder"), str) and settings["folder"]:
+            settings["folder"] = _beside(settings["folder"], info)
         return Plugin(_beside(name, info) if name.endswith(".py") else name, settings)
 
     return BeforeValidator(parse)
@@ -406,3 +408,40 @@ class Serve:
     """Expected wait at which requests are refused with 503."""
     token_file: FilePath | None = None
     """Bearer tokens, one per line."""
+    engine: str = "onnx"
+    """onnx, int8, or a provider of ONNX Runtime, such as CUDA."""
+    threads: Count = 1
+    """Threads of one run of the network, in every worker."""
+    graph_optimization: Literal["off", "basic", "extended", "all"] = "all"
+    arena: bool = True
+    """Whether memory is kept from one run to the next."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """What a setting may be: one of `choices`, or a number from `low` to `high`."""
+
+    low: int | float | None = None
+    high: int | float | None = None
+    """Both whole numbers: so is what lies between; else write 1.0 for 1."""
+    step: int | float | None = None
+    log: bool = False
+    """Small numbers are tried as often as large ones."""
+    choices: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Tune:
+    space: dict[str, Dimension] = field(default_factory=dict)
+    """Settings to search for, by their keys: {dense.lr: {low: 1e-4, high: 1e-2, log: true}}."""
+    trials: Count = 30
+    metric: Literal["auc", "logloss"] = "auc"
+    """Of the test data."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    pruner: Literal["median", "halving", "none"] = "median"
+    """Which trials are given up early, by their evaluations on the way (train.eval_every)."""
+    warmup_trials: Annotated[int, Ge(0)] = 5
+    """Trials before the first is given up, and of the sampler's before it looks at results."""
+    seed: int = 7
+    timeout: Seconds | None = None
+    """No trial begins later than this after the search has."""

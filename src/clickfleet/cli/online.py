@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.migrating import ConfigFile, Settings
 from clickfleet.cli.training import given
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder; it must not be training just now.", metavar="RUN")]
@@ -20,19 +21,22 @@ def add(app: typer.Typer) -> None:
 
 def online(
     config: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="A YAML file; it may be left out: then the first setting, such as online.dir=logs, stands here.",
+            help="A YAML file, ours or PaddleRec's; or leave it out and give online.dir=…",
             metavar="CONFIG",
+            show_default=False,
         ),
-    ],
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="KEY=VALUE"),
     ] = None,
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
-    """Keep learning from a log as it is written and publish what changed; the same command continues a stopped run."""
-    path, overrides = given(config, settings)
+    """Learn from a stream pass by pass and publish as it goes; a stopped run goes on where it was."""
+    path, overrides = given(config, settings, config_file, option, "online")
     from clickfleet.online.learn import learn
 
     done = learn(path, *overrides)

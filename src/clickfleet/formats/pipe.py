@@ -29,7 +29,7 @@ class Pipe(_Multislot):
     command: str = "cat"
     """Reads a file from standard input, prints multislot lines; its exit status is checked."""
     folder: str = ""
-    """Where the command runs; default: here."""
+    """Where the command runs; default: here. In a configuration a relative one is relative to the file."""
 
     def __post_init__(self) -> None:
         if not self.command.strip():

@@ -126,6 +126,7 @@ def fleet(settings: Settings) -> Fleet:
         _need(module, extra)
     if settings.grpc_port is not None:
         _need("grpc", "serve")
+    _ = settings.engine.provider  # one that is not here is refused now, not by every worker
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigError("TLS needs both a certificate and a key", "give --tls-cert and --tls-key")
     for file in (settings.tls_cert, settings.tls_key, settings.token_file, settings.admin_token_file):

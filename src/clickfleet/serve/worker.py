@@ -56,14 +56,14 @@ class Loader:
 
             rows = RedisRows(settings.rows, entry)
             count = int(entry.manifest["rows"])
-            return Version(entry, rows, settings.name, row_count=count, int8=settings.int8, like=self._before)
+            return Version(entry, rows, settings.name, row_count=count, engine=settings.engine, like=self._before)
         version = open_version(
             entry,
             status.layers,
             "memory" if settings.rows == "memory" else "mapped",
             settings.name,
             opened=self._opened,
-            int8=settings.int8,
+            engine=settings.engine,
             like=self._before,
         )
         self._before = version
