@@ -3,35 +3,49 @@
     python benchmarks/cluster.py --rows 200000 --rounds 3
 
 2 shards and 2 single-threaded workers against 2 trainer threads; the CTR-DNN 400×3 with dim 10, batches of 1000 rows of raw text. Figures
-are medians over rounds that alternate between the modes; the machine's speed wanders, so read the ratios.
+are medians over rounds that alternate between the modes; the machine's speed wanders, so read the ratios. Then once each: what a cut of
+many rows costs while it is written (--cut-rows), and how long a run takes to its first step and from its last checkpoint to its end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
+import yaml
+
 import clickfleet
+from clickfleet import saving
+from clickfleet.cluster.base import metrics_of
 from clickfleet.cluster.fleet import ray_module
+from clickfleet.config import Config, checked
+from clickfleet.learner import Learner
 from clickfleet.logs.synth import Options, synth
+from clickfleet.reader import Reader
+from clickfleet.session import Progress
 
 MODES: dict[str, dict[str, Any]] = {
     "local": {},
-    "async": {"pull_every": 8, "independent_recv": True},
+    "async": {"pull_every": 8, "independent_recv": True},  # dense values every 8 steps, while a batch is computed
     "geo": {"k_steps": 100},
     "half_async": {},
     "sync": {},
 }
 TARGETS = {"async": 0.7, "geo": 0.85, "half_async": 0.5, "sync": 0.5}
+Found = dict[str, Any]
 
 
-def settings(data: Path, run: Path, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def settings(data: Path, run: Path, mode: str, arguments: argparse.Namespace, **more: Any) -> Found:
     return {
         "data": {"train": [str(data / "train" / "*")], "test": [str(data / "test" / "*")], "batch_size": 1000},
         "model": {"name": "dnn", "hidden": [400, 400, 400]},
@@ -39,22 +53,138 @@ def settings(data: Path, run: Path, mode: str, arguments: argparse.Namespace) ->
         "train": {"threads": 2},
         "mode": {"name": mode, **MODES[mode]},
         "cluster": {"shards": arguments.shards, "workers": arguments.workers},
-        "run": {"dir": str(run), "checkpoint_every": None, "keep_epochs": False},
+        "run": {"dir": str(run), "checkpoint_every": None, "keep_epochs": False, "report": False},
+        **more,
     }
 
 
-def measure(data: Path, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def lines(run: Path, kind: str) -> list[Found]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def daemons() -> float:
+    """CPU seconds so far of Ray's own processes."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if not process.name().startswith("ray::") or "Agent" in process.name():
+                times = process.cpu_times()
+                total += times.user + times.system
+        except psutil.NoSuchProcess:
+            pass
+    return total
+
+
+def measure(data: Path, mode: str, arguments: argparse.Namespace) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        begin = time.monotonic()
+        since: list[float] = []
+
+        def note() -> None:
+            while not (run / "metrics.jsonl").exists():  # its first line comes with the first step
+                time.sleep(0.02)
+            since.extend((daemons(), time.process_time()))
+
+        threading.Thread(target=note, daemon=True).start()
         done = clickfleet.train(settings(data, run, mode, arguments), quiet=True)
-        result = {"rows_per_s": done.rows_per_s, "auc": done.test["auc"] if done.test else None}
+        result: Found = {"rows_per_s": done.rows_per_s, "auc": done.test["auc"] if done.test else None}
         if mode != "local":
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            result |= next((line for line in lines if line["kind"] == "cluster"), {})
-        result["whole_s"] = time.monotonic() - begin
-        shutil.rmtree(run, ignore_errors=True)
+            result |= lines(run, "cluster")[0]
+            steps = done.rows / 1000
+            result["ray_cpu_ms_per_step"] = 1e3 * (daemons() - since[0]) / steps
+            result["driver_cpu_ms_per_step"] = 1e3 * (time.process_time() - since[1]) / steps
     return result
+
+
+def parsing(data: Path) -> float:
+    """Milliseconds of CPU that 1000 rows of text take until they are a batch."""
+    begin, rows = time.process_time(), 0
+    for batch in Reader(str(data / "train" / "*"), batch_size=1000):
+        rows += len(batch)
+    return 1e6 * (time.process_time() - begin) / rows
+
+
+def show_cost(found: Found, parse_ms: float) -> dict[str, float]:
+    """Who uses the CPU in a step, in milliseconds, and the share of what is neither the model nor the text."""
+    client = found["pull_cpu_ms_per_step"] + found["push_cpu_ms_per_step"] + found["wait_cpu_ms_per_step"]
+    trainer = found["compute_cpu_ms_per_step"] + client + found["read_cpu_ms_per_step"]
+    behind = max(0.0, found["worker_cpu_ms_per_step"] - trainer - parse_ms)
+    parts = {
+        "model": found["compute_cpu_ms_per_step"],
+        "text": parse_ms + found["read_cpu_ms_per_step"],
+        "client": client,
+        "sockets": behind,
+        "shards": found["shard_cpu_ms_per_step"],
+        "ray": found["ray_cpu_ms_per_step"],
+        "driver": found["driver_cpu_ms_per_step"],
+    }
+    outside = sum(parts.values()) - parts["model"] - parts["text"]
+    print("    CPU ms per step: " + "  ".join(f"{name} {ms:.2f}" for name, ms in parts.items()), end="")
+    print(f"  outside model and text {outside / sum(parts.values()):.0%}")
+    print(
+        f"    wire {found['wire_bytes_per_row']:,.0f} bytes per row  pull p50 {found['pull_p50_ms']:.1f} p99 {found['pull_p99_ms']:.1f} ms"
+        f"  push p50 {found['push_p50_ms']:.1f} p99 {found['push_p99_ms']:.1f} ms  staleness {found['staleness']:.1f}"
+    )
+    return {**parts, "outside": outside / sum(parts.values())}
+
+
+def big_model(config: Config, schema: Any, rows: int, folder: Path) -> None:
+    """A checkpoint with so many rows that nobody will ask for."""
+    learner = Learner(config, schema)
+    chance = np.random.default_rng(1)
+    for _ in range(rows // 100_000):
+        keys = chance.integers(1, 1 << 63, 100_000, dtype=np.uint64)
+        learner.table.move(keys, np.full((len(keys), 1 + learner.table.factors), 0.01, np.float32), add=False)
+    saver = saving.Saver(folder, 1, False, print)
+    state = {
+        "version": 1,
+        "step": 0,
+        "rows": 0,
+        "reader": {},
+        "progress": vars(Progress()),
+        "arrangement": {},
+        "metrics_bytes": 0,
+    }
+    saver.save(learner, metrics_of(config, schema), state)
+    saver.wait(last=True)
+
+
+def measure_cut(data: Path, arguments: argparse.Namespace) -> Found:
+    """Rows per second while a cut is written, and in the rest of the same run."""
+    with tempfile.TemporaryDirectory() as folder:
+        run, old = Path(folder) / "run", Path(folder) / "old"
+        raw = settings(data, run, "async", arguments)
+        config = checked(Config, raw, source="benchmark")
+        big_model(config, Reader(str(data / "train" / "*")).schema, arguments.cut_rows, old)
+        raw["train"] = {"threads": 2, "init_from": str(old), "epochs": 2}
+        raw["run"]["checkpoint_every_steps"] = max(20, arguments.rows // 1000 // 2)
+        clickfleet.train(raw, quiet=True)
+        cuts, end = lines(run, "cut"), lines(run, "cluster")[0]
+        inside = [cut for cut in cuts[:-1] if cut["rows_per_s"] > 0]
+        seconds = sum(cut["seconds"] for cut in inside)
+        rows = sum(cut["seconds"] * cut["rows_per_s"] for cut in inside)
+        total = 2 * arguments.rows
+        rest = (total - rows) / max(1e-9, end["seconds"] - seconds)
+        return {
+            "cut_rows": inside[0]["table_rows"] if inside else 0,
+            "cut_s": statistics.median(cut["seconds"] for cut in inside) if inside else None,
+            "cut_of_rest": rows / seconds / rest if seconds else None,
+        }
+
+
+def measure_start(data: Path, arguments: argparse.Namespace) -> Found:
+    """A run of its own: seconds until its first step, and from its last checkpoint to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(yaml.safe_dump(settings(data, Path(folder) / "run", "async", arguments)))
+        begin = time.time()
+        subprocess.run(
+            [str(Path(sys.executable).with_name("clickfleet")), "train", str(path)], check=True, capture_output=True
+        )
+        end = time.time()
+        first, last = lines(Path(folder) / "run", "train")[0], lines(Path(folder) / "run", "cluster")[0]
+        return {"start_s": first["time"] - begin, "shutdown_s": end - last["time"]}
 
 
 def main() -> None:
@@ -64,37 +194,48 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--cut-rows", type=int, default=5_000_000, help="0: no cut is measured")
+    parser.add_argument("--no-start", action="store_true", help="start-up and shutdown are not measured")
     parser.add_argument("--data", type=Path, help="a folder made by `clickfleet synth` before")
     arguments = parser.parse_args()
     ray = ray_module()
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 28)
-    names = arguments.modes.split(",")
+    names = arguments.modes.split(",") if arguments.modes else []
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or Path(folder) / "data"
         if not data.exists():
             synth(data, Options(rows=arguments.rows, test_rows=20_000, parts=2 * arguments.workers))
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        parse_ms = parsing(data)
+        found: dict[str, list[Found]] = {name: [] for name in names}
         for _ in range(arguments.rounds):
             for name in names:
                 found[name].append(measure(data, name, arguments))
                 print(name, f"{found[name][-1]['rows_per_s']:,.0f} rows/s", flush=True)
-    ray.shutdown()
-    speed = {name: statistics.median(each["rows_per_s"] for each in runs) for name, runs in found.items()}
+        more = measure_cut(data, arguments) if arguments.cut_rows else {}
+        ray.shutdown()
+        if not arguments.no_start:
+            more |= measure_start(data, arguments)
+    ratios: dict[str, float] = {}
     for name, runs in found.items():
-        last, ratio = runs[-1], speed[name] / speed.get("local", speed[name])
-        print(f"{name:>10}  {speed[name]:>9,.0f} rows/s  {ratio:.2f} of local  AUC {last['auc']:.4f}", end="")
+        # Of a round each: neighbours in time, so that both had the same machine.
+        local = found.get("local", runs)
+        ratios[name] = statistics.median(a["rows_per_s"] / b["rows_per_s"] for a, b in zip(runs, local, strict=True))
+        speed = statistics.median(each["rows_per_s"] for each in runs)
+        aim = f"  (target {TARGETS[name]})" if name in TARGETS else ""
+        print(f"{name:>10}  {speed:>9,.0f} rows/s  {ratios[name]:.2f} of local{aim}  AUC {runs[-1]['auc']:.4f}")
         if name != "local":
-            print(
-                f"  (target {TARGETS[name]})  ",
-                {k: v for k, v in last.items() if k not in ("rows_per_s", "auc")},
-                end="",
-            )
-        print()
-    print(
-        json.dumps(
-            {"benchmark": "cluster", **{f"{n}_of_local": speed[n] / speed["local"] for n in names if "local" in speed}}
+            cost = show_cost(runs[-1], parse_ms)
+            if name == "async":
+                more["async_outside"] = cost["outside"]
+    if "cut_of_rest" in more and more["cut_of_rest"] is not None:
+        print(
+            f"a cut of {more['cut_rows']:,} rows takes {more['cut_s']:.1f} s; meanwhile {more['cut_of_rest']:.2f} of the speed (target 0.9)"
         )
-    )
+    if "start_s" in more:
+        print(
+            f"first step after {more['start_s']:.1f} s (target 25), end {more['shutdown_s']:.1f} s after the last checkpoint (target 5)"
+        )
+    print(json.dumps({"benchmark": "cluster", **{f"{name}_of_local": ratio for name, ratio in ratios.items()}, **more}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""python killed.py CONFIG KILLS SEED [online]: trains in child processes, killing each at a random moment, until one finishes."""
+"""python killed.py CONFIG KILLS SEED [online]: trains in child processes, each killed at a random moment, until one finishes."""
 
 import os
 import random
@@ -32,28 +32,33 @@ def child(config: str) -> int:
 
 
 def main(config: str, kills: int, seed: int) -> None:
+    """Moments are counted in checkpoints and parts of the time between two, so a slow machine sees the same as a fast one."""
     rng = random.Random(seed)
-    killed, longest, latest = 0, 0.5, None
+    pointer = Path(config).parent / "run/checkpoints/LATEST"
+
+    def latest() -> str:
+        return pointer.read_text() if pointer.exists() else ""
+
+    killed, pace = 0, 0.2
     while True:
-        pid = child(config)
-        deadline = time.monotonic() + (rng.uniform(0.02, longest) if killed < kills else 60)
-        status = None
-        while status is None and time.monotonic() < deadline:
+        pid, goal = child(config), rng.randrange(3 if kills < 20 else 2)
+        seen, since, moment = latest(), time.monotonic(), float("inf")
+        while True:
             done, code = os.waitpid(pid, os.WNOHANG)
-            status = code if done else None
+            if done:
+                print(f"killed {killed}", flush=True)
+                sys.exit(os.waitstatus_to_exitcode(code))
+            now, found = time.monotonic(), latest()
+            if found != seen:
+                pace, seen, since, goal = max(0.01, now - since), found, now, goal - 1
+            if goal <= 0 and moment == float("inf"):
+                moment = now + rng.uniform(0, 1.5 * pace)
+            if killed < kills and now >= moment:
+                break
             time.sleep(0.002)
-        if status is not None:
-            print(f"killed {killed}", flush=True)
-            sys.exit(os.waitstatus_to_exitcode(status))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         killed += 1
-        pointer = Path(config).parent / "run/checkpoints/LATEST"
-        found = pointer.read_text() if pointer.exists() else None
-        longest = (
-            min(longest * 1.3, 20) if found == latest else max(longest * 0.8, 0.3)
-        )  # moments of work, however slow it is
-        latest = found
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def test_killed_runs_end_as_the_uninterrupted_one(log: Path, tmp_path: Path) -> 
         str(kills),
         "3",
     ]
-    out = subprocess.run(helper, capture_output=True, text=True, timeout=250)
+    out = subprocess.run(helper, capture_output=True, text=True, timeout=290)
     assert out.returncode == 0, out.stdout + out.stderr
     assert int(out.stdout.split()[-1]) >= min(kills, 3)
     assert content(checkpoint.latest(tmp_path / "cut/run/checkpoints")) == content(whole.path)

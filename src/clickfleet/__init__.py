@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from clickfleet.batch import Batch as Batch
+    from clickfleet.joint import join as join
     from clickfleet.reader import Reader as Reader
     from clickfleet.run import train as train
     from clickfleet.schema import Schema as Schema
@@ -24,11 +25,12 @@ _HOMES = {
     "Reader": "clickfleet.reader",
     "Schema": "clickfleet.schema",
     "Table": "clickfleet.table",
+    "join": "clickfleet.joint",
     "load": "clickfleet.trained",
     "train": "clickfleet.run",
 }
 
-__all__ = ["Batch", "Reader", "Schema", "Table", "__version__", "load", "train"]
+__all__ = ["Batch", "Reader", "Schema", "Table", "__version__", "join", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

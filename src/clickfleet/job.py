@@ -39,16 +39,20 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.cpu_seconds = dict.fromkeys(PHASES, 0.0)
+        """Of this thread alone."""
         self.last = time.perf_counter()
+        self._cpu = time.thread_time()
 
     def start(self) -> None:
-        self.last = time.perf_counter()
+        self.last, self._cpu = time.perf_counter(), time.thread_time()
 
     def lap(self, phase: str) -> None:
         """All since the last lap was spent on `phase`."""
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.thread_time()
         self.seconds[phase] += now - self.last
-        self.last = now
+        self.cpu_seconds[phase] += cpu - self._cpu
+        self.last, self._cpu = now, cpu
 
 
 class Trainer:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clickfleet import checkpoint, modes, report, saving, scoring
+from clickfleet import checkpoint, mirror, modes, report, saving, scoring
 from clickfleet.batch import ROW_COLUMNS
 from clickfleet.config import Config, checked, dump, override
 from clickfleet.config import load as load_config
@@ -25,6 +25,7 @@ from clickfleet.files import expand
 from clickfleet.job import Job, Source
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
+from clickfleet.mirror import Mirror
 from clickfleet.opening import Data, open_source, total_bytes
 from clickfleet.profiling import Profile
 from clickfleet.reader import Reader
@@ -65,7 +66,7 @@ class Outcome(Trained):
             "rows_per_s": self.rows_per_s,
             "train_auc": self.train.get("auc"),
             "test_auc": None if self.test is None else self.test["auc"],
-            "checkpoint": None if self.path is None else str(self.path),
+            "checkpoint": None if self.path is None else mirror.origin(self.path) or str(self.path),
         }
 
 
@@ -86,15 +87,26 @@ def train(
     check(settings)
     in_memory = data is not None and not isinstance(data, str | Path)
     folder = None if in_memory and settings.run.dir == Run.dir else Path(settings.run.dir).absolute()
+    copy: Mirror | None = None
+    if (url := mirror.url_of(settings.run.dir)) is not None:
+        if not modes.distributed(settings):
+            raise ConfigError(
+                f"run.dir is {url}, and mode local writes to a folder", "copy it there, or train on a cluster"
+            )
+        copy = opened(url, resume, rows=settings.cluster.address is None)
+        folder = copy.folder
     if folder is not None:
         settings = replace(settings, run=replace(settings.run, dir=str(folder)))
     source = open_source(
         settings, data if data is not None else settings.data.train, schema, labels=True, folder=folder
     )
     if modes.distributed(settings):
-        return _train_on_cluster(
-            settings, source, test if test is not None else settings.data.test, folder, resume, quiet
-        )
+        held_out = test if test is not None else settings.data.test
+        try:
+            return _train_on_cluster(settings, source, held_out, folder, resume, quiet, copy)
+        finally:
+            if copy is not None:
+                copy.close()
     metrics_of = settings.train.metrics
     metrics = Metrics(metrics_of.thresholds, metrics_of.sliding or None, groups=source.schema.group is not None)
     scoring.slice_slot(source.schema, metrics_of.slices)
@@ -205,7 +217,13 @@ class Distant(LoadedLater, Outcome):
 
 
 def _train_on_cluster(
-    settings: Config, source: Source, test: Data, folder: Path | None, resume: bool, quiet: bool
+    settings: Config,
+    source: Source,
+    test: Data,
+    folder: Path | None,
+    resume: bool,
+    quiet: bool,
+    copy: Mirror | None,
 ) -> Outcome:
     from clickfleet.cluster import driver
     from clickfleet.cluster.overview import ClusterWatch
@@ -220,11 +238,14 @@ def _train_on_cluster(
         raise CheckpointError(f"{folder} holds a run already", "go on with --resume, or choose another run.dir")
     checkpoints.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(dump(settings), encoding="utf-8")
+    if copy is not None:
+        copy.start()
     watch = ClusterWatch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
     before = 0
 
     def prepare(run: driver.Driver) -> None:
         nonlocal before
+        run.copy = copy
         if resume:
             path = checkpoint.latest(checkpoints)
             run.resume(path)
@@ -253,6 +274,16 @@ def _train_on_cluster(
         best_auc=done.progress.best_auc,
     )
     return outcome
+
+
+def opened(url: str, resume: bool, rows: bool) -> Mirror:
+    """A run folder at a URL, with what is there of it if it is to go on; `rows` says whether this machine needs its rows."""
+    found = Mirror(url)
+    if resume:
+        found.fetch(rows)
+    elif found.steps():
+        raise CheckpointError(f"{url} holds a run already", "go on with --resume, or choose another run.dir")
+    return found
 
 
 def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable[[str], None]) -> None:

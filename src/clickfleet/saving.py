@@ -13,7 +13,7 @@ import torch
 from safetensors import numpy as numpy_tensors
 from safetensors import torch as torch_tensors
 
-from clickfleet import checkpoint, devices, published, republished, storage
+from clickfleet import checkpoint, devices, mirror, published, republished, storage
 from clickfleet.config import Config, checked, dump
 from clickfleet.config import read as read_yaml
 from clickfleet.errors import CheckpointError, ConfigError
@@ -110,6 +110,11 @@ def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes
 
 def resolve(model: str | Path) -> Path:
     """What MODEL names: a checkpoint, the newest one of a run folder or one by its label (RUN/BEST), a published entry or log."""
+    if (url := mirror.url_of(model)) is not None:
+        there, _, label = url.rpartition("/")
+        if checkpoint.is_label(label) and label != checkpoint.LATEST:
+            raise CheckpointError(f"{url} is a name for a checkpoint", f"give the one it names, of {there}")
+        return resolve(mirror.Mirror(url).fetch_model())
     path = Path(model)
     if (path / storage.MANIFEST).is_file() or (path / published.LOG).is_file():
         return path

@@ -119,14 +119,28 @@ def test_staleness_grows_with_the_workers(batches: list[Any], schema: Any) -> No
     assert found[1] < 2 < 3 < found[4]
 
 
-def test_half_async_with_threads_learns_the_sum_of_their_batches(batches: list[Any], schema: Any) -> None:
-    """Two trainers with half a batch each, in one worker, are one trainer with the whole."""
+@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize("mode", ["half_async", "sync"])
+def test_threads_of_a_worker_learn_the_sum_of_their_batches(
+    mode: str, trainers: int, batches: list[Any], schema: Any
+) -> None:
+    """Trainers with a part of a batch each, in one worker, are one trainer with the whole."""
     config = configured()
-    some = batches[:20]
-    halves = [half for batch in some for half in (batch[: BATCH // 2], batch[BATCH // 2 :])]
-    fleet = Fleet(with_mode(config, "half_async"), schema, 1, 2, trainers=2)
-    found = fleet.train([Feed(halves, schema, BATCH // 2)])
+    some, size = batches[:20], BATCH // trainers
+    parts = [batch[i * size : (i + 1) * size] for batch in some for i in range(trainers)]
+    fleet = Fleet(with_mode(config, mode), schema, 1, 2, trainers=trainers)
+    found = fleet.train([Feed(parts, schema, size)])
     assert apart(local(config, schema, some), found, some) <= 1e-5
+
+
+def test_workers_with_threads_do_not_wait_for_each_other_in_half_async(batches: list[Any], schema: Any) -> None:
+    """Two workers with two trainers each, one of them with less data: all batches are learned, two at a time."""
+    fleet = Fleet(with_mode(configured(), "half_async"), schema, 2, 2, trainers=2)
+    metrics = Metrics()
+    fleet.train([Feed(batches[:12], schema, BATCH), Feed(batches[12:17], schema, BATCH)], metrics)
+    assert [shard.version for shard in fleet.shards] == [6 + 3] * 2
+    assert metrics.results()["rows"] == 17 * BATCH
+    assert [shard.batches for shard in fleet.shards] == [17] * 2
 
 
 def test_geo_ships_the_nth_part_and_keeps_the_rest() -> None:

@@ -104,6 +104,7 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.xdist_group("cluster")
 def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(config: dict[str, Any]) -> None:
     run = Path(config["run"]["dir"])
@@ -130,7 +131,7 @@ def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(
         for each in mine
     ]
     try:
-        said = [process.communicate(timeout=240)[0] for process in started]
+        said = [process.communicate(timeout=500)[0] for process in started]
     finally:
         for process in started:
             process.kill()

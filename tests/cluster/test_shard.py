@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clickfleet.cluster.shard import Cut, Rules, Shard
+from clickfleet.cluster.wire import Identity, refusal
 from clickfleet.embedding import Push
 from clickfleet.exchange import Gradient, Kind, Piece, Request
 from clickfleet.rules import rule
@@ -72,6 +73,109 @@ def test_any_interleaving_of_push_repeat_mark_and_pull(seed: int, peers: int) ->
         expected = {1000 * p + b: 1.0 for p in range(peers) for b in range(1, marks[p][number - 1] + 1)}
         assert found == expected
         assert dense == len(expected)
+
+
+class World:
+    """Two shards, some peers and the messages between them, which arrive in any order but that of one way."""
+
+    def __init__(self, seed: int, peers: int) -> None:
+        self.chance, self.peers, self.epoch, self.cut = random.Random(seed), peers, 0, 0
+        self.saved = (dict.fromkeys(range(peers), 0), [dict[int, float](), dict[int, float]()], [0.0, 0.0])
+        self.late: list[tuple[int, int, int, Piece]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Everyone goes back to the last cut; what is still on its way belongs to the epoch before."""
+        self.epoch += 1
+        positions, rows, dense = self.saved
+        self.sent, self.marked = dict(positions), dict.fromkeys(range(self.peers), 0)
+        self.base = dict(positions)
+        self.ways: dict[tuple[int, int], list[tuple[int, Piece]]] = {}
+        self.parts: dict[int, dict[int, Any]] = {}
+        self.at_mark: dict[int, dict[int, int]] = {}
+        self.shards = []
+        for i in range(2):
+            shard, _ = make(peers=self.peers)
+            keys = np.array(sorted(rows[i]), np.uint64)
+            shard.table.move(keys, np.zeros((len(keys), 2), np.float32), add=False, show=np.ones(len(keys), np.float32))
+            shard.optimizer.values += dense[i]
+            shard.cut = self.cut
+
+            def on_cut(cut: Cut, i: int = i) -> None:
+                with cut.rows as found:
+                    here = {int(k): float(s) for part in found for k, s in zip(part["key"], part["show"], strict=True)}
+                self.parts.setdefault(cut.number, {})[i] = (here, float(cut.dense["values"][0]))
+
+            shard.on_cut = on_cut
+            self.shards.append(shard)
+
+    def send(self, peer: int, request: Request, sequence: int = 0) -> None:
+        for i in range(2):
+            way = self.ways.setdefault((peer, i), [])
+            way += [(self.epoch, Piece(request, sequence))] * self.chance.choice([1, 1, 2])
+
+    def act(self) -> None:
+        """Something happens."""
+        peer, what = self.chance.randrange(self.peers), self.chance.random()
+        if what < 0.3 and self.sent[peer] < BATCHES:
+            self.sent[peer] += 1
+            self.send(peer, push_of(peer, self.sent[peer]), self.sent[peer] - self.base[peer])
+        elif what < 0.4:
+            self.send(peer, Request(pull=np.array([1000 * peer], np.uint64)))
+        elif what < 0.5 and self.marked[peer] <= self.cut:  # a cut is asked for when the one before is complete
+            self.marked[peer] = self.cut + 1
+            self.at_mark.setdefault(self.cut + 1, {})[peer] = self.sent[peer]
+            self.send(peer, Request(Kind.MARK, cut=self.cut + 1))
+        elif what < 0.52:
+            for (whom, i), way in self.ways.items():
+                self.late += [(whom, i, epoch, piece) for epoch, piece in way[:1]]
+            self.restart()
+        elif what < 0.54 and self.late:
+            self.deliver(*self.late.pop())
+        elif ways := [key for key, way in self.ways.items() if way]:
+            whom, i = self.chance.choice(ways)
+            self.deliver(whom, i, *self.ways[whom, i].pop(0))
+
+    def deliver(self, peer: int, shard: int, epoch: int, piece: Piece) -> None:
+        if refusal(Identity(1, 1, self.epoch), Identity(1, 1, epoch)):
+            return
+        self.shards[shard].handle(peer, piece)
+        done = self.parts.get(self.cut + 1, {})
+        if len(done) == 2:
+            self.cut += 1
+            self.saved = (self.at_mark[self.cut], [done[i][0] for i in range(2)], [done[i][1] for i in range(2)])
+
+
+BATCHES = 10
+
+
+@given(seed=st.integers(0, 10**6), peers=st.integers(1, 3))
+def test_any_interleaving_of_push_pull_cut_and_restart_learns_everything_once(seed: int, peers: int) -> None:
+    """Whatever is sent twice, lost in a restart or comes too late: in the end, and in every cut, each batch counts once."""
+    world = World(seed, peers)
+    for _ in range(400):
+        world.act()
+    while any(world.sent[peer] < BATCHES for peer in range(peers)) or any(world.ways.values()):
+        for peer in range(peers):
+            while world.sent[peer] < BATCHES:
+                world.sent[peer] += 1
+                world.send(peer, push_of(peer, world.sent[peer]), world.sent[peer] - world.base[peer])
+            if world.marked[peer] <= world.cut and any(mark > world.cut for mark in world.marked.values()):
+                world.marked[peer] = world.cut + 1  # nobody waits for ever for the rest of a cut
+                world.at_mark.setdefault(world.cut + 1, {})[peer] = world.sent[peer]
+                world.send(peer, Request(Kind.MARK, cut=world.cut + 1))
+        for (peer, i), way in world.ways.items():
+            while way:
+                world.deliver(peer, i, *way.pop(0))
+    expected = {1000 * peer + batch: 1.0 for peer in range(peers) for batch in range(1, BATCHES + 1)}
+    for i, shard in enumerate(world.shards):
+        with shard.table.snapshot() as rows:
+            found = {int(k): float(s) for part in rows for k, s in zip(part["key"], part["show"], strict=True)}
+        assert found == expected
+        assert float(shard.optimizer.values[0]) == len(expected)
+        positions, kept, dense = world.saved
+        assert kept[i] == {1000 * p + b: 1.0 for p in range(peers) for b in range(1, positions[p] + 1)}
+        assert dense[i] == len(kept[i])
 
 
 def test_rounds_wait_for_all_and_are_learned_as_one() -> None:

@@ -31,8 +31,8 @@ def say(text: str) -> None:
     print(text, file=sys.stderr if _json else sys.stdout, flush=True)
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[F], F]:
-    """Registers `function` as a command that also takes `--json`.
+def command(app: typer.Typer, name: str | None = None, *, verbatim: bool = False) -> Callable[[F], F]:
+    """Registers `function` as a command that also takes `--json`; `verbatim`: what follows its first argument holds no options.
 
     The function's docstring is its help, its signature its options; it returns the keys of the `--json` line.
     """
@@ -62,7 +62,8 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[F], F]:
         )
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
         summary = (function.__doc__ or "").strip().partition("\n")[0]  # whole, where it would be cut short
-        app.command(name or function.__name__.replace("_", "-"), short_help=summary)(run)
+        settings = {"allow_interspersed_args": False} if verbatim else {}
+        app.command(name or function.__name__.replace("_", "-"), short_help=summary, context_settings=settings)(run)
         return function
 
     return register

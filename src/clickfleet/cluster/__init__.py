@@ -10,7 +10,8 @@
     shard.py     one part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts
     wire.py      messages between the two over ZeroMQ
     remote.py    the same for a worker: requests to all shards at once, and the verbs of Table
-    roles.py     who a process is, by its environment; joining.py: how it becomes part of one Ray cluster
+    roles.py     who a process is, by its environment; nodes.py: its node of one Ray cluster; joining.py: how it takes part
+    launching.py a user's program in every role
     simulate.py  the same without processes: logical workers in one, in an order that a seed decides
 
 Only this package imports Ray and ZeroMQ, and only when a cluster is started.

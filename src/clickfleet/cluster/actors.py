@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from clickfleet import checkpoint, storage
+from clickfleet import checkpoint, mirror, saving, storage
 from clickfleet.cluster.base import adopt_buffers, pack_buffers
 from clickfleet.cluster.shard import Cut, Rules, Shard
 from clickfleet.cluster.wire import Identity, Server
@@ -38,7 +39,7 @@ class Origin:
 
 
 def describe_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "address": own_address()}
 
 
 def log_to(folder: str, name: str) -> None:
@@ -52,6 +53,14 @@ def log_to(folder: str, name: str) -> None:
         stream.flush()
     os.dup2(out.fileno(), 1)
     os.dup2(out.fileno(), 2)
+
+
+def said() -> str:
+    """What this process has written to its log so far."""
+    try:
+        return Path("/proc/self/fd/1").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def log(text: str) -> None:
@@ -73,15 +82,20 @@ class ShardActor:
         self._cut_taken = threading.Condition()
         self._changes: Changes | None = None
         self._socket_file = ""
+        self._files: list[Path] = []
         self._cpu = 0.0
 
     def load(self, origin: Origin, who: tuple[int, int, int], peers: list[int]) -> dict[str, Any]:
         """Starts, or starts anew, from an origin in that epoch of the run; its addresses."""
         shards = self.config.cluster.shards
+        self._forget_files()
         if origin.path is None:
             table = Table.like(origin.table)
         else:
-            table = checkpoint.load(origin.path, shard=self.number, shards=shards, **origin.table)
+            path = saving.resolve(origin.path) if mirror.url_of(origin.path) else Path(origin.path)
+            table = checkpoint.load(path, shard=self.number, shards=shards, **origin.table)
+            if mirror.origin(path):
+                shutil.rmtree(path, ignore_errors=True)
         dense = dict(origin.dense)
         values: torch.Tensor = dense.pop("values").clone()
         shard = Shard(table, values, self.config.dense, self.rules)
@@ -166,6 +180,8 @@ class ShardActor:
         first, last = (edge * n // 1024 for edge in checkpoint.span(self.number, shards))
         written: dict[str, storage.HashedFile] = {}
 
+        Path(folder).mkdir(parents=True, exist_ok=True)  # on another host than the driver's
+
         def file(name: str) -> storage.HashedFile:
             written[name] = storage.HashedFile(Path(folder) / name)
             return written[name]
@@ -177,6 +193,8 @@ class ShardActor:
         finally:
             for each in written.values():
                 each.abandon()
+        self._forget_files()
+        self._files = [Path(folder) / name for name in written]
         log(f"cut {number}: {sum(counts):,} rows written in {time.monotonic() - begin:.2f} s")
         return {
             "files": {name: each.facts() for name, each in written.items()},
@@ -187,6 +205,21 @@ class ShardActor:
             "dense": cut.dense,
             "batches": cut.facts["batches"],
         }
+
+    def deliver(self, number: int, url: str) -> None:
+        """Puts the row files of the last cut to a URL."""
+        mirror.put(self._files, url)
+        log(f"cut {number}: put to {url}")
+        self._forget_files()
+
+    def _forget_files(self) -> None:
+        """Row files that were put elsewhere, or whose cut came to nothing; in a folder that all see they have moved."""
+        for file in self._files:
+            file.unlink(missing_ok=True)
+        self._files = []
+
+    def said(self) -> str:
+        return said()
 
     def learned(self) -> dict[int, int]:
         """Batches learned of each peer."""
@@ -304,6 +337,9 @@ class WorkerActor:
 
     def metrics(self) -> dict[str, Any]:
         return self.worker.metrics.state()
+
+    def said(self) -> str:
+        return said()
 
     def reset_metrics(self) -> None:
         self.worker.metrics.reset()

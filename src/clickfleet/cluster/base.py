@@ -128,6 +128,11 @@ def _replicas(
             "fit here: what their rules remembered, and what they had not shipped, is dropped"
         )
         return {}
+    if not all((path / kept_name(int(worker), name)).exists() for worker, names in kept.items() for name in names):
+        log(
+            "warning: the checkpoint was made by hand from one of a cluster: what its workers kept for themselves is dropped"
+        )
+        return {}
     return {
         int(worker): {name: checkpoint.read(path, kept_name(int(worker), name)) for name in names}
         for worker, names in kept.items()

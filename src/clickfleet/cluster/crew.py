@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from clickfleet.cluster.actors import Origin, ShardActor, WorkerActor, split_dense
@@ -150,6 +151,12 @@ class Crew:
     def _note(self, name: str, found: dict[str, Any]) -> dict[str, Any]:
         (self.overview.workers if name.startswith("worker") else self.overview.shards)[name] = found
         return found
+
+    def gather_logs(self, folder: Path) -> None:
+        """Logs of processes on other hosts, as far as they are."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.tell(self.fleet.actors, "said").items():
+            (folder / f"{name.replace(' ', '-')}.log").write_text(text)
 
     def stop(self) -> None:
         self.fleet.stop(self.shards)

@@ -49,6 +49,7 @@ class Cuts:
         self.number += 1
         exam = epoch is None and self._exam_due()
         work = self.work = cutting.begin(self.number, self.run.folder, epoch, exam)
+        work.rows = self.run.overview.rows
         hidden, limit = str(work.writer.hidden), self.run.config.cluster.timeout
         for name, actor in self.run.crew.trainers.items():
             work.calls[name] = actor.cut.remote(work.number, exam)
@@ -80,6 +81,7 @@ class Cuts:
             streams |= report["position"]
         reader = {"epoch": run.overview.epoch, "of": run.streams_of, "streams": streams}
         state = {
+            **run.carried,
             "version": 1,
             "step": self._steps(work),
             "rows": counted["rows"] + sum(report["rows"] for report in work.reports.values()),
@@ -94,7 +96,11 @@ class Cuts:
             work, shards, run.config, run.learner, metrics, run.base, state, run.crew.row_files, run.table
         )
         run.path, self.saved_at, self.losses = Path(str(run.base.path)), time.monotonic(), 0
+        run.base.path = run.deliver(work.number, run.path)
         took = time.monotonic() - work.begin
+        rate = (run.overview.rows - work.rows) / max(took, 1e-9)
+        facts = {"epoch": run.overview.epoch, "step": state["step"], "rows": state["rows"], "seconds": took}
+        run.watch.record("cut", {**facts, "rows_per_s": rate, "table_rows": run.overview.table.stats()["rows"]})
         run.watch.log(f"cut {work.number}: step {state['step']:,}, {state['rows']:,} rows, {took:.1f} s", show=False)
 
     def now(self, epoch: int | None) -> None:

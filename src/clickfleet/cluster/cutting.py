@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clickfleet import checkpoint, saving, storage
+from clickfleet import checkpoint, mirror, saving, storage
 from clickfleet.cluster.actors import join_dense
 from clickfleet.cluster.base import Base, adopt_buffers, kept_name, more_of
 from clickfleet.config import Config, dump
@@ -28,6 +28,8 @@ class Cutting:
     """The epoch that ends with it, if one does."""
     exam: bool = False
     """Whether the model is still to be evaluated at that instant."""
+    rows: int = 0
+    """Rows trained on when it began."""
     done: dict[str, Any] = field(default_factory=dict)
     begin: float = field(default_factory=time.monotonic)
 
@@ -73,7 +75,8 @@ def finish(
         "keep": {str(worker): sorted(files) for worker, files in kept.items()},
     }
     attached = saving.capture(learner, metrics, state)
-    attached["config.yaml"] = dump(config).encode()
+    kept_at = mirror.origin(config.run.dir) or config.run.dir
+    attached["config.yaml"] = dump(replace(config, run=replace(config.run, dir=kept_at))).encode()
     for worker, files in kept.items():
         attached |= {kept_name(worker, name): content for name, content in files.items()}
     out = work.writer

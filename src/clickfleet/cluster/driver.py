@@ -30,6 +30,7 @@ from clickfleet.files import split_files
 from clickfleet.interrupts import interruptible
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
+from clickfleet.mirror import Mirror, origin
 from clickfleet.schema import Schema
 from clickfleet.session import Progress, words
 
@@ -59,22 +60,36 @@ class Driver:
         self.progress = Progress()
         self.path: Path | None = None
         """The last checkpoint."""
+        self.copy: Mirror | None = None
+        """Where the run folder is also kept."""
+        self.carried: dict[str, Any] = {}
+        """State of a checkpoint that only others read: how far its run had published."""
         self.signal: int | None = None
         self.trained_s = self.last_save_s = 0.0
         self.streams_of, self.finished = 0, set[str]()
         """Into how many streams the files were split, and which of them are done."""
+        self.shares: list[list[str]] | None = None
+        """The files of each stream of an epoch, where they are not just a split of all files."""
         self._started: dict[str, Any] = {}
 
     def start_from(self, path: Path) -> list[str]:
         """A new run with what fits of an old model; what does not, in words."""
         self.base, anew = bases.start_from(path, self.config, self.schema, self.learner)
+        self.base.path = self._seen_by_all(self.base.path)
         return anew
 
     def resume(self, path: Path) -> None:
         """Goes on from a checkpoint."""
         self.base, state = bases.resume(path, self.config, self.schema, self.learner, self.watch.log)
+        self.base.path = self._seen_by_all(self.base.path)
         self.progress, self.path = Progress(**state["progress"]), path
+        self.carried = {key: state[key] for key in ("published", "online") if key in state}
         self.watch.forget_after(state["metrics_bytes"])
+
+    def _seen_by_all(self, path: str | None) -> str | None:
+        """How hosts other than this one know a checkpoint."""
+        apart = path is not None and self.config.cluster.address is not None
+        return (origin(str(path)) or path) if apart else path
 
     def start(self) -> None:
         """Starts all processes together and waits until they are there."""
@@ -126,13 +141,15 @@ class Driver:
         epoch, reader = self.progress.epoch, self.base.reader
         if reader["epoch"] != epoch:
             count = len(self.crew.workers)
-            left = [Stream(i, tuple(split_files(self.files, i, count))) for i in range(count)]
+            if self.shares is not None:
+                count = len(self.shares)
+            left = [Stream(i, self._files_of(i, count)) for i in range(count)]
             self.streams_of, self.finished = count, set()
-            if len(self.files) < count:
+            if len(self.files) < count and self.shares is None:
                 self.watch.log(f"warning: {len(self.files)} files for {count} workers: some have nothing to do")
         else:
             count, states = reader["of"], reader["streams"]
-            files = {number: tuple(split_files(self.files, int(number), count)) for number in states}
+            files = {number: self._files_of(int(number), count) for number in states}
             left = [Stream(int(n), files[n], state) for n, state in states.items() if state is not None]
             self.streams_of, self.finished = count, {n for n, state in states.items() if state is None}
         left = [stream for stream in left if stream.files]
@@ -149,6 +166,27 @@ class Driver:
     def more(self) -> dict[str, Any]:
         """What a checkpoint keeps besides what every run has."""
         return {}
+
+    def _files_of(self, stream: int, count: int) -> tuple[str, ...]:
+        if self.shares is not None and len(self.shares) == count:
+            return tuple(self.shares[stream])
+        return tuple(split_files(self.files, stream, count))
+
+    def advance(self, shares: list[list[str]]) -> None:
+        """One epoch over these files, worker i taking share i, and a checkpoint; whatever is lost meanwhile, it is trained once."""
+        self.shares, self.files = shares, [file for share in shares for file in share]
+        aim = self.progress.epoch + 1
+        while self.progress.epoch < aim:
+            begin = time.monotonic()
+            try:
+                self.epoch()
+                self.trained_s += time.monotonic() - begin
+                if self.signal is not None:
+                    return
+                self._end_epoch()
+                self.cuts.now(aim - 1)
+            except LostError as loss:
+                self.recovery.roll_back(loss)
 
     def epoch(self) -> None:
         """Trains what is left of an epoch."""
@@ -192,13 +230,24 @@ class Driver:
             self.exams.take(self.progress, epoch, steps)
         if not self.config.train.metrics.continuous:
             self.reset_metrics()
-        if not self._over() and self.config.run.keep_epochs:
+        if self.shares is None and not self._over() and self.config.run.keep_epochs:
             self.cuts.now(epoch)
 
     def reset_metrics(self) -> None:
         self.crew.tell(self.crew.trainers, "reset_metrics")
         self._started = bases.metrics_of(self.config, self.schema).state()
         self.overview.base["buckets"] = None
+
+    def deliver(self, number: int, final: Path) -> str:
+        """Sees to it that a checkpoint is there for all hosts, and at the URL of the run; how they know it."""
+        if self.copy is None:
+            return str(final)
+        url = self._seen_by_all(str(final))
+        if self.config.cluster.address is not None:
+            self.crew.tell(self.crew.shards, "deliver", number, url, timeout_s=3600.0)
+            self.crew.gather_logs(self.logs)
+        self.copy.push()
+        return str(url)
 
     def merged(self, states: Iterable[dict[str, Any]]) -> Metrics:
         """The metrics that workers started from, with what they have seen since."""

@@ -6,30 +6,20 @@ where its role was started. The end is told by a named actor of worker 0: while 
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from clickfleet.cluster.fleet import place, ray_module
+from clickfleet.cluster.fleet import Log, place
+from clickfleet.cluster.nodes import POLL_S, SPACE, node
 from clickfleet.cluster.roles import Role
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
 from clickfleet.interrupts import interruptible
 
-Log = Callable[[str], None]
-SPACE, WATCH = "clickfleet", "the end"
-POLL_S = 0.5
+WATCH = "the end"
 LEAVE_S = 15.0
 """How long who leaves last waits for the others."""
 
@@ -50,11 +40,13 @@ def settled(config: Config, role: Role) -> Config:
 
 
 class Watcher:
-    """Lives as long as the job, and knows whether it ended well and who has heard of it."""
+    """Lives as long as the job; knows whether it ended well and who has heard of it, and lets its processes meet."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 1) -> None:
         self._ended = False
         self._left: set[str] = set()
+        self._workers = workers
+        self._meetings: dict[int, dict[int, Any]] = {}
 
     def end(self) -> None:
         self._ended = True
@@ -67,100 +59,29 @@ class Watcher:
     def left(self) -> int:
         return len(self._left)
 
+    def bring(self, meeting: int, worker: int, value: Any) -> None:
+        """What a worker contributes to a meeting of all workers."""
+        self._meetings.setdefault(meeting, {})[worker] = value
+        self._meetings.pop(meeting - 2, None)  # whoever is here has left that one
 
-@contextmanager
-def node(role: Role, timeout_s: float, log: Log) -> Iterator[Any]:
-    """Ray, joined, while this process's node is part of it."""
-    ray = ray_module()
-    # A folder of its own keeps the nodes of one host apart, while they start and when a driver looks for its own.
-    with tempfile.TemporaryDirectory(prefix="clickfleet-", ignore_cleanup_errors=True) as folder:
-        child = _start(role, folder, timeout_s, log)
-        try:
-            _join(ray, role, folder, child, timeout_s, log)
-            yield ray
-        finally:
-            ray.shutdown()
-            child.terminate()
-            try:
-                child.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-
-
-def _start(role: Role, folder: str, timeout_s: float, log: Log) -> subprocess.Popen[bytes]:
-    offers = {place(role.name): 1}
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
-    command += [f"--node-ip-address={role.host}", "--num-cpus=0", f"--resources={json.dumps(offers)}"]
-    # Several nodes may be on one host: no port of theirs is fixed.
-    command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-    command += [f"--object-store-memory={1 << 27}", f"--temp-dir={folder}"]
-    if role.starts_head:
-        command += ["--head", f"--port={role.ray.rpartition(':')[2]}", "--include-dashboard=false"]
-        log(f"{role.name} starts Ray at {role.ray}")
-    else:
-        _wait_for_head(role, timeout_s, log)
-        command += [f"--address={role.ray}"]
-    quickly = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}  # nothing is left to drain when a role ends
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=_end_with_parent, env=quickly)
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: no node outlives its role
-
-
-def _wait_for_head(role: Role, timeout_s: float, log: Log) -> None:
-    host, _, port = role.ray.rpartition(":")
-    begin = said = time.monotonic()
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=2).close()
-            return
-        except OSError as error:
-            now = time.monotonic()
-            if now - begin > timeout_s:
-                raise ClusterError(
-                    f"{role.name}: no Ray at {role.ray} after {timeout_s:.0f} s ({error})",
-                    "server 0 starts it, unless RAY_ADDRESS is set: is it there, and the port open?",
-                ) from None
-            if now - said > 5:
-                said = now
-                log(f"{role.name} waits for Ray at {role.ray}")
-            time.sleep(POLL_S)
-
-
-def _join(ray: Any, role: Role, folder: str, child: subprocess.Popen[bytes], timeout_s: float, log: Log) -> None:
-    begin = time.monotonic()
-    while True:
-        if child.poll() is not None:
-            raise ClusterError(
-                f"{role.name}: its Ray node ended with exit code {child.returncode}",
-                "what it said stands above; give all processes the same RAY_AUTH_TOKEN",
-            )
-        try:
-            ray.init(
-                address=role.ray,
-                namespace=SPACE,
-                log_to_driver=False,
-                logging_level="ERROR",
-                _temp_dir=folder,
-            )
-            log(f"{role.name} of {len(role.servers)} servers and {role.workers} workers has joined Ray at {role.ray}")
-            return
-        except Exception as error:
-            ray.shutdown()
-            if time.monotonic() - begin > timeout_s:
-                raise ClusterError(f"{role.name} cannot join Ray at {role.ray}: {error}") from error
-            time.sleep(POLL_S)
+    def brought(self, meeting: int) -> tuple[list[Any], list[int]]:
+        """What all have contributed, in their order; empty while some are missing, and who is."""
+        there = self._meetings.get(meeting, {})
+        missing = [worker for worker in range(self._workers) if worker not in there]
+        return ([] if missing else [there[worker] for worker in range(self._workers)]), missing
 
 
 @contextmanager
-def driving(role: Role, config: Config, log: Log) -> Iterator[None]:
-    """Worker 0 while it leads the job; the others end with it."""
+def driving(role: Role, config: Config, log: Log) -> Iterator[Any]:
+    """Worker 0 while it leads the job, with its watcher; the others end with it."""
     with node(role, config.cluster.start_timeout, log) as ray:
-        watcher = ray.remote(Watcher).options(name=WATCH, num_cpus=0).remote()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # not before Ray knows its token
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        watcher = ray.remote(Watcher).options(name=WATCH, num_cpus=0, scheduling_strategy=here).remote(role.workers)
         names = [f"server {i}" for i in range(len(role.servers))] + [f"worker {i}" for i in range(role.workers)]
         _wait_for_all(ray, names, config.cluster.start_timeout, log)
-        yield
+        yield watcher
         ray.get(watcher.end.remote(), timeout=60)
         deadline = time.monotonic() + LEAVE_S
         while ray.get(watcher.left.remote(), timeout=60) < len(names) - 1 and time.monotonic() < deadline:
@@ -204,6 +125,23 @@ def serve(role: Role, config: Config, log: Log) -> None:
         if role.starts_head:
             _let_others_leave(ray)
     log(f"{role.name}: {'stopped by a signal' if stopped else 'the job has ended'}")
+
+
+@contextmanager
+def following(role: Role, config: Config, log: Log) -> Iterator[Any]:
+    """A worker that takes part in what worker 0 leads, with the watcher of the job."""
+    with node(role, config.cluster.start_timeout, log) as ray:
+        watcher = _find(ray, role, config.cluster.start_timeout, [], log)
+        yield watcher
+        deadline = time.monotonic() + config.cluster.timeout
+        while not ray.get(watcher.ended.remote(role.name), timeout=60) and time.monotonic() < deadline:
+            time.sleep(POLL_S / 2)
+
+
+def gone(ray: Any, workers: int) -> list[int]:
+    """Workers whose node has left the cluster."""
+    offered = ray.cluster_resources()
+    return [worker for worker in range(workers) if place(f"worker {worker}") not in offered]
 
 
 def _find(ray: Any, role: Role, timeout_s: float, stopped: list[int], log: Log) -> Any:

@@ -159,7 +159,12 @@ def closing_facts(overview: Overview, seconds: float) -> dict[str, Any]:
         "step": overview.steps,
         "seconds": seconds,
         "worker_cpu_ms_per_step": 1e3 * sum(found.get("cpu_s", 0.0) for found in workers) / steps,
-        "compute_ms_per_step": 1e3 * sum(found.get("compute_s", 0.0) for found in workers) / steps,
+        **{
+            f"{phase}_cpu_ms_per_step": 1e3
+            * sum(found["cpu_by_phase"][phase] for found in workers if found["steps"])
+            / steps
+            for phase in PHASES
+        },
         "shard_cpu_ms_per_step": 1e3 * sum(found.get("cpu_s", 0.0) for found in shards) / steps,
         "wire_bytes_per_row": wire / rows,
         "staleness": overview.extra()["staleness"],

@@ -22,7 +22,7 @@ from clickfleet.cluster.wire import Identity
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
 from clickfleet.exchange import Kind, Link, Request, Spread
-from clickfleet.job import Job, Source
+from clickfleet.job import PHASES, Job, Source
 from clickfleet.learner import Learner
 from clickfleet.opening import open_source
 from clickfleet.reader import Reader
@@ -306,7 +306,9 @@ class Worker:
             "received": sum(link.bytes_in for link in self.links),
             "latencies": self._latencies(),
             "cpu_s": time.process_time() - self._cpu,
-            "compute_s": sum(trainer.clock.seconds["compute"] for trainer in job.trainers),
+            "cpu_by_phase": {
+                phase: sum(trainer.clock.cpu_seconds[phase] for trainer in job.trainers) for phase in PHASES
+            },
         }
 
     def _latencies(self) -> dict[str, list[float]]:

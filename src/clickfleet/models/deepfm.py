@@ -22,6 +22,7 @@ class DeepFM(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         paddlerec: bool = False
         """Dense values become fields x_i·A_i of the pairs and the MLP; no bias; the original's initial values."""
 

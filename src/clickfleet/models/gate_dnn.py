@@ -26,7 +26,9 @@ class GateDNN(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         embedding_gate: bool = True
+        """Scales the vector of each slot."""
         hidden_gate: bool = True
+        """Scales the values of each hidden layer."""
         paddlerec: bool = False
         """The original's initial values, rows uniform in ±1."""
 

@@ -20,6 +20,7 @@ class WideDeep(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         paddlerec: bool = False
         """Leave the slots out of the wide part, as the original did."""
 

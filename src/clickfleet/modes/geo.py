@@ -27,7 +27,7 @@ DISTRIBUTED = True
 
 @dataclass(frozen=True)
 class Config:
-    k_steps: Annotated[int, Ge(1)] = 25
+    k_steps: Annotated[int, Ge(1)] = 5
     """Batches of a worker between two shipments."""
     replica_limit: Bytes | None = None
     """Memory of a worker's rows; beyond it those longest unused are shipped whole and dropped."""

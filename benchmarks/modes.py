@@ -1,0 +1,78 @@
+"""What the modes cost in AUC: one job in all of them, as documented, with simulated workers.
+
+    python benchmarks/modes.py --rows 300000
+
+Two logical workers of equal speed take turns in one process (clickfleet.cluster.simulate); raw text, `dnn` 400×3, dim 10, batches of
+1000, one epoch. Prints the test AUC of each mode with its defaults and its difference to local, which is to be at most 0.005.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clickfleet import scoring
+from clickfleet.cluster.simulate import Fleet, with_mode
+from clickfleet.config import load
+from clickfleet.feeds import Feed
+from clickfleet.logs.synth import Options, synth
+from clickfleet.reader import Reader
+
+TRIALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "local": ("sync", {}),
+    "sync": ("sync", {}),
+    "half_async": ("half_async", {}),
+    "async": ("async", {}),
+    "geo": ("geo", {}),
+}
+LIMIT = 0.005
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--test-rows", type=int, default=40_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of turns")
+    parser.add_argument("--hidden", default="400,400,400")
+    parser.add_argument("--try", dest="tries", action="append", default=[], metavar="MODE:KEY=VALUE,…")
+    parser.add_argument("--only", action="store_true", help="local and what is given with --try, nothing else")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    trials = {"local": TRIALS["local"]} if arguments.only else dict(TRIALS)
+    for text in arguments.tries:
+        mode, _, settings = text.partition(":")
+        pairs = (pair.split("=") for pair in settings.split(",") if pair)
+        trials[text] = (mode, {key: json.loads(value) for key, value in pairs})
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder)
+        synth(data, Options(rows=arguments.rows, test_rows=arguments.test_rows, parts=2))
+        batches = list(Reader(str(data / "train" / "*"), batch_size=1000))
+        reader = Reader(str(data / "test" / "*"), batch_size=1000)
+        test, schema = list(islice(reader, 1000)), reader.schema
+    config = load(None, ["model.name=dnn", f"model.hidden=[{arguments.hidden}]", "table.dim=10"])
+    found: dict[str, float] = {}
+    for name, (mode, settings) in trials.items():
+        count = 1 if name == "local" else arguments.workers
+        begin = time.monotonic()
+        fleet = Fleet(with_mode(config, mode, **settings), schema, count, seed=arguments.seed)
+        model = fleet.train([Feed(batches[i::count], schema, 1000) for i in range(count)])
+        found[name] = scoring.evaluate(model, test)["auc"]
+        difference = found[name] - found["local"]
+        print(
+            f"{name:>24}  AUC {found[name]:.4f}  {difference:+.4f}  {'' if difference >= -LIMIT else 'MISSES'}  "
+            f"staleness {fleet.staleness:.1f}  {time.monotonic() - begin:.0f} s",
+            flush=True,
+        )
+    print(json.dumps({"benchmark": "modes", **found}))
+
+
+if __name__ == "__main__":
+    main()

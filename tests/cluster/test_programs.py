@@ -1,0 +1,77 @@
+"""A program of one's own in every role: what each worker gives, what all get, what is on disk afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import clickfleet
+from clickfleet.cli import build, frame
+from fleet import ROWS, SLOTS, TEST_ROWS, shows
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+def cli(words: list[str]) -> int:
+    return frame.run(build(), words)
+
+
+PROGRAM = """
+import json, sys
+import clickfleet
+from clickfleet.files import expand
+
+config, train, test = sys.argv[1:4]
+with clickfleet.join(config, quiet=True) as job:
+    files = expand(train)
+    done = [job.train(job.split_files(half)) for half in (files[:3], files[3:])]
+    found = {
+        "worker": job.worker_index, "of": job.worker_num, "first": job.is_first_worker,
+        "sum": job.all_reduce(job.worker_index + 1), "max": job.all_reduce([1.0, job.worker_index], "max").tolist(),
+        "rows": [each["rows"] for each in done], "removed": job.shrink(),
+        "base": job.save("base"),
+        "again": job.train(job.split_files(files))["rows"],
+        "delta": job.save("delta"),
+        "test": job.evaluate(test)["rows"],
+    }
+    job.barrier()
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_program_runs_in_every_role(config: dict[str, Any], tmp_path: Path) -> None:
+    run, program, path = Path(config["run"]["dir"]), tmp_path / "program.py", tmp_path / "config.yaml"
+    program.write_text(PROGRAM)
+    path.write_text(yaml.safe_dump({**config, "mode": {"name": "half_async"}}))
+    files = [config["data"]["train"][0], config["data"]["test"][0]]
+    log = str(tmp_path / "log")
+    assert (
+        cli(["launch", "--server_num", "2", "--worker_num", "2", "--log_dir", log, str(program), str(path), *files])
+        == 0
+    )
+    said = [json.loads((tmp_path / "log" / f"worker-{i}.log").read_text().splitlines()[-1]) for i in range(2)]
+    assert [(one["worker"], one["of"], one["first"]) for one in said] == [(0, 2, True), (1, 2, False)]
+    for one in said:
+        assert (one["sum"], one["max"]) == (3, [1.0, 1.0])
+        assert (one["rows"], one["again"], one["test"]) == ([ROWS * 3 // 4, ROWS // 4], ROWS, TEST_ROWS)
+        assert (Path(one["base"]).name, Path(one["delta"]).name) == ("000001-base", "000002-delta")
+    assert shows(run) == 2 * ROWS * SLOTS
+    published = clickfleet.load(run / "published").predict(files[1])
+    assert published.tolist() == pytest.approx(clickfleet.load(run).predict(files[1]).tolist(), abs=1e-6)
+
+
+def test_a_program_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nsys.exit('no ' + ' '.join(sys.argv[1:]) if os.environ['TRAINING_ROLE'] == 'TRAINER' else 0)"
+    )
+    words = ["launch", "--server_num", "1", "--worker_num", "1", "--log_dir", str(tmp_path / "log")]
+    assert cli([*words, str(program), "--luck", "today"]) == 1
+    assert "worker-0 ended with exit code 1: no --luck today" in capsys.readouterr().err
+    assert cli([*words, str(tmp_path / "none.py")]) == 1
+    assert "there is no" in capsys.readouterr().err

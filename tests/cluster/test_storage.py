@@ -1,0 +1,138 @@
+"""Run folders on remote storage: a cluster run writes to S3, goes on from there, and its model is read from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import clickfleet
+from clickfleet import checkpoint, mirror
+from clickfleet.cluster.actors import Origin, ShardActor
+from clickfleet.cluster.shard import Rules
+from clickfleet.config import load
+from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.mirror import Mirror
+from fleet import ROWS, SLOTS, shows
+
+pytestmark = [
+    pytest.mark.xdist_group("cluster"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    from moto.server import ThreadedMotoServer
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    found = fsspec.filesystem("s3", endpoint_url=f"http://{host}:{port}")
+    found.makedirs("models", exist_ok=True)
+    yield found
+    server.stop()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+def test_a_run_on_s3_is_saved_resumed_and_evaluated(ray: Any, config: dict[str, Any], bucket: Any) -> None:
+    config["mode"] = {"name": "sync"}
+    config["run"] = {"dir": "s3://models/run", "checkpoint_every_steps": 100, "checkpoint_every": None}
+    config["cluster"] = {"shards": 2, "workers": 1}
+    config["train"] = {"epochs": 1}
+    done = clickfleet.train(config, quiet=True)
+    assert done.to_dict()["checkpoint"] == f"s3://models/run/checkpoints/step-{ROWS // 60:012d}"
+    names = {name.removeprefix("models/run/") for name in bucket.find("models/run")}
+    assert {
+        "log.txt",
+        "metrics.jsonl",
+        "config.yaml",
+        "checkpoints/LATEST",
+        "logs/shard-0.log",
+        "logs/worker-0.log",
+    } <= names
+    assert any(name.startswith("tensorboard/") for name in names)
+    assert not any(".writing" in name for name in names)
+    steps = {name.split("/")[1] for name in names if name.startswith("checkpoints/step-")}
+    assert 1 <= len(steps) <= 4  # old ones went
+    assert "dir: s3://models/run" in bucket.cat_file(f"models/run/checkpoints/{max(steps)}/config.yaml").decode()
+
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        clickfleet.train(config, quiet=True)
+    config["train"] = {"epochs": 2}
+    again = clickfleet.train(config, resume=True, quiet=True)
+    assert again.rows == ROWS
+    assert shows("s3://models/run") == 2 * ROWS * SLOTS
+    assert clickfleet.load("s3://models/run").evaluate(config["data"]["test"])["auc"] == pytest.approx(
+        again.test["auc"]
+    )  # type: ignore[index]
+    log = bucket.cat_file("models/run/log.txt").decode()
+    assert "epoch 0 done" in log
+    assert "epoch 1 done" in log
+    kinds = [json.loads(line)["kind"] for line in bucket.cat_file("models/run/metrics.jsonl").decode().splitlines()]
+    assert kinds.count("test") == 2
+
+
+def test_shards_of_other_hosts_put_their_rows_and_get_them_back(ray: Any, bucket: Any, tmp_path: Path) -> None:
+    """What a shard does where the driver's folder is not its own."""
+    import numpy as np
+
+    table = clickfleet.Table(factors=2)
+    keys = np.arange(1, 500, dtype=np.uint64)
+    table.move(keys, np.ones((len(keys), 3), np.float32), add=False)
+    checkpoint.save(table, tmp_path / "all", files=8, step=1)
+    url = "s3://models/apart/checkpoints/step-000000000001"
+    mirror.put(list((tmp_path / "all").iterdir()), url)
+    base = load(None, ["mode.name=async", "cluster.shards=2"])
+    actor = ShardActor(1, replace(base), Rules(), (1, 2, 3), "")
+    import torch
+
+    origin = Origin(url, {"memory_limit": None}, {"values": torch.zeros(10)})
+    actor.load(origin, (1, 2, 3), [0])
+    assert actor.shard is not None
+    assert 150 < len(actor.shard.table) < 350
+    mine = tmp_path / "rows.arrow"
+    mine.write_bytes(b"rows")
+    actor._files = [mine]
+    actor.deliver(1, "s3://models/apart/there")
+    assert bucket.cat_file("models/apart/there/rows.arrow") == b"rows"
+    assert not mine.exists()
+    actor.close()
+
+
+def test_a_mirror_holds_what_is_complete(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/there"
+    one = Mirror(url)
+    assert not one.steps()
+    with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
+        Mirror(url).fetch()
+    table, folder = clickfleet.Table(factors=2), one.folder / "checkpoints"
+    for step in (1, 2, 3):
+        checkpoint.write(table, folder, step, keep=1)
+        (folder / ".cut-9.writing").mkdir(exist_ok=True)
+        (folder / ".cut-9.writing" / "rows").touch()
+        one.push()
+    there = tmp_path / "there" / "checkpoints"
+    assert sorted(path.name for path in there.iterdir()) == ["LATEST", "step-000000000003"]
+    two = Mirror(url)
+    two.fetch()
+    assert checkpoint.steps(two.folder / "checkpoints") == [3]
+    assert mirror.origin(two.folder / "checkpoints") == f"{url}/checkpoints"
+    assert len(checkpoint.load(checkpoint.latest(two.folder / "checkpoints"))) == 0
+
+
+def test_what_needs_a_folder_says_so(config: dict[str, Any]) -> None:
+    config["run"]["dir"] = "s3://models/run"
+    with pytest.raises(ConfigError, match="mode local writes to a folder"):
+        clickfleet.train({**config, "mode": {"name": "local"}}, quiet=True)
