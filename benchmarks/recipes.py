@@ -30,7 +30,7 @@ def main() -> None:
         log = Path(folder) / "log"
         synth(log, Options(rows=args.rows, test_rows=args.test_rows))
         for path in sorted(RUNS.glob("*.yaml")):
-            if args.only and path.stem not in args.only:
+            if path.stem == "word2vec" or (args.only and path.stem not in args.only):  # that one reads text
                 continue
             data = [f"data.train={log}/train", f"data.test={log}/test", f"run.dir={folder}/{path.stem}"]
             done = clickfleet.train(path, *data, "train.epochs=1", "run.report=false", quiet=True)

@@ -58,7 +58,7 @@ def main() -> None:
         for model in args.models:
             found = []
             for seed in args.seeds:
-                sets = [f"data.train={work}/train", f"data.test={work}/test", f"model={model}"]
+                sets = [f"data.train={work}/train", f"data.test={work}/test", f"model.name={model}"]
                 sets += [f"train.seed={seed}", "train.threads=1", f"run.dir={work}/{model}-{seed}"]
                 made = run.train(args.recipe, *sets, quiet=True)
                 assert made.test is not None

@@ -69,6 +69,7 @@ def compare(folder: Path, rounds: int, batch: int, chosen: list[str]) -> dict[st
         "clickfleet, default recipe": default,
         "plain PyTorch, batch 1000": lambda: peers.plain(train, test, 1000),
         f"plain PyTorch, batch {batch}": lambda: peers.plain(train, test, batch),
+        f"plain PyTorch, batch {batch}, read in Python": lambda: peers.plain(train, test, batch, by_line=True),
         f"plain PyTorch, batch {batch}, counts as they are": lambda: peers.plain(train, test, batch, log1p=False),
     }
     cases |= {name: partial(peers.run, name, train, test, batch) for name in chosen}

@@ -58,3 +58,21 @@ def browser() -> Iterator[Any]:
         chromium = driver.chromium.launch(executable_path=program, headless=True, args=flags)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported network of the streams' model, made once for all tests: exporting takes seconds."""
+    import streams
+    from clickfleet.lock import Lock
+    from clickfleet.online.learn import learn
+
+    shared = tmp_path_factory.getbasetemp().parent
+    made = shared / "clickfleet-graph.onnx"
+    with Lock(shared / "clickfleet-graph.lock", "exports", patience_s=120):
+        if not made.exists():
+            folder = tmp_path_factory.mktemp("graph")
+            streams.write_days(folder, days=1, splits=1, rows=4)
+            learn(streams.settings(folder, splits=1, online={"end_day": 20260101}), quiet=True)
+            shutil.copy(folder / "run" / "graph.onnx", made)
+    return made

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from clickfleet.errors import DataError
 from clickfleet.find import names
 from clickfleet.formats import _lines, load
+from clickfleet.formats.sentences import Sentences
 from clickfleet.reader import Reader
 from clickfleet.schema import KeyRule, Schema, Slot, preset
 from lines import GOLDEN_LINE, MULTISLOT_LINE, SLOTS_LINE, criteo_text, read
@@ -190,6 +191,7 @@ FUZZED = {
         Schema(slots=(Slot("0", multi=True), Slot("1")), keys=KeyRule("raw"), values=True),
         "1 0:5:0.5 1:7:2 0:9:-1",
     ),
+    "sentences": (Sentences.schema, "words of any language"),
     "csv": (Schema(slots=(Slot("a"), Slot("b", multi=True)), time="t", group="g"), '1,"x,""y",p|q,5,u'),
 }
 

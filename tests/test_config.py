@@ -105,7 +105,7 @@ def test_sizes(text: str, value: int) -> None:
     [
         ("trian: {}", "a.yaml: unknown key trian; did you mean train?"),
         ("train: {epoch: 3}", "a.yaml: unknown key train.epoch; did you mean epochs?"),
-        ("cluster: {zzz: 3}", "a.yaml: unknown key cluster.zzz; keys are shards, workers, threads, address, on_loss"),
+        ("cluster: {zzz: 3}", "a.yaml: unknown key cluster.zzz; keys are shards, workers, threads, address, endpoints"),
         ("publish: {guard: {auc_dorp: 0.1}}", "a.yaml: unknown key publish.guard.auc_dorp; did you mean auc_drop?"),
         (
             "online: {kafka: {brokerz: b, topic: t, rows_per_pass: 1}}",

@@ -14,7 +14,18 @@ from clickfleet.schema import Dense, Schema, Slot
 
 
 def test_every_file_of_a_folder_is_a_plug_in():
-    assert names("formats") == ["arrow", "criteo", "csv", "feasign", "libffm", "multislot", "parquet", "pipe", "slots"]
+    assert names("formats") == [
+        "arrow",
+        "criteo",
+        "csv",
+        "feasign",
+        "libffm",
+        "multislot",
+        "parquet",
+        "pipe",
+        "sentences",
+        "slots",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ void bind_buckets(nanobind::module_& m);
 void bind_cut(nanobind::module_& m);
 void bind_fields(nanobind::module_& m);
 void bind_frozen(nanobind::module_& m);
+void bind_pairs(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_rules(nanobind::module_& m);

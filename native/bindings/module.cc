@@ -14,6 +14,7 @@ NB_MODULE(_core, m) {
   clickfleet::bind_rules(m);
   clickfleet::bind_table(m);
   clickfleet::bind_cut(m);
+  clickfleet::bind_pairs(m);
   clickfleet::bind_pool(m);
   clickfleet::bind_print(m);
   clickfleet::bind_parse(m);

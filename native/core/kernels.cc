@@ -13,9 +13,14 @@ void apply(const void* rule, Bounds bounds, float* w, float* state, const float*
   }
 }
 
+template <bool Moves>
+void pairs(const Window& window, const Motion& motion) {
+  train_window<Moves>(window, motion);
+}
+
 template <int... I>
 constexpr Kernels all(std::integer_sequence<int, I...>) {
-  return {{apply<I>...}};
+  return {{apply<I>...}, pairs<true>, pairs<false>};
 }
 
 }  // namespace

@@ -1,18 +1,17 @@
 // The inner loops that gain from wide vectors, compiled once per CPU level; every level gives the same bits.
 #pragma once
-#include "rules.h"
+#include "skipgram.h"
 
 namespace clickfleet {
-
-struct Bounds {
-  float lower = -10.0F, upper = 10.0F;
-};
 
 struct Kernels {
   // One step with g·by of the rule with this place in the list, then every weight into its bounds (NaN becomes the
   // lower one).
   using Apply = void (*)(const void* rule, Bounds bounds, float* w, float* state, const float* g, int n, float by);
   Apply apply[kRules];
+  // The pairs of one centre word: rows are moved, or their gradients summed up.
+  using Skipgram = void (*)(const Window& window, const Motion& motion);
+  Skipgram move_pairs, sum_pairs;
 };
 
 const Kernels& kernels(const char* level = nullptr);  // of the best level of this CPU, or of the one named

@@ -1,7 +1,7 @@
 // The bytes of a row, in two parts. A pull reads the first only, a push both.
 //
-//   hot    0 key u64 · 8 delta_score f32 · 12 unseen_days u16 · 14 slot u16 · 16 epoch u8 · 17 flags u8 · 20 embed_w
-//   f32 · [24 embedx f32 × D] cold   0 show f64 · 8 click f64 · 16 state of embed_w · [state of embedx]
+//   hot    0 key u64 · 8 delta_score f32 · 12 unseen_days u16 · 14 slot u16 · 16 epoch u8 · 17 flags u8 · 18 lock u8 ·
+//   20 embed_w f32 · [24 embedx f32 × D] cold   0 show f64 · 8 click f64 · 16 state of embed_w · [state of embedx]
 //
 // What stands in brackets is absent from a short row. With D = 10 the hot part is one cache line.
 #pragma once
@@ -54,7 +54,7 @@ struct Row {
   void set_show(double x) const { store(cold, x); }
   void set_click(double x) const { store(cold + 8, x); }
 
-  static constexpr int kWeights = 20, kState = 16;
+  static constexpr int kLock = 18, kWeights = 20, kState = 16;  // the lock: skipgram.h
 };
 
 struct Layout {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <new>
 
-#if (defined(__unix__) || defined(__APPLE__)) && \
+#if (defined(__unix__) || defined(__APPLE__)) && !defined(CLICKFLEET_PORTABLE) && \
     !defined(CLICKFLEET_SANITIZED)  // sanitizers watch the heap, not mappings
 #include <sys/mman.h>
 #define CLICKFLEET_MMAP
@@ -14,7 +14,12 @@ namespace clickfleet {
 namespace {
 
 constexpr size_t kLine = 64;
-[[maybe_unused]] constexpr size_t kSmallPage = 4096, kHugePage = size_t{1} << 21;
+#if defined(__x86_64__)
+[[maybe_unused]] constexpr size_t kSmallPage = 4096;
+#else
+[[maybe_unused]] constexpr size_t kSmallPage = size_t{1} << 16;  // arm64 has pages of 4, 16 or 64 KB
+#endif
+[[maybe_unused]] constexpr size_t kHugePage = size_t{1} << 21;
 [[maybe_unused]] constexpr size_t kMapped = size_t{1} << 16;  // below this the heap is the better place
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }

@@ -19,6 +19,10 @@
 
 namespace clickfleet {
 
+struct Bounds {  // every weight is kept within
+  float lower = -10.0F, upper = 10.0F;
+};
+
 enum class Scale : uint8_t { show, batch, none };
 
 template <class Rule>

@@ -56,6 +56,7 @@ class Shelf {
   View view() const { return {tags_, hot_, hot_bytes_, buckets_}; }
   uint32_t home(uint64_t hash) const { return static_cast<uint32_t>(((hash >> 32) * buckets_) >> 32); }  // a bucket
   uint32_t size() const { return size_; }
+  uint64_t version() const { return version_; }  // another one after rows may have moved or gone
   uint32_t slots() const { return buckets_ * kBucket; }
   uint32_t buckets() const { return buckets_; }
   size_t row_bytes() const { return hot_bytes_ + cold_bytes_; }
@@ -110,9 +111,11 @@ class Shelf {
     tags_[size_t{bucket} * 32 + slot % kBucket] = 0;
     for (uint32_t b = home(hash); b != bucket; b = next(b)) --tags_[size_t{b} * 32 + kBucket];
     --size_;
+    ++version_;
   }
 
   void resize(uint32_t buckets) {
+    ++version_;
     Shelf old(budget_, static_cast<int>(hot_bytes_), static_cast<int>(cold_bytes_));
     swap(old);
     allocate(buckets);
@@ -210,6 +213,7 @@ class Shelf {
   uint16_t* tags_ = nullptr;
   char *hot_ = nullptr, *cold_ = nullptr;
   uint32_t buckets_ = 0, size_ = 0, limit_ = 0;
+  uint64_t version_ = 0;
 };
 
 }  // namespace clickfleet

@@ -89,6 +89,7 @@ class Table {
 
  private:
   friend class Cut;
+  friend class InPlace;
   struct Item;
 
   // pull.cc

@@ -53,6 +53,9 @@ class Batch:
     values: Floats | None = None  # [N]
     one_each: bool = field(default=False, init=False)
     """Every slot of every row has exactly one key, so offsets just count."""
+    epoch: int = field(default=0, init=False)
+    """Which pass over the data it was read in, and how many rows of that pass came before it."""
+    row: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if cast(Any, self.offsets) is None:
@@ -86,6 +89,7 @@ class Batch:
         stop = max(start, stop)
         part = object.__new__(Batch)  # a slice of what was checked needs no check, and there are many
         part.slots, part.one_each = self.slots, self.one_each
+        part.epoch = part.row = 0
         part.dense = self.dense[start:stop]
         first, last = start * self.slots, stop * self.slots
         if self.one_each:

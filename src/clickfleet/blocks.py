@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from clickfleet.formats import Block, Format, OnBad, Parsed
+from clickfleet.machine import cores
 from clickfleet.schema import Schema
 
 
@@ -88,7 +89,7 @@ class Blocks:
         self._arrived = threading.Condition(self._state)  # and who takes
         self._stop = False
         prompt = all(os.path.isfile(path) for files in lanes for path in files)  # others may take long to read
-        self._helps = prompt and threads < len(os.sched_getaffinity(0))
+        self._helps = prompt and threads < cores()
         self._threads = [
             threading.Thread(target=self._work, name=f"clickfleet-reader-{i}", daemon=True) for i in range(threads)
         ]

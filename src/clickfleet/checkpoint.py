@@ -31,7 +31,7 @@ carry checksums (storage.py). Saving what was loaded gives the same bytes.
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -347,20 +347,33 @@ def _restore(table: Table, batch: pa.RecordBatch, first: int, last: int) -> None
         values = batch.column(name)
         return (values.flatten() if name in _LISTS else values).to_numpy()
 
-    columns = {name: column(name) for name in ROWS.names}
+    put(table, {name: column(name) for name in ROWS.names}, first, last)
+
+
+def put(table: Table, columns: Columns, first: int = 0, last: int = _core.VIRTUAL_SHARDS) -> None:
+    """Puts rows, all short or all full, into a table, those of the given virtual shards; the columns are those of row files."""
     full = len(columns["embedx"]) > 0 or table.factors == 0
+    rows = len(columns["key"])
     widths = {
         "embed_state": table.core.embed_state,
         "embedx": table.factors * full,
         "embedx_state": table.core.embedx_state * full,
     }
     for name, width in widths.items():
-        if len(columns[name]) != batch.num_rows * width:
+        if len(columns[name]) != rows * width:
             raise CheckpointError(
                 f"the checkpoint's {name} does not fit the table: {width} floats per row were expected"
             )
     order = ("key", "slot", "show", "click", "unseen_days", "delta_score", "published", "embed_w", *_LISTS)
     table.core.restore(full, *(columns[name] for name in order), first, last)
+
+
+def batches_of(path: Path, key: int, files: int) -> Iterator[pa.RecordBatch]:
+    """The rows of the one file that may hold a key."""
+    mixed = np.empty(1, np.uint64)
+    _core.mix64(np.array([key], np.uint64), mixed)
+    shard = int(mixed[0]) % _core.VIRTUAL_SHARDS
+    return batches(path / _name(shard * files // _core.VIRTUAL_SHARDS, files), ROWS)
 
 
 def _in_shards(keys: Any, first: int, last: int) -> Any:

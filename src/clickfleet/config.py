@@ -33,6 +33,7 @@ from clickfleet.sections import (
     Serve,
     Table,
     Train,
+    Tune,
     Unit,
 )
 
@@ -56,6 +57,7 @@ class Config:
     online: Online = field(default_factory=Online)
     publish: Publish = field(default_factory=Publish)
     serve: Serve = field(default_factory=Serve)
+    tune: Tune = field(default_factory=Tune)
 
 
 def load(path: str | Path | None = None, overrides: Iterable[str] = (), base: Path | None = None) -> Config:
@@ -232,6 +234,8 @@ def dump(config: Config) -> str:
 def plain(value: Any) -> Any:
     if isinstance(value, Plugin):
         return {"name": value.name, **value.settings}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
     if not dataclasses.is_dataclass(value):
         return [plain(item) for item in value] if isinstance(value, tuple) else value
     out = {}

@@ -68,6 +68,7 @@ class Feed:
         self.epoch += 1
 
     def _hand_out(self, batch: Batch) -> Batch:
+        batch.epoch, batch.row = self.epoch, self._skip
         self._skip += len(batch)
         self.counters.rows += len(batch)
         self.counters.lines += len(batch)

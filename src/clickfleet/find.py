@@ -17,7 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from clickfleet.errors import ConfigError
+from clickfleet.errors import ClickfleetError, ConfigError
+
+ELSEWHERE = {("models", "word2vec"): "clickfleet.words.model"}
+"""Plug-ins that stand apart from those of their folder: word2vec has a step of its own and no score of a row."""
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -47,6 +50,7 @@ def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
         item
         for key, item in vars(home).items()
         if not key.startswith("_")
+        and not isinstance(item, ModuleType)
         and (
             issubclass(item, kind) and item is not kind and item.__module__ == home.__name__
             if isinstance(item, type)
@@ -81,6 +85,8 @@ def build(item: Any, options: dict[str, Any], where: str) -> Any:
 
 
 def _shipped(folder: str, name: str) -> ModuleType:
+    if (folder, name) in ELSEWHERE:
+        return import_module(ELSEWHERE[folder, name])
     known = names(folder)
     if name not in known:
         raise ConfigError(
@@ -104,8 +110,14 @@ def _user_file(path: Path, folder: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))  # its own helpers, beside it
+    from clickfleet.paddle_names import provided
+
     try:
-        spec.loader.exec_module(module)
+        with provided(path):
+            spec.loader.exec_module(module)
+    except ClickfleetError:
+        del sys.modules[name]
+        raise
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error

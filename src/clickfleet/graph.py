@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from clickfleet.errors import ConfigError, TrainingError
+from clickfleet.engine import Engine
+from clickfleet.errors import ConfigError, MissingError, TrainingError
 from clickfleet.models import Inputs, Model, Shape
 
 INPUTS = ("dense", "first", "factors")
@@ -80,10 +81,9 @@ class Graph:
     def _check(self, example: tuple[Tensor, ...]) -> None:
         """Compares with torch where ONNX Runtime is installed: the exporter has been seen to translate wrongly."""
         try:
-            import onnxruntime
-        except ImportError:
+            session = Engine().session(self._proto.SerializeToString())
+        except MissingError:
             return
-        session = onnxruntime.InferenceSession(self._proto.SerializeToString(), providers=["CPUExecutionProvider"])
         given = {name: tensor.numpy() for name, tensor in zip(INPUTS, example, strict=True)}
         found = session.run(list(self.outputs), given)
         with torch.inference_mode():

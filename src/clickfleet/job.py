@@ -168,9 +168,12 @@ class Job:
 
     def report(self, batch: Batch, result: Result) -> None:
         """Counts a batch that was trained on."""
-        assert batch.labels is not None
         with self._reporting:
-            self.metrics.update(result.scores, batch.labels, batch.weights, batch.groups)
+            if result.labels is not None:
+                self.metrics.update(result.scores, result.labels)
+            else:
+                assert batch.labels is not None
+                self.metrics.update(result.scores, batch.labels, batch.weights, batch.groups)
             self.rows += len(batch)
             self.loss += result.loss
             self.weight += result.push.n

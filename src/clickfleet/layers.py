@@ -107,6 +107,24 @@ def tower(
     return Tower((inputs, *widths), dropout, batch_norm, relu_last, init)
 
 
+class DroppedTower(nn.Module):
+    """The MLP of some originals: dropout after each linear layer and each ReLU; the last layer has a ReLU if `relu_last`."""
+
+    def __init__(self, widths: tuple[int, ...], dropout: float, relu_last: bool = False) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            linear = nn.Linear(a, b)
+            by_fan_in(1.0, normal)(linear.weight)
+            nn.init.zeros_(linear.bias)
+            layers += [linear, nn.Dropout(dropout), nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*(layers if relu_last else layers[:-2]))
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        out: Tensor = self.layers(torch.cat([part.flatten(1) for part in parts], 1))
+        return out
+
+
 class Wide(nn.Module):
     """The first-order part: Σ_j w_j + a·x + b, w the rows' first weights and x the dense values."""
 

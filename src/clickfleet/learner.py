@@ -10,10 +10,11 @@ from torch import Tensor
 
 from clickfleet import devices, sections
 from clickfleet.config import Config, checked
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.find import find
+from clickfleet.layers import Wide
 from clickfleet.losses import Loss
-from clickfleet.models import Model, Shape
+from clickfleet.models import Inputs, Model, Shape
 from clickfleet.optimizers import Flat, Optimizer
 from clickfleet.policy import Policy
 from clickfleet.rules import Rule, rule
@@ -45,9 +46,13 @@ class Learner:
         self.config, self.schema = config, schema
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.train.seed)
-            self.model = kind(settings, self.shape).to(self.device)  # made on the CPU: equal values everywhere
+            self.model = widened(kind, settings, self.shape).to(self.device)  # made on the CPU: equal values everywhere
         init = kind.table_init(settings, dim)
-        self.table = table or make_table(config.table, factors, init.embed, init.embedx, config.train.seed)
+        rows = config.table
+        if kind.row_rule and rows.rule == sections.Table().rule:
+            own = dict(kind.row_rule)
+            rows = dataclasses.replace(rows, rule=sections.Plugin(own.pop("name"), own))
+        self.table = table or make_table(rows, factors, init.embed, init.embedx, config.train.seed)
         if self.table.factors != factors:
             raise CheckpointError(
                 f"the saved rows have {self.table.factors} factors, and {config.model.name} with table.dim {dim} has {factors}",
@@ -68,6 +73,9 @@ class Learner:
     def steps(self, threads: int) -> list[Step]:
         """One step per trainer thread, all on the same weights."""
         flats = [self.flat, *(self.flat.replica() for _ in range(threads - 1))]
+        own: list[Step] | None = self.model.own_steps(self, flats)
+        if own is not None:
+            return own
         scales = (self.table.embed_rule.scale, self.table.rule.scale)
         decay = RowDecay(self.l2_rows, *scales) if self.l2_rows else None
         return [Step(flat, self.loss, self.schema, self.table.factors, self.device, decay) for flat in flats]
@@ -115,6 +123,31 @@ class Learner:
             for name, view in self.flat.views(vector).items():
                 view.copy_(named[f"{kept}/{name}"])
         self.optimizer.restore({"steps": named["steps"], **state})
+
+
+def widened(kind: type[Model], settings: Any, shape: Shape) -> Model:
+    """The model, with a first-order part beside it where the settings want one that its formula has not."""
+    wide = getattr(settings, "wide", None)  # settings of a user's own model may not have it
+    if wide is False and kind.has_wide:
+        raise ConfigError("model.wide: the model has a first-order part by its formula", "take a model without one")
+    model = kind(settings, shape)
+    return Widened(model, shape) if wide and not kind.has_wide else model
+
+
+class Widened(Model):
+    """logit = that of a model + Σ_j w_j + a·x + b."""
+
+    has_wide = True
+
+    def __init__(self, model: Model, shape: Shape) -> None:
+        super().__init__(None, shape)
+        self.model, self.wide = model, Wide(shape.dense)
+
+    def extra_loss(self) -> Tensor | None:
+        return self.model.extra_loss()
+
+    def forward(self, x: Inputs) -> Tensor:
+        return self.model(x) + self.wide(x.first, x.dense)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import time
@@ -11,6 +10,18 @@ from types import TracebackType
 from typing import Self
 
 from clickfleet.errors import CheckpointError
+
+if os.name == "nt":
+    import msvcrt
+
+    def _take(handle: int) -> None:
+        os.lseek(handle, 1 << 30, os.SEEK_SET)  # far behind the text: locked bytes cannot be read there
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+else:
+    import fcntl
+
+    def _take(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class Lock:
@@ -26,19 +37,21 @@ class Lock:
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take(handle)
                 break
-            except BlockingIOError:
+            except (BlockingIOError, PermissionError):  # the latter on Windows
                 if time.monotonic() < deadline:
                     time.sleep(0.02)
                     continue
-                holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+                os.lseek(handle, 0, os.SEEK_SET)
+                holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
                 os.close(handle)
                 raise CheckpointError(
                     f"{self.path.parent} is in use: {holder} {self.what} there", "wait for it, or stop it first"
                 ) from None
         os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         self._handle = handle
         return self
 

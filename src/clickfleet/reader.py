@@ -80,7 +80,7 @@ class Reader:
         self.seed, self.threads = seed, threads
         self.require_labels = require_labels
         self.counters = Counters()
-        self.epoch = 0
+        self.epoch = self._passed = 0
         self.window_rows: int | None = None if shuffle == "global" else -(-shuffle // batch_size) * batch_size
         self._shuffles = shuffle == "global" or shuffle > 0
         self._lanes = max(1, min(interleave or (4 if self._shuffles else 1), len(self.files)))
@@ -112,7 +112,7 @@ class Reader:
             blocks.close()
             self._bad.close()
         self._bad.check(self.counters)
-        self.epoch += 1
+        self.epoch, self._passed = self.epoch + 1, 0
         self._position, self._used = self._start(), 0
 
     def _in_order(self, blocks: Blocks) -> Iterator[Batch]:
@@ -166,6 +166,8 @@ class Reader:
 
     def _hand_out(self, batch: Batch, position: _Position, used: int) -> Batch:
         self._position, self._used = position, used
+        batch.epoch, batch.row = self.epoch, self._passed
+        self._passed += len(batch)
         self.counters.rows += len(batch)
         return batch
 
@@ -210,6 +212,7 @@ class Reader:
         return {
             **self._identity(),
             "epoch": self.epoch,
+            "passed": self._passed,
             "places": [list(asdict(place).values()) for place in here.places],
             "turn": here.turn,
             "skip": here.skip if self._shuffles else here.skip + self._used,
@@ -244,7 +247,7 @@ class Reader:
         self._position = _Position(
             places, state["turn"], state["skip"], state["window"], counters.copy(), state["quarantine"]
         )
-        self._used, self.epoch = state["used"], state["epoch"]
+        self._used, self.epoch, self._passed = state["used"], state["epoch"], state.get("passed", 0)
         self.counters = counters
         self.counters.rows = state["rows"]
         self._bad.forget_after(state["quarantine"])

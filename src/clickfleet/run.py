@@ -199,14 +199,21 @@ def train(
     )
 
 
-class Distant(Outcome):
-    """What training on a cluster made; the model is loaded when it is first used."""
+class LoadedLater:
+    """A model that is loaded from its checkpoint when it is first used."""
+
+    path: Path | None
+    learner: Learner
 
     def __getattr__(self, name: str) -> Any:
         if name != "learner" or self.path is None:
             raise AttributeError(name)
         self.learner = saving.load(self.path)
         return self.learner
+
+
+class Distant(LoadedLater, Outcome):
+    """What training on a cluster made."""
 
 
 def _train_on_cluster(
@@ -314,6 +321,14 @@ def check(config: Config) -> None:
     train = config.train
     if train.deterministic and (train.hogwild or 1) > 1:
         raise ConfigError(f"train.hogwild is {train.hogwild}, and train.deterministic allows one", "remove one of them")
+    if config.model.name == "word2vec":
+        if config.data.test:
+            raise ConfigError(
+                "data.test does not go with word2vec",
+                "ask analogies after training: clickfleet evaluate RUN questions.txt",
+            )
+    elif config.data.vocabulary is not None:
+        raise ConfigError(f"data.vocabulary is for word2vec, and model.name is {config.model.name}", "remove it")
     if config.data.schema is not None and config.data.preset is not None:
         raise ConfigError("data.schema and data.preset both say what the columns mean", "remove one of them")
     if train.hogwild is not None and train.hogwild > cores(config):

@@ -104,6 +104,7 @@ def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes
         "metrics.safetensors": numpy_tensors.save(metrics.state()),
         "state.json": storage.canonical({**state, **rng}),
         "config.yaml": dump(learner.config).encode(),
+        **learner.model.attached(learner.config),
     }
 
 
@@ -211,6 +212,12 @@ def free(path: Path, config: Config, schema: Schema) -> dict[str, Any]:
                     f"{what}.{key} is {mine.get(key)!r}, and the checkpoint has {saved.get(key)!r}",
                     "resume with the settings of the saved run, or start a new run with train.init_from",
                 )
+    for name, content in wanted.model.attached(config).items():
+        if checkpoint.read(path, name) != content:
+            raise ConfigError(
+                f"{name} is another one than the checkpoint has",
+                "resume with that of the saved run, or start a new run with train.init_from",
+            )
     return {key: wanted.table.describe()[key] for key in FREE}
 
 

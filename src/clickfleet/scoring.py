@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,20 +15,30 @@ from numpy.typing import NDArray
 
 from clickfleet.batch import Batch, Floats
 from clickfleet.embedding import Embedding
+from clickfleet.engine import Engine
 from clickfleet.errors import ConfigError
+from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
+from clickfleet.models import Model
 from clickfleet.schema import Schema
 
 Results = dict[str, Any]
 
 
 class Scorer:
-    """Probabilities of a click by a model that does not change meanwhile; keys it does not know count as zeros."""
+    """Probabilities of a click by a model that does not change meanwhile; keys it does not know count as zeros.
 
-    def __init__(self, learner: Learner, threads: int = 1) -> None:
+    Torch computes them, or an `engine` of ONNX Runtime.
+    """
+
+    def __init__(self, learner: Learner, threads: int = 1, engine: Engine | None = None) -> None:
         self.learner, self.threads = learner, threads
         self._own = threading.local()
+        self._session: Any = None
+        if engine is not None:  # instead of torch
+            self._session = engine.session(exported(learner))
+            self._inputs = [item.name for item in self._session.get_inputs()]
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Floats]]:
         """Each batch with its scores, in the order of the batches."""
@@ -63,7 +74,21 @@ class Scorer:
         keys = embedding.unique(batch)
         rows = self.learner.table.pull(keys, training=False, out=embedding.room())
         x = embedding.inputs(batch, rows, training=False)
+        if self._session is not None:
+            found: Floats = self._session.run(None, {name: getattr(x, name).cpu().numpy() for name in self._inputs})[0]
+            return found
         return torch.sigmoid(self.learner.model(x)).cpu().numpy()
+
+
+_graphs: WeakKeyDictionary[Model, Graph] = WeakKeyDictionary()
+"""Exporting takes seconds, and all weights can be replaced."""
+
+
+def exported(learner: Learner) -> bytes:
+    """The network as an ONNX graph that gives the score."""
+    if learner.model not in _graphs:
+        _graphs[learner.model] = Graph(learner.model, learner.shape, ("score",))
+    return _graphs[learner.model].bytes(learner.dense())
 
 
 Look = Callable[[Batch], None]
@@ -74,11 +99,17 @@ def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Re
     return results(measure(learner, batches, threads))
 
 
-def measure(learner: Learner, batches: Iterable[Batch], threads: int = 1, look: Look | None = None) -> Metrics:
+def measure(
+    learner: Learner,
+    batches: Iterable[Batch],
+    threads: int = 1,
+    look: Look | None = None,
+    engine: Engine | None = None,
+) -> Metrics:
     """The same as sums and buckets, which can be merged and drawn; `look` is shown every batch."""
     metrics = metrics_of(learner)
     slot = slice_slot(learner.schema, learner.config.train.metrics.slices)
-    for batch, scores in Scorer(learner, threads)(batches):
+    for batch, scores in Scorer(learner, threads, engine)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)

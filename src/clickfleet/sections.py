@@ -79,6 +79,8 @@ def plugin(default: str | None) -> BeforeValidator:
         if not isinstance(name, str):
             raise PydanticCustomError("plugin", "needs a name and, beside it, settings")
         settings = {key: item for key, item in given.items() if key != "name"}
+        if isinstance(settings.get("folder"), str) and settings["folder"]:
+            settings["folder"] = _beside(settings["folder"], info)
         return Plugin(_beside(name, info) if name.endswith(".py") else name, settings)
 
     return BeforeValidator(parse)
@@ -96,9 +98,12 @@ class Data:
     """A schema.yaml; the format's own by default."""
     preset: str | None = None
     """A ready schema by name, such as criteo-paddle, instead of a file."""
+    vocabulary: FilePath | None = None
+    """word2vec: the words and their counts, as `clickfleet words prepare` wrote them."""
     keys: str | None = None
     """Another rule by which values become keys than the schema's: hash64, `py2 mod 1000001` or raw."""
     batch_size: Count = 1000
+    """Rows of a step."""
     test_batch_size: Count | None = None
     """As batch_size by default."""
     shuffle: Annotated[int, Ge(0)] | Literal["global"] = 0
@@ -108,7 +113,9 @@ class Data:
     threads: Annotated[int, Ge(0)] = 1
     """Threads that parse."""
     bad_lines: Literal["error", "skip", "quarantine"] = "error"
+    """What a line that cannot be read does: stop the run, be counted, or be kept in a file."""
     max_bad_fraction: Share = 0.1
+    """A larger share of bad lines stops the run in any case."""
     quarantine: FilePath | None = None
     """Where bad lines go with their reason; in the run folder by default."""
 
@@ -118,7 +125,9 @@ class TableInit:
     """`zero`, `uniform(a, b)`, `normal(s)` or `truncated(s)`; the model's own by default."""
 
     embed: str | None = None
+    """Of the first-order weight."""
     embedx: str | None = None
+    """Of the factors."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,7 @@ class Table:
     dim: Annotated[int, Ge(0), Le(65536)] = 10
     """Factors of one field."""
     preset: Literal["plain", "online"] = "plain"
+    """plain: nothing is filtered or forgotten; online: features must earn their place and are forgotten."""
     rule: Annotated[Plugin, plugin("adagrad")] = field(
         default_factory=lambda: Plugin("adagrad_v2", {"lr": 0.05, "initial_g2sum": 0.1, "scale": "show"})
     )
@@ -136,17 +146,27 @@ class Table:
     admission: str | None = None
     """When rows get factors: `birth`, `score(s)`, `count(n)` or `probability(p)`; the preset's by default."""
     memory_limit: Bytes | None = None
+    """Bounds every byte of the table; the lowest-scored rows are evicted. None: no limit."""
     snapshot_reserve: Bytes | None = None
+    """Kept for writes while a checkpoint is taken; a tenth of the limit by default."""
     padding_key: Annotated[int, Ge(0), Lt(2**64)] | None = None
     """A key whose row is always zero."""
     nonclick_coeff: float | None = None
+    """What a show without click adds to a row's score (0.1)."""
     click_coeff: float | None = None
+    """What a click adds to a row's score (1)."""
     base_threshold: float | None = None
+    """Rows with at least this score are published."""
     delta_threshold: float | None = None
+    """A delta leaves a row to a later one until its score grew by this much."""
     delta_keep_days: float | None = None
+    """Rows unseen for longer are no longer published."""
     decay_rate: float | None = None
+    """A day's end multiplies shows and clicks by this."""
     delete_threshold: float | None = None
+    """A day's end deletes rows with a lower score."""
     delete_after_unseen_days: float | None = None
+    """A day's end deletes rows unseen for longer."""
 
     @property
     def first_order_rule(self) -> Plugin | None:
@@ -159,6 +179,7 @@ class Table:
 @dataclass(frozen=True)
 class Schedule:
     name: Literal["constant", "step", "cosine", "exponential"] = "constant"
+    """How the learning rate changes over the steps."""
     warmup: int = 0
     """Steps over which the rate first rises from 0 in a straight line; any schedule can have them."""
     every: int | None = None
@@ -174,7 +195,9 @@ class Schedule:
 @dataclass(frozen=True)
 class Dense:
     optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
+    """Of the weights of the network; rows have table.rule."""
     lr: float = 0.001
+    """Learning rate."""
     schedule: Schedule = field(default_factory=Schedule)
     clip_norm: float | None = None
     """Gradients are scaled down to this norm, taken over all of them."""
@@ -221,12 +244,15 @@ class Metrics:
 @dataclass(frozen=True)
 class Train:
     epochs: Count = 1
+    """Passes over the training data."""
     seed: int = 7
+    """Of initial values, shuffling and dropout."""
     threads: Count | None = None
     """Cores used; all by default."""
     hogwild: Count | None = None
     """Trainer threads; by measurement by default."""
     deterministic: bool = False
+    """One trainer, pushes in order: the same bytes from every run with the same seed and threads."""
     eval_every: Count | None = None
     """Steps between evaluations besides those after each epoch."""
     patience: Count | None = None
@@ -244,8 +270,11 @@ class Train:
 @dataclass(frozen=True)
 class Cluster:
     shards: Count = 2
+    """Processes that hold rows and dense weights."""
     workers: Count = 2
+    """Processes that train."""
     threads: Count = 1
+    """Trainer threads of each worker."""
     address: str | None = None
     """Of a running Ray cluster; a private one on this machine by default."""
     endpoints: tuple[str, ...] = ()
@@ -267,7 +296,9 @@ class Run:
     dir: FilePath = "run"
     """The run folder; by default `run` beside the configuration."""
     checkpoint_every: Seconds | None = 300.0
+    """Time between checkpoints; none: only at the end of each epoch."""
     checkpoint_every_steps: Count | None = None
+    """Steps between checkpoints, besides."""
     keep: Count = 3
     """Checkpoints kept, besides labelled ones."""
     keep_epochs: bool = True
@@ -283,6 +314,7 @@ class Kafka:
     brokers: str
     """host:port, several with commas."""
     topic: str
+    """Where the records are."""
     rows_per_pass: Count | None = None
     """A pass is so many rows; or give interval."""
     interval: Seconds | None = None
@@ -302,6 +334,7 @@ class Online:
     dir: FilePath | None = None
     """Logs as <dir>/<day>/<HHMM>/; or give kafka."""
     kafka: Kafka | None = None
+    """Logs as the records of a topic; or give dir."""
     start_day: int | None = None
     """YYYYMMDD."""
     end_day: int | None = None
@@ -309,6 +342,7 @@ class Online:
     split_interval: Seconds = 3600.0
     """Time between two folders of a day."""
     splits_per_pass: Count = 1
+    """Folders that make one pass."""
     done_file: str | None = "_DONE"
     """What must be in a folder before it is read; none to read folders as soon as they are there."""
     poll: Seconds = 10.0
@@ -318,7 +352,9 @@ class Online:
     shuffle: bool = True
     """Shuffles a pass: all its rows, or data.shuffle of them at a time."""
     checkpoint_every_passes: Count = 1
+    """Passes between two checkpoints."""
     delta_every_passes: Count = 1
+    """Passes between two deltas."""
     first_base: bool = False
     """Publishes a base before the first pass."""
     validate: Literal["pass", "progressive", "none"] = "progressive"
@@ -361,8 +397,51 @@ class Publish:
 @dataclass(frozen=True)
 class Serve:
     host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
     port: Port = 8080
+    """For HTTP; 0 takes a free one."""
     grpc_port: Port | None = 8081
+    """For gRPC; none: no gRPC."""
     workers: Count = 1
+    """Processes that answer."""
     max_queue_ms: Positive = 50.0
+    """Expected wait at which requests are refused with 503."""
     token_file: FilePath | None = None
+    """Bearer tokens, one per line."""
+    engine: str = "onnx"
+    """onnx, int8, or a provider of ONNX Runtime, such as CUDA."""
+    threads: Count = 1
+    """Threads of one run of the network, in every worker."""
+    graph_optimization: Literal["off", "basic", "extended", "all"] = "all"
+    arena: bool = True
+    """Whether memory is kept from one run to the next."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """What a setting may be: one of `choices`, or a number from `low` to `high`."""
+
+    low: int | float | None = None
+    high: int | float | None = None
+    """Both whole numbers: so is what lies between; else write 1.0 for 1."""
+    step: int | float | None = None
+    log: bool = False
+    """Small numbers are tried as often as large ones."""
+    choices: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Tune:
+    space: dict[str, Dimension] = field(default_factory=dict)
+    """Settings to search for, by their keys: {dense.lr: {low: 1e-4, high: 1e-2, log: true}}."""
+    trials: Count = 30
+    metric: Literal["auc", "logloss"] = "auc"
+    """Of the test data."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    pruner: Literal["median", "halving", "none"] = "median"
+    """Which trials are given up early, by their evaluations on the way (train.eval_every)."""
+    warmup_trials: Annotated[int, Ge(0)] = 5
+    """Trials before the first is given up, and of the sampler's before it looks at results."""
+    seed: int = 7
+    timeout: Seconds | None = None
+    """No trial begins later than this after the search has."""

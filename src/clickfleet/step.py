@@ -27,6 +27,8 @@ class Result(NamedTuple):
     push: Push
     dense_scale: float
     """What the dense gradients are to be multiplied by."""
+    labels: Floats | None = None
+    """What the scores are of, where those are not the rows of the batch."""
 
 
 class NotFiniteError(Exception):
@@ -63,9 +65,10 @@ class Step:
         decay: RowDecay | None = None,
     ) -> None:
         assert isinstance(flat.model, Model)
-        self.flat, self.model, self.loss = flat, flat.model, loss
+        self.flat, self.model, self.loss, self.schema = flat, flat.model, loss, schema
         self.decay = decay
-        self.device, self.embedding = device, Embedding(schema, factors, device)
+        self.device, self.factors = device, factors
+        self.embedding = self.spare()
         self.score_first = False
         """Scores are of a forward pass in evaluation mode before the one that trains, where the latter adds noise."""
         self.matrices = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1] if loss.config.l2 else []
@@ -89,6 +92,17 @@ class Step:
         if self.decay is not None:
             self.decay.add(push, rows)
         return Result(value, scores, push, scale)
+
+    def spare(self) -> Embedding:
+        """Another `embedding`, for who gets the next batch ready meanwhile."""
+        return Embedding(self.schema, self.factors, self.device)
+
+    def train_in_place(self, batch: Batch) -> Result | None:
+        """A whole step on rows where they stand in a table of this process; None where the step cannot do that."""
+        return None
+
+    def settle(self) -> None:
+        """Before others look at the table: puts in what training in place has kept back."""
 
     def is_noisy(self) -> bool:
         """Whether training scores a batch otherwise than evaluation would: by dropout or batch norm."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -11,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet import checkpoint, saving, scoring
+from clickfleet import checkpoint, machine, saving, scoring
 from clickfleet.batch import Batch, Floats
 from clickfleet.config import Config
+from clickfleet.engine import Engine
 from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.job import Source
 from clickfleet.learner import Learner
@@ -27,6 +27,9 @@ from clickfleet.sections import Plugin
 class Trained:
     """A model that can score: rows, network and schema."""
 
+    engine: Engine | None = None
+    """What computes the network; torch by default."""
+
     def __init__(self, learner: Learner, path: Path | None = None, threads: int | None = None) -> None:
         self.learner, self.path = learner, path
         self.threads = threads or cores(learner.config)
@@ -39,12 +42,14 @@ class Trained:
     def schema(self) -> Schema:
         return self.learner.schema
 
-    def reading(self, form: str | None = None, threads: int | None = None) -> Trained:
-        """The same model for files of another format, or with other threads."""
+    def reading(self, form: str | None = None, threads: int | None = None, engine: Engine | None = None) -> Trained:
+        """The same model for files of another format, with other threads, or scored by ONNX Runtime."""
         if form is not None:
             data = replace(self.config.data, format=Plugin(form))
             self.learner.config = replace(self.config, data=data)
-        return Trained(self.learner, self.path, threads or self.threads)
+        same = Trained(self.learner, self.path, threads or self.threads)
+        same.engine = engine
+        return same
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> Results:
         """The metrics on data with labels."""
@@ -52,11 +57,12 @@ class Trained:
 
     def measure(self, data: Data, batch_size: int | None = None, look: scoring.Look | None = None) -> Metrics:
         """The same as sums and buckets; `look` is shown every batch."""
-        return scoring.measure(self.learner, self.source(data, batch_size, labels=True), self.threads, look)
+        source = self.source(data, batch_size, labels=True)
+        return scoring.measure(self.learner, source, self.threads, look, self.engine)
 
     def scores(self, data: Data, batch_size: int | None = None) -> Iterable[tuple[Batch, Floats]]:
         """Each batch with its scores, in the order of the data, which may be larger than the memory."""
-        return scoring.Scorer(self.learner, self.threads)(self.source(data, batch_size))
+        return scoring.Scorer(self.learner, self.threads, self.engine)(self.source(data, batch_size))
 
     def predict(self, data: Data, batch_size: int | None = None) -> Floats:
         """The probability of a click for every row, in order."""
@@ -80,20 +86,31 @@ def load(model: str | Path) -> Trained:
 
 def epochs(model: str | Path, span: str) -> list[tuple[int, Path]]:
     """The checkpoints a run kept of its epochs `first:last`, without the last."""
-    first, colon, last = span.partition(":")
-    try:
-        wanted = range(int(first or 0), int(last) if last else 1 << 31) if colon else range(int(first), int(first) + 1)
-    except ValueError:
-        raise ConfigError(f"epochs {span!r} are not a span", "write 0:4 for the epochs 0, 1, 2 and 3") from None
+    first, last = parse_span(span)
+    wanted = range(first, 1 << 31 if last is None else last)
     kept = checkpoint.epochs(Path(model) / "checkpoints")
     found = [(epoch, path) for epoch, path in kept.items() if epoch in wanted]
-    missing = [epoch for epoch in wanted if epoch not in kept] if last or not colon else []
+    missing = [epoch for epoch in wanted if epoch not in kept] if last is not None else []
     if missing or not found:
         known = ", ".join(map(str, kept)) or "none; run.keep_epochs keeps them"
         raise CheckpointError(
             f"{model} has no checkpoint of epoch {missing[0] if missing else first}", f"kept: {known}"
         )
     return found
+
+
+def parse_span(span: str) -> tuple[int, int | None]:
+    """The first of some epochs and the one after the last, None without an end.
+
+    >>> parse_span("0:4"), parse_span("2"), parse_span("1:")
+    ((0, 4), (2, 3), (1, None))
+    """
+    first, colon, last = span.partition(":")
+    try:
+        begin = int(first or 0) if colon else int(first)
+        return begin, (int(last) if last else None) if colon else begin + 1
+    except ValueError:
+        raise ConfigError(f"epochs {span!r} are not a span", "write 0:4 for the epochs 0, 1, 2 and 3") from None
 
 
 def write_scores(model: Trained, data: Data, out: str | Path, batch_size: int | None = None) -> dict[str, Any]:
@@ -152,10 +169,8 @@ def _write_parquet(path: Path, parts: Iterable[Floats]) -> None:
             writer.write_batch(pa.record_batch([pa.array(scores)], schema=columns))
 
 
-def describe(model: str | Path) -> dict[str, Any]:
-    """What a saved model is made of."""
-    path = saving.resolve(model)
-    learner = saving.load(path)
+def facts(path: Path, learner: Learner) -> dict[str, Any]:
+    """What the saved model at a resolved path is made of."""
     table = learner.table.stats()
     return {
         "checkpoint": str(path),
@@ -182,4 +197,4 @@ def rows_per_slot(learner: Learner) -> dict[str, int]:
 
 def cores(config: Config) -> int:
     """Threads that compute at the same time."""
-    return config.train.threads or len(os.sched_getaffinity(0))
+    return config.train.threads or machine.cores()

@@ -102,7 +102,8 @@ def test_what_people_read(
     assert "there is no nothing" in capsys.readouterr().err
 
 
-RECIPES = sorted((Path(__file__).parents[2] / "runs").glob("*.yaml"))
+RECIPES = sorted(path for path in (Path(__file__).parents[2] / "runs").glob("*.yaml") if path.stem != "word2vec")
+"""Those that read click logs."""
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

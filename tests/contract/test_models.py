@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clickfleet.models
+from clickfleet.errors import ConfigError
 from clickfleet.graph import Graph, read_weights
+from clickfleet.learner import widened
 from clickfleet.losses import Config as LossConfig
 from clickfleet.losses import Loss
 from clickfleet.metrics import Buckets
@@ -36,7 +38,7 @@ SMALL = {
 
 
 def find(name: str) -> type[Model]:
-    module = importlib.import_module(f"clickfleet.models.{name}")
+    module = importlib.import_module(f"clickfleet.models.{name.partition('+')[0]}")
     (model,) = (
         m
         for _, m in inspect.getmembers(module, inspect.isclass)
@@ -50,19 +52,20 @@ VARIANTS = [
     pytest.param(name, paddlerec, id=f"{name}-paddlerec" if paddlerec else name)
     for name in NAMES
     for paddlerec in ([False, True] if "paddlerec" in find(name).Config.__dataclass_fields__ else [False])
-]
+] + [pytest.param("gate_dnn+wide", False, id="gate_dnn-wide")]
 
 
 def build(name: str, paddlerec: bool = False, **options: Any) -> tuple[Model, Shape]:
     torch.manual_seed(7)
-    cls = find(name)
+    name, _, wide = name.partition("+")
+    cls, options = find(name), options | ({"wide": True} if wide else {})
     fields = cls.Config.__dataclass_fields__
     settings = {key: value for key, value in SMALL.items() if key in fields} | options
     config = cls.Config(**settings, **({"paddlerec": True} if paddlerec else {}))
-    wide = cls.row_factors(config, DIM, SLOTS, DENSE)
+    factors = cls.row_factors(config, DIM, SLOTS, DENSE)
     names = tuple(f"s{i}" for i in range(SLOTS))
-    shape = Shape(DENSE, SLOTS, DIM, wide, names, tuple(f"d{i}" for i in range(DENSE)), bucketed=(SLOTS - 1,))
-    return cls(config, shape), shape
+    shape = Shape(DENSE, SLOTS, DIM, factors, names, tuple(f"d{i}" for i in range(DENSE)), bucketed=(SLOTS - 1,))
+    return widened(cls, config, shape), shape
 
 
 def random_inputs(shape: Shape, rows: int = 6, dtype: torch.dtype = torch.float32, seed: int = 3) -> Inputs:
@@ -218,6 +221,16 @@ def test_computes_wherever_its_weights_are(name: str, paddlerec: bool) -> None:
     (logits.sum() if extra is None else logits.sum() + extra).backward()
     assert logits.device.type == "meta"
     assert all(p.grad is None or p.grad.device.type == "meta" for p in (*x, *model.parameters()))
+
+
+def test_a_first_order_part_is_added_where_there_is_none() -> None:
+    plain, shape = build("dnn")
+    wide, _ = build("dnn+wide")
+    x = random_inputs(shape)
+    assert torch.allclose(wide(x), plain(x) + x.first.sum(1))
+    assert type(build("deepfm", wide=True)[0]) is find("deepfm")  # has one
+    with pytest.raises(ConfigError, match=r"model\.wide"):
+        build("deepfm", wide=False)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "dlrm"])

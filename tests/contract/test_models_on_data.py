@@ -48,12 +48,18 @@ def rows(**columns: Any) -> pa.Table:
 
 @pytest.mark.parametrize(("name", "paddlerec"), VARIANTS)
 def test_missing_multi_valued_and_unseen_values(name: str, paddlerec: bool) -> None:
+    kind, _, wide = name.partition("+")
     fields = find(name).Config.__dataclass_fields__
     settings = {
         key: list(value) if isinstance(value, tuple) else value for key, value in SMALL.items() if key in fields
     }
     config = {
-        "model": {"name": name, **settings, **({"paddlerec": True} if paddlerec else {})},
+        "model": {
+            "name": kind,
+            **settings,
+            **({"paddlerec": True} if paddlerec else {}),
+            **({"wide": True} if wide else {}),
+        },
         "table": {"dim": 4, "rule": {"name": "adam", "lr": 0.02}},
         "dense": {"lr": 0.01},
         "data": {"batch_size": 50},

@@ -5,23 +5,8 @@ from typing import Any
 
 import pytest
 
-from clickfleet.lock import Lock
 from clickfleet.online.learn import Learned, learn
 from streams import settings, write_days
-
-
-@pytest.fixture(scope="session")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exported network of the streams' model, made once for all tests: exporting takes seconds."""
-    shared = tmp_path_factory.getbasetemp().parent
-    made = shared / "clickfleet-graph.onnx"
-    with Lock(shared / "clickfleet-graph.lock", "exports", patience_s=120):
-        if not made.exists():
-            folder = tmp_path_factory.mktemp("graph")
-            write_days(folder, days=1, splits=1, rows=4)
-            learn(settings(folder, splits=1, online={"end_day": 20260101}), quiet=True)
-            shutil.copy(folder / "run" / "graph.onnx", made)
-    return made
 
 
 @pytest.fixture

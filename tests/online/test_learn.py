@@ -191,7 +191,6 @@ def test_one_trainer_per_run_folder(stream, online, tmp_path):
         ("online.splits_per_pass=9", "a day has 2 splits"),
         ("online.timezone=Mars/Olympus", "is not known"),
         ("data.test=somewhere", "data.test is for training on files"),
-        ("mode=sync", "runs in one process"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(stream, online, override, message):

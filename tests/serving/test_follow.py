@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,19 @@ import httpx
 import numpy as np
 import pytest
 
+from clickfleet.cli import build
+from clickfleet.cli.frame import run as command
+from clickfleet.engine import Engine
+from clickfleet.errors import ConfigError
 from clickfleet.exporting import Publisher
 from clickfleet.graph import Graph
 from clickfleet.published import LOG, Entry
-from clickfleet.serve import layers, predictor
+from clickfleet.serve import launch, layers, predictor
 from clickfleet.serve.follow import Updater
 from clickfleet.serve.settings import Settings
 from clickfleet.serve.stack import OVERLAYS
+from clickfleet.serve.versions import Status
+from clickfleet.serve.worker import Loader
 from served import Model, Served, features, running
 
 PROBE = features(900, 12)
@@ -230,9 +237,30 @@ def test_rows_in_memory_are_those_in_files(log: Publication) -> None:
 
 
 def test_int8_shows_its_drift(log: Publication) -> None:
-    version = predictor.open_version(Entry(log.folder / "000001-base"), int8=True)
+    version = predictor.open_version(Entry(log.folder / "000001-base"), engine=Engine("int8"))
     assert version.drift is not None
     assert 0 < version.drift < predictor.INT8_TOLERANCE
+
+
+def test_a_server_obeys_the_choice_of_an_engine(
+    log: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Settings] = []
+    monkeypatch.setattr("clickfleet.serve.launch.run", lambda settings, say, ready: asked.append(settings))
+    argv = ["serve", str(log.folder), "--int8", "--threads", "2", "--graph-optimization", "basic", "--no-arena"]
+    assert command(build(), argv) == 0
+    assert asked[0].engine == Engine("int8", 2, "basic", arena=False)
+    settings = replace(asked[0], state=str(tmp_path))
+    settings.write()
+    assert Settings.read(tmp_path) == settings  # as the workers get it
+    version = Loader(settings).open(Status(str(log.folder / "000001-base"), [str(log.folder / "000001-base")], 1))
+    options = version._session.get_session_options()
+    assert (options.intra_op_num_threads, options.enable_cpu_mem_arena) == (2, False)
+    assert version.drift is not None
+    assert command(build(), ["serve", str(log.folder), "--engine", "torch"]) == 1
+    assert "a server computes by ONNX Runtime" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="there is no engine 'OpenVINO' here"):
+        launch.fleet(replace(settings, engine=Engine("OpenVINO"), port=0))
 
 
 def test_a_killed_worker_comes_back_and_a_stop_loses_nothing(artifact: Path, model: Model, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../hash.h"
+#include "real.h"
 
 namespace clickfleet::parse {
 
@@ -83,8 +84,7 @@ inline bool to_double(const char* p, const char* end, double& out) {
     return true;
   }
   const char* const start = *text == '+' ? text + 1 : text;
-  const auto [stop, error] = std::from_chars(start, end, out);
-  return error == std::errc() && stop == end && std::isfinite(out);
+  return read_real(start, end, out) && std::isfinite(out);
 }
 
 }  // namespace clickfleet::parse

@@ -12,7 +12,20 @@ import typer
 import clickfleet
 from clickfleet.cli import frame
 
-GROUPS = ("about", "logs", "training", "cluster", "online", "publishing", "serving")
+GROUPS = (
+    "about",
+    "logs",
+    "training",
+    "cluster",
+    "online",
+    "publishing",
+    "serving",
+    "inspecting",
+    "workbench",
+    "bench",
+    "words",
+    "migrating",
+)
 
 
 def build() -> typer.Typer:

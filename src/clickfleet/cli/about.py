@@ -19,6 +19,7 @@ PARTS = {
     "serving": ("serve", ("onnxruntime", "uvicorn", "starlette", "msgspec", "orjson", "grpcio", "prometheus-client")),
     "rows in Redis": ("redis", ("redis",)),
     "Kafka topics": ("kafka", ("confluent-kafka",)),
+    "search for settings": ("tune", ("optuna",)),
 }
 PROGRAMS: dict[str, str] = {"wrk": "benchmarks/serve.py"}  # program -> what needs it
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.migrating import ConfigFile, Settings
 from clickfleet.cli.training import given
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder; it must not be training just now.", metavar="RUN")]
@@ -19,14 +20,23 @@ def add(app: typer.Typer) -> None:
 
 
 def online(
-    config: Annotated[str, typer.Argument(help="A YAML file; or leave it out and give online.dir=…", metavar="CONFIG")],
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file, ours or PaddleRec's; or leave it out and give online.dir=…",
+            metavar="CONFIG",
+            show_default=False,
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="KEY=VALUE"),
     ] = None,
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
     """Learn from a stream pass by pass and publish as it goes; a stopped run goes on where it was."""
-    path, overrides = given(config, settings)
+    path, overrides = given(config, settings, config_file, option, "online")
     from clickfleet.online.learn import learn
 
     done = learn(path, *overrides)
@@ -74,10 +84,8 @@ def publish(
 
 def replay(
     config: Annotated[str, typer.Argument(help="The YAML file of an online run over past logs.", metavar="CONFIG")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file's.", metavar="[KEY=VALUE]...")
-    ] = None,
-    sync: Annotated[str, typer.Option(help="Intervals of publishing to compare, by commas.")] = "1d,1h",
+    settings: Annotated[list[str] | None, typer.Argument(help="Settings over the file's.", metavar="KEY=VALUE")] = None,
+    sync: Annotated[str, typer.Option(help="How often to publish, intervals to compare, by commas.")] = "1d,1h",
     admit: Annotated[str, typer.Option(help="Scores at which rows get their factors, by commas; 0: at birth.")] = "0",
     out: Annotated[Path, typer.Option(help="Folder for the runs, replay.json and replay.svg.")] = Path("replay"),
 ) -> Result:

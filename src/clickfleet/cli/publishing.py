@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from clickfleet.cli.frame import Result, command, say
-from clickfleet.cli.training import Model
+from clickfleet.cli.migrating import ConfigFile, Settings, of_model
+from clickfleet.cli.training import ModelOrConfig
 
 
 def add(app: typer.Typer) -> None:
@@ -14,19 +15,43 @@ def add(app: typer.Typer) -> None:
 
 
 def export(
-    model: Model,
-    out: Annotated[Path, typer.Argument(help="A folder that does not exist yet.", metavar="OUT")],
+    model: ModelOrConfig = None,
+    out: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A folder that does not exist yet (of a PaddleRec configuration by default: inference in its model_save_path).",
+            metavar="OUT",
+            show_default=False,
+        ),
+    ] = None,
     inputs: Annotated[
         str | None, typer.Option(help="Columns that requests will have, by commas (default: all of the schema).")
     ] = None,
     outputs: Annotated[
         str, typer.Option(help="What requests get, by commas: score, logit, or layers of the network.")
     ] = "score,logit",
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
     """Write a model for serving: its rows, its network as ONNX, its schema, and requests with known answers."""
+    from clickfleet import saving
+
+    old = of_model(model, [] if out is None else [str(out)], config_file, option)
+    if old is not None:
+        from clickfleet.migrate import models
+
+        translated, others = old
+        folder = Path(others[0]) if others else Path(translated.config.run.dir) / "inference"
+        with models.found(translated, translated.last_epoch) as found:
+            return _export(found, folder, inputs or ",".join(translated.inputs) or None, outputs)
+    if model is None or out is None:
+        raise typer.BadParameter("Missing argument 'OUT'.")
+    return _export(saving.resolve(model), out, inputs, outputs)
+
+
+def _export(path: Path, out: Path, inputs: str | None, outputs: str) -> Result:
     from clickfleet import exporting, saving
 
-    path = saving.resolve(model)
     learner = saving.load(path)
     names = [column.name for column in learner.schema.dense] + [slot.name for slot in learner.schema.slots]
     wanted = names if inputs is None else inputs.split(",")

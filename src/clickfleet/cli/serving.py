@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.training import Arena, GraphLevel
 
 if TYPE_CHECKING:
     from clickfleet.sections import Serve
@@ -44,7 +45,18 @@ def serve(
         str, typer.Option(help="Where rows are read: mapped (files, shared), memory, or a redis:// URL.")
     ] = "mapped",
     name: Annotated[str | None, typer.Option(help="Name of the model in the protocols (default: its own).")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise the network; its measured drift is shown.")] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="What computes: onnx (default), int8, or a provider of ONNX Runtime such as CUDA."),
+    ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Short for --engine int8: a quantised network, its drift measured and shown.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of one run of the network, in every worker (default: 1).")
+    ] = None,
+    graph_optimization: GraphLevel = None,
+    arena: Arena = None,
     max_queue_ms: Annotated[
         float | None, typer.Option(help="Expected wait at which requests are refused with 503 (default: 50).")
     ] = None,
@@ -62,13 +74,18 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
     upload_dir: Annotated[Path | None, typer.Option(help="Folder for uploads that ask to be kept.")] = None,
     results_redis: Annotated[str | None, typer.Option(help="redis:// URL for /upload?re_model=redis.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Folder of the server's own (default: a temporary one).")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the server's own files, such as merged deltas (default: a temporary one)."),
+    ] = None,
     no_batching: Annotated[bool, typer.Option("--no-batching", help="Score every request alone (to compare).")] = False,
 ) -> Result:
     """Serve a model over HTTP and gRPC; a published log is followed while it grows.
 
     What is not given here comes from the section `serve` of the run the log belongs to.
     """
+    from clickfleet.engine import Engine
+    from clickfleet.errors import ConfigError
     from clickfleet.serve import launch
     from clickfleet.serve.settings import Settings
 
@@ -77,6 +94,10 @@ def serve(
 
     path = find_model(model)
     told = section(path)
+    if "torch" in (engine, told.engine) or (int8 and engine not in (None, "int8")):
+        raise ConfigError(
+            "a server computes by ONNX Runtime, and by one engine", "choose --engine onnx, int8 or a provider"
+        )
     grpc = told.grpc_port if grpc_port is None else grpc_port
     settings = Settings(
         model=str(path),
@@ -87,7 +108,12 @@ def serve(
         workers=workers or told.workers,
         rows=rows,
         name=name,
-        int8=int8,
+        engine=Engine(
+            "int8" if int8 else engine or told.engine,
+            threads or told.threads,
+            graph_optimization or told.graph_optimization,
+            told.arena if arena is None else arena,
+        ),
         batching=not no_batching,
         max_queue_ms=told.max_queue_ms if max_queue_ms is None else max_queue_ms,
         max_time_ms=max_time_ms,

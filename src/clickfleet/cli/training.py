@@ -1,17 +1,36 @@
-"""Commands about models: `train`, `evaluate`, `predict`, `inspect`, `report`, `verify`."""
+"""Commands about models: `train`, `evaluate`, `predict`, `report`, `verify`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.migrating import ConfigFile, Settings, configured, evaluate_old, of_model, predict_old
+
+if TYPE_CHECKING:
+    from clickfleet.engine import Engine
 
 Model = Annotated[
     Path,
     typer.Argument(help="A run folder (its newest checkpoint), RUN/BEST, a checkpoint, a published log or entry."),
 ]
-Inputs = Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")]
+ModelOrConfig = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A run folder (its newest checkpoint), RUN/BEST, a checkpoint, a published log or entry; or a PaddleRec configuration.",
+        show_default=False,
+        metavar="MODEL",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Files, folders, globs or URLs; .gz and .zst are unpacked. A PaddleRec configuration names its own.",
+        show_default=False,
+        metavar="DATA...",
+    ),
+]
 Format = Annotated[
     str | None, typer.Option("--format", help="Format of the files (default: that of the training data).")
 ]
@@ -24,30 +43,45 @@ Address = Annotated[
     str | None, typer.Option(help="With --workers: a running Ray cluster (default: one on this machine).")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads that score (default: as in training).")]
+GraphLevel = Annotated[
+    str | None, typer.Option(help="How far ONNX Runtime rewrites the graph: off, basic, extended or all (default).")
+]
+Arena = Annotated[
+    bool | None,
+    typer.Option("--arena/--no-arena", help="ONNX Runtime keeps memory for the next run (default: it does)."),
+]
 
 
 def add(app: typer.Typer) -> None:
     command(app)(train)
     command(app)(evaluate)
     command(app)(predict)
-    command(app)(inspect)
     command(app)(report)
     command(app)(verify)
 
 
 def train(
     config: Annotated[
-        str,
-        typer.Argument(help="A YAML file; or leave it out and give data.train=…", metavar="CONFIG", show_default=False),
-    ],
+        str | None,
+        typer.Argument(
+            help="A YAML file, ours or PaddleRec's; or leave it out and give data.train=…",
+            metavar="CONFIG",
+            show_default=False,
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as train.epochs=3.", metavar="[KEY=VALUE]..."),
+        typer.Argument(
+            help="Settings over the file's, such as train.epochs=3 model=dcn_v2; docs/reference/config.md lists them.",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
     """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl, config.yaml and report.html."""
-    path, overrides = given(config, settings)
+    path, overrides = given(config, settings, config_file, option)
     from clickfleet import run
     from clickfleet.cluster import roles
 
@@ -94,18 +128,28 @@ def tell(done: Any) -> None:
     say(f"checkpoint: {done.path}")
 
 
-def given(config: str, settings: list[str] | None) -> tuple[str | None, list[str]]:
-    """The configuration's file, unless the first argument is a setting already, and the settings."""
-    if "=" in config and not Path(config).exists():
-        return None, [config, *(settings or [])]
-    return config, list(settings or [])
+def given(
+    config: str | None,
+    settings: list[str] | None,
+    file: Path | None = None,
+    options: list[str] | None = None,
+    purpose: str = "train",
+) -> tuple[Any, list[str]]:
+    """The configuration's file, unless the first argument is a setting already, and the settings; of a PaddleRec file, what it means."""
+    arguments = [*([config] if config is not None else []), *(settings or [])]
+    if file is None and arguments and ("=" not in arguments[0] or Path(arguments[0]).exists()):
+        file = Path(arguments.pop(0))
+    if file is None and not arguments and not options:
+        raise typer.BadParameter("Missing argument 'CONFIG'.")
+    return configured(None if file is None else str(file), [*(options or []), *arguments], purpose)
 
 
 def evaluate(
-    model: Model,
-    data: Inputs,
+    model: ModelOrConfig = None,
+    data: Inputs = None,
     epochs: Annotated[
-        str | None, typer.Option(help="Evaluate the checkpoints of these epochs' ends: 0:4 are 0, 1, 2 and 3.")
+        str | None,
+        typer.Option(help="Evaluate the checkpoints at the end of these epochs instead: 0:4 means 0, 1, 2 and 3."),
     ] = None,
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
@@ -113,10 +157,21 @@ def evaluate(
     workers: Workers = None,
     shards: Shards = 1,
     address: Address = None,
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
-    """Metrics of a model on data: AUC, log loss, accuracy, calibration and more."""
+    """Metrics of a model on data: AUC, log loss, accuracy, calibration and more; of word2vec, the share of analogies found."""
     from clickfleet import trained
+    from clickfleet.words import vectors
 
+    old = of_model(model, data or [], config_file, option)
+    if old is not None:
+        return evaluate_old(*old, epochs, batch_size, format, threads, workers)
+    model, data = _both(model, data)
+    if vectors.is_words(model):
+        if epochs is not None or workers is not None or format is not None:
+            raise _no_analogies()
+        return _analogies(vectors.load(model).evaluate(data))
     if workers is not None:
         from clickfleet.cluster.scorers import scorers
         from clickfleet.errors import ConfigError
@@ -125,7 +180,7 @@ def evaluate(
         if epochs is not None or threads is not None:
             raise ConfigError("--epochs and --threads do not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
-            results = fleet.evaluate(expand(data))
+            results = fleet.evaluate(expand(data, str(Path.cwd())))
         say(_table(results))
         return results
     if epochs is None:
@@ -136,54 +191,75 @@ def evaluate(
     for epoch, path in trained.epochs(model, epochs):
         results = trained.load(path).reading(format, threads).evaluate(data, batch_size)
         found.append({"epoch": epoch, **results})
-        say(
-            f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
-        )
+        say(epoch_line(epoch, results))
     return {**found[-1], "epochs": found}
 
 
+def epoch_line(epoch: int, results: Result) -> str:
+    """The metrics of an epoch for people."""
+    return f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
+
+
+def _both(model: Path | None, data: list[str] | None) -> tuple[Path, list[str]]:
+    """MODEL and DATA, which both must be there."""
+    if model is None or not data:
+        raise typer.BadParameter("Missing argument 'DATA...'.")
+    return model, data
+
+
 def predict(
-    model: Model,
-    data: Inputs,
     out: Annotated[Path, typer.Option(help="File for the scores: text, one per line, or .parquet or .npy.")],
+    model: ModelOrConfig = None,
+    data: Inputs = None,
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
     threads: Threads = None,
     workers: Workers = None,
     shards: Shards = 1,
     address: Address = None,
+    config_file: ConfigFile = None,
+    option: Settings = None,
+    engine: Annotated[
+        str, typer.Option(help="What computes: torch, onnx, int8, or a provider of ONNX Runtime such as CUDA.")
+    ] = "torch",
+    graph_optimization: GraphLevel = None,
+    arena: Arena = None,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
     from clickfleet import trained
 
+    old = of_model(model, data or [], config_file, option)
+    if old is not None:
+        if engine != "torch" or graph_optimization is not None or arena is not None:
+            raise typer.BadParameter("engine options go with a MODEL, not with a PaddleRec configuration")
+        return predict_old(*old, out, batch_size, format, threads, workers)
+    model, data = _both(model, data)
     if workers is not None:
         from clickfleet.cluster.scorers import scorers
         from clickfleet.errors import ConfigError
         from clickfleet.files import expand
 
-        if threads is not None:
-            raise ConfigError("--threads does not go with --workers")
+        if threads is not None or engine != "torch" or graph_optimization is not None or arena is not None:
+            raise ConfigError("--threads, --engine and its options do not go with --workers")
         with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
-            done = trained.write_parts(fleet.predict(expand(data)), out)
+            done = trained.write_parts(fleet.predict(expand(data, str(Path.cwd()))), out)
     else:
-        done = trained.write_scores(trained.load(model).reading(format, threads), data, out, batch_size)
+        how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
+        done = trained.write_scores(trained.load(model).reading(format, threads, how), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return done
 
 
-def inspect(model: Model) -> Result:
-    """Show what a model is made of: network, rows and memory, rows per slot."""
-    from clickfleet import trained
+def engine_of(name: str, threads: int, graph: str | None, arena: bool | None) -> "Engine | None":
+    """The engine that options describe; None for torch, which has none of them."""
+    from clickfleet.engine import Engine
+    from clickfleet.errors import ConfigError
 
-    facts = trained.describe(model)
-    say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
-    say(f"dense parameters {facts['parameters']:,}")
-    say(
-        f"table {facts['rows']:,} rows ({facts['full_rows']:,} with factors), {facts['factors']} factors, {facts['bytes']:,} bytes"
-    )
-    for name, rows in facts["slots"].items():
-        say(f"{rows:>12,}  {name}")
-    return facts
+    if name == "torch":
+        if graph is not None or arena is not None:
+            raise ConfigError("--graph-optimization and --arena are ONNX Runtime's", "add --engine onnx")
+        return None
+    return Engine(name, threads, graph or "all", arena is not False)
 
 
 def report(
@@ -209,6 +285,23 @@ def verify(
     found = saving.verify(saving.resolve(path))
     say(f"{found['path']}: {found['files']} files, {found['bytes']:,} bytes, all as they were written")
     return {**found, "ok": True}
+
+
+def _analogies(results: Result) -> Result:
+    for name, part in results["sections"].items():
+        say(
+            f"{name or 'questions'}: {part['right']:,} of {part['known']:,} found, {part['questions'] - part['known']:,} not known"
+        )
+    say(f"accuracy {_number(results['accuracy'])} of {results['known']:,} analogies")
+    return results
+
+
+def _no_analogies() -> Exception:
+    from clickfleet.errors import ConfigError
+
+    return ConfigError(
+        "--epochs, --workers and --format do not go with word2vec", "name one checkpoint and a file of analogies"
+    )
 
 
 def _table(results: Result) -> str:

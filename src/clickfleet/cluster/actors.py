@@ -9,6 +9,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from clickfleet.cluster.worker import Assignment, Worker
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
 from clickfleet.exchange import Spread
-from clickfleet.table import Table
+from clickfleet.table import Changes, Columns, Table
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class ShardActor:
         self._cuts: dict[int, Cut] = {}
         self._dropped = 0
         self._cut_taken = threading.Condition()
+        self._changes: Changes | None = None
         self._socket_file = ""
         self._files: list[Path] = []
         self._cpu = 0.0
@@ -107,6 +110,7 @@ class ShardActor:
             for cut in self._cuts.values():
                 cut.rows.close()
             self._cuts = {}
+        self._changes = None
         if self.server is None:
             self.shard, self.who = shard, Identity(*who)
             self._listen(1 + table.factors)
@@ -225,8 +229,45 @@ class ShardActor:
             return dict(self.shard.learned)
 
     def shrink(self) -> int:
-        assert self.shard is not None
-        return self.shard.table.shrink()
+        with self._still() as table:
+            return table.shrink()
+
+    def end_day(self) -> None:
+        with self._still() as table:
+            table.end_day()
+
+    def restore_readers(self, keys: Any) -> None:
+        with self._still() as table:
+            table.restore_readers(keys)
+
+    def cut_changes(self, base: bool) -> bool:
+        """Takes what is to be published, for `next_changes` to fetch; whether it is everything."""
+        with self._still() as table:
+            self._changes = table.cut_changes(base=base)
+            return self._changes.base
+
+    def next_changes(self) -> Columns | None:
+        assert self._changes is not None
+        return next(iter(self._changes), None)
+
+    def deleted(self) -> Any:
+        """After the last rows: keys that readers must forget."""
+        assert self._changes is not None
+        return self._changes.deleted
+
+    def end_changes(self, published: bool) -> None:
+        with self._still():
+            if self._changes is not None:
+                (self._changes.commit if published else self._changes.abort)()
+                self._changes = None
+
+    @contextmanager
+    def _still(self) -> Iterator[Table]:
+        """The table, while nothing is learned."""
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            yield self.shard.table
 
     def dense(self) -> dict[str, Any]:
         assert self.server is not None

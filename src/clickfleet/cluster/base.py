@@ -43,6 +43,8 @@ class Base:
     progress: dict[str, Any] = field(default_factory=lambda: vars(Progress()).copy())
     worker_steps: dict[str, int] = field(default_factory=dict)
     """Batches of each worker up to here since it was connected to the shards."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """What the run keeps besides, such as how far a stream has been learned from."""
 
 
 def metrics_of(config: Config, schema: Schema) -> Metrics:
@@ -104,8 +106,14 @@ def resume(
         _replicas(path, state, config, log),
         pack_buffers(learner),
         state["progress"],
+        more=more_of(state),
     )
     return base, state
+
+
+def more_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a checkpoint's state that are not every run's."""
+    return {name: state[name] for name in ("online", "published") if name in state}
 
 
 def _replicas(

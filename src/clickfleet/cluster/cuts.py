@@ -88,6 +88,7 @@ class Cuts:
             "reader": bases.NEXT_EPOCH if run.progress.epoch > run.overview.epoch else reader,
             "progress": vars(run.progress).copy(),
             "metrics_bytes": run.watch.size(),
+            **run.more(),
         }
         metrics = run.merged(report["metrics"] for report in work.reports.values())
         shards = list(run.crew.shards)
@@ -104,11 +105,12 @@ class Cuts:
 
     def now(self, epoch: int | None) -> None:
         """A checkpoint of this moment, written when this returns."""
-        self._wait()
+        self.wait()
         self.begin(epoch)
-        self._wait()
+        self.wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until none is under way."""
         while (work := self.work) is not None:
             left = [call for name, call in work.calls.items() if name not in work.done]
             if left:

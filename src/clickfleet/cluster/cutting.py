@@ -11,7 +11,7 @@ import numpy as np
 
 from clickfleet import checkpoint, mirror, saving, storage
 from clickfleet.cluster.actors import join_dense
-from clickfleet.cluster.base import Base, adopt_buffers, kept_name
+from clickfleet.cluster.base import Base, adopt_buffers, kept_name, more_of
 from clickfleet.config import Config, dump
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
@@ -117,4 +117,5 @@ def finish(
         buffers,
         state["progress"],
         {name: report["steps"] for name, report in work.reports.items()},
+        more_of(state),
     )

@@ -125,7 +125,7 @@ class Driver:
                     self.cuts.last()
                     self.last_save_s = time.monotonic() - begin
                     return
-                self._epoch()
+                self.epoch()
                 self.trained_s += time.monotonic() - begin
                 if self.signal is None and not self.progress.stopped_early:
                     self._end_epoch()
@@ -157,7 +157,15 @@ class Driver:
         for i, stream in enumerate(left):
             shares[self.crew.workers[i % len(self.crew.workers)]].append(stream)
         saved = self.base.saved
-        return {f"worker {w}": Assignment(epoch, tuple(mine), saved.get(w, {})) for w, mine in shares.items()}
+        return {f"worker {w}": self.task(epoch, tuple(mine), saved.get(w, {})) for w, mine in shares.items()}
+
+    def task(self, epoch: int, streams: tuple[Stream, ...], saved: dict[str, bytes]) -> Assignment:
+        """What a worker is told."""
+        return Assignment(epoch, streams, saved)
+
+    def more(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides what every run has."""
+        return {}
 
     def _files_of(self, stream: int, count: int) -> tuple[str, ...]:
         if self.shares is not None and len(self.shares) == count:
@@ -171,7 +179,7 @@ class Driver:
         while self.progress.epoch < aim:
             begin = time.monotonic()
             try:
-                self._epoch()
+                self.epoch()
                 self.trained_s += time.monotonic() - begin
                 if self.signal is not None:
                     return
@@ -180,7 +188,7 @@ class Driver:
             except LostError as loss:
                 self.recovery.roll_back(loss)
 
-    def _epoch(self) -> None:
+    def epoch(self) -> None:
         """Trains what is left of an epoch."""
         self.overview.epoch = self.progress.epoch
         tasks = self._assign()
@@ -221,11 +229,14 @@ class Driver:
         if self.exams.files and self.progress.evaluated_at != steps:
             self.exams.take(self.progress, epoch, steps)
         if not self.config.train.metrics.continuous:
-            self.crew.tell(self.crew.trainers, "reset_metrics")
-            self._started = bases.metrics_of(self.config, self.schema).state()
-            self.overview.base["buckets"] = None
+            self.reset_metrics()
         if self.shares is None and not self._over() and self.config.run.keep_epochs:
             self.cuts.now(epoch)
+
+    def reset_metrics(self) -> None:
+        self.crew.tell(self.crew.trainers, "reset_metrics")
+        self._started = bases.metrics_of(self.config, self.schema).state()
+        self.overview.base["buckets"] = None
 
     def deliver(self, number: int, final: Path) -> str:
         """Sees to it that a checkpoint is there for all hosts, and at the URL of the run; how they know it."""

@@ -10,6 +10,7 @@ from clickfleet.cluster.crew import Crew
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.files import split_files
 from clickfleet.learner import Learner
+from clickfleet.metrics import Metrics
 from clickfleet.session import Progress, words
 
 Results = dict[str, Any]
@@ -43,13 +44,17 @@ class Exams:
             self.watch.log(f"stopped: no better test AUC than {now.best_auc:.4f} in {now.waited} evaluations")
 
     def evaluate(self, files: Sequence[str]) -> Results:
-        """The metrics of the shards' model on files."""
+        """The metrics of the shards' model on files, by name."""
+        return scoring.results(self.measure(files))
+
+    def measure(self, files: Sequence[str]) -> Metrics:
+        """The same as sums and buckets."""
         total = scoring.metrics_of(self.learner)
         for state in self._shared("measure", files):
             mine = scoring.metrics_of(self.learner)
             mine.restore(state)
             total.merge(mine)
-        return scoring.results(total)
+        return total
 
     def predict(self, files: Sequence[str]) -> Iterator[Any]:
         """The scores of all rows, file after file in order."""

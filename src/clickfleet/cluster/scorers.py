@@ -28,7 +28,7 @@ def scorers(
     batch_size: int | None = None,
 ) -> Iterator[Exams]:
     """Something whose `evaluate(files)` and `predict(files)` work on all processes; they end with the `with` block."""
-    path = saving.resolve(model)
+    path = saving.resolve(model).absolute()  # processes may stand in other folders
     config = saving.read_config(path)
     data = config.data if form is None else replace(config.data, format=Plugin(form))
     with tempfile.TemporaryDirectory(prefix="clickfleet-") as folder:

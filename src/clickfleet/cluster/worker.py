@@ -59,6 +59,10 @@ class Assignment:
     """What the mode had kept for itself."""
     skip: int = 0
     """Batches to leave out, as the shards have learned them."""
+    reading: Config | None = None
+    """How the files are to be read, where not as the worker's own configuration says."""
+    score_first: bool = False
+    """Score each batch in evaluation mode before it is trained on, where training adds noise."""
 
 
 class Streams:
@@ -158,7 +162,7 @@ class Worker:
             self._cpu = self._cpu or time.process_time()
         try:
             source = Streams(
-                self.schema, task.epoch, {s.number: self._reader(s, task.epoch) for s in task.streams}, task.skip
+                self.schema, task.epoch, {s.number: self._reader(s, task) for s in task.streams}, task.skip
             )
             before = (self.job.steps, self.job.rows, self.job.trained) if self.job is not None else (0, 0, 0)
             self.job = job = Share(
@@ -176,6 +180,8 @@ class Worker:
             )
             job.steps, job.rows, job.trained = before
             job.saved, job.carried = task.saved, self._carried
+            for trainer in job.trainers:
+                trainer.step.score_first = task.score_first and trainer.step.is_noisy()
             rounds = self.config.mode.name in ROUNDS
             job.stop_when = (lambda: self._abandoned) if rounds else (lambda: self._abandoned or self._asked() > 0)
             self.learner.model.train()
@@ -198,11 +204,11 @@ class Worker:
                 self._training = False
                 self._change.notify_all()
 
-    def _reader(self, stream: Stream, epoch: int) -> Reader:
+    def _reader(self, stream: Stream, task: Assignment) -> Reader:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
-        reader = open_source(self.config, list(stream.files), self.schema, labels=True, folder=folder)
+        reader = open_source(task.reading or self.config, list(stream.files), self.schema, labels=True, folder=folder)
         assert isinstance(reader, Reader)
-        reader.epoch = epoch
+        reader.epoch = task.epoch if task.reading is None else 0  # a pass has a seed of its own
         if stream.state is not None:
             reader.restore(stream.state)
         return reader

@@ -3,7 +3,8 @@
 A format opens a file as a series of blocks. Each block can be parsed on its own, in any thread, and knows the position
 from which the file can be opened again, so that a reader can go on exactly where it stopped. The formats of text share
 their loops: a file here is mostly a declaration. A user's own file holds any object with `schema` and
-`parse(block: bytes) -> Batch`, where a block is whole lines, or a generator class; an error raised there is a bad line.
+`parse(block: bytes) -> Batch`, where a block is whole lines, a generator class, or a `RecDataset`; an error raised there
+is a bad line.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from clickfleet.batch import Batch
 from clickfleet.errors import ConfigError
-from clickfleet.find import build, find
+from clickfleet.find import build, find, module
 from clickfleet.generator import TextGenerator
 from clickfleet.schema import Schema
 
@@ -89,6 +90,7 @@ class Own(metaclass=_HasParse):
 def load(name: str | Format | Mapping[str, Any], base: str | Path = ".") -> Format:
     """A format by its name, its name and options, or the path of a user's file."""
     from clickfleet.formats._own import GeneratorLines, OwnLines
+    from clickfleet.formats._recdataset import RecDatasetRows
 
     if isinstance(name, Format):
         return name
@@ -98,9 +100,21 @@ def load(name: str | Format | Mapping[str, Any], base: str | Path = ".") -> Form
     if "name" not in options:
         raise ConfigError("data.format: the name of the format is missing")
     chosen = options.pop("name")
+    if chosen.endswith(".py") and hasattr(home := module("formats", chosen, base), "RecDataset"):
+        return RecDatasetRows(home.RecDataset, _reader_config(options))
     item = find("formats", chosen, (Format, Own, TextGenerator), base)
     if isinstance(item, type) and issubclass(item, TextGenerator):
+        if hasattr(item, "init"):
+            return GeneratorLines(item, _reader_config(options))
         build(item, options, "data.format")  # it has none: refuses any
         return GeneratorLines(item)
     made = build(item, options, "data.format")
     return made if isinstance(made, Format) else OwnLines(made)
+
+
+def _reader_config(options: dict[str, Any]) -> dict[str, Any]:
+    """What a reader made for PaddleRec is told: one flat dictionary, `data.format.config`."""
+    config = options.pop("config", {})
+    for key in options:
+        raise ConfigError(f"unknown key data.format.{key}; a reader of your own takes config")
+    return dict(config)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from clickfleet.batch import Batch, concatenate
 from clickfleet.errors import ConfigError, DataError
@@ -71,8 +72,8 @@ class OwnLines(Lines):
 class GeneratorLines(OwnLines):
     """Lines read by a user's generator class, its values matched to the schema by name."""
 
-    def __init__(self, kind: type[TextGenerator]) -> None:
-        self.kind = kind
+    def __init__(self, kind: type[TextGenerator], config: Any = None) -> None:
+        self.kind, self.config = kind, config
         self._mine = threading.local()  # a generator may keep state between lines, so each thread has its own
 
     def function(self, schema: Schema) -> Callable[[bytes], Batch]:
@@ -82,6 +83,8 @@ class GeneratorLines(OwnLines):
         def parse(lines: bytes) -> Batch:
             if not hasattr(self._mine, "generator"):
                 self._mine.generator = self.kind()
+                if isinstance(self.config, dict):  # as its own last lines would do
+                    self._mine.generator.init(self.config)
             samples = list(self._mine.generator.samples(lines.decode().splitlines()))
             text = "".join(" ".join(_tokens(sample)) + "\n" for sample in samples).encode()
             has_label = any(name == schema.label for sample in samples[:1] for name, _ in sample)

@@ -13,6 +13,7 @@ class Csv(Delimited):
     """Any columns by name; the schema picks those it knows, an empty field is a missing value."""
 
     separator: str = ","
+    """Between two columns."""
     columns: tuple[str, ...] = ()
     """Names of the columns where the files have no first line with names."""
     list_separator: str = "|"

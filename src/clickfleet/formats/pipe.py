@@ -1,6 +1,7 @@
 """pipe: a command reads each file from standard input and prints multislot lines; debug it: `cat FILE | COMMAND`."""
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -15,6 +16,7 @@ from clickfleet.errors import ConfigError, DataError
 from clickfleet.files import Unpacked
 from clickfleet.formats._lines import Stream
 from clickfleet.formats.multislot import Multislot as _Multislot
+from clickfleet.machine import WINDOWS
 
 _BITE = 1 << 18
 _running: "WeakSet[_Printed]" = WeakSet()
@@ -25,8 +27,9 @@ class Pipe(_Multislot):
     """The command runs once per file, in bash with pipefail; for the same file it must always print the same lines."""
 
     command: str = "cat"
+    """Reads a file from standard input, prints multislot lines; its exit status is checked."""
     folder: str = ""
-    """Where the command runs; default: here."""
+    """Where the command runs; default: here. In a configuration a relative one is relative to the file."""
 
     def __post_init__(self) -> None:
         if not self.command.strip():
@@ -49,6 +52,10 @@ class _Printed:
         self._source = Unpacked(path)  # opened first: a missing file is not the command's fault
         self._failure: Exception | None = None
         self._last_words: deque[bytes] = deque(maxlen=10)
+        if shutil.which("bash") is None:
+            raise DataError(
+                "data.format pipe runs its command in bash, and there is none", "install bash, or read by ./reader.py"
+            )
         self._process = subprocess.Popen(
             ["bash", "-c", f"set -o pipefail; {command}"],
             stdin=subprocess.PIPE,
@@ -133,7 +140,10 @@ class _Printed:
         """Ends the command and all it started: a reader may be waiting for its next line."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                if WINDOWS:  # it has no groups of processes
+                    self._process.kill()
+                else:
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         _running.discard(self)

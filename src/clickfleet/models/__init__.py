@@ -7,7 +7,7 @@ original was defective, `paddlerec: true` in its Config gives the original's mat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -61,9 +61,16 @@ class Model(nn.Module):
     """The same under `paddlerec`, as is the next."""
     original_epsilon: ClassVar[float] = 1e-4
     original_l2_rows: ClassVar[float] = 0.0
+    has_wide: ClassVar[bool] = False
+    """Whether the formula has a first-order part Σ_j w_j + a·x + b."""
+
+    row_rule: ClassVar[dict[str, Any]] = {}
+    """The `table.rule` of this model where the configuration has none."""
 
     @dataclass(frozen=True)
-    class Config: ...
+    class Config:
+        wide: bool | None = field(default=None, kw_only=True)
+        """true: a first-order part is added to the logit of a model that has none. By default, as its paper has it."""
 
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__()
@@ -92,6 +99,14 @@ class Model(nn.Module):
     def extra_loss(self) -> Tensor | None:
         """Regularisers of the last forward pass, on the scale of the mean loss of a row."""
         return None
+
+    def own_steps(self, learner: Any, flats: list[Any]) -> list[Any] | None:
+        """The steps of trainer threads, of a model that is no function of `Inputs`."""
+        return None
+
+    def attached(self, config: Any) -> dict[str, bytes]:
+        """Files that a checkpoint of this model must hold besides its tensors."""
+        return {}
 
     if TYPE_CHECKING:
 

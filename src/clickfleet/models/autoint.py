@@ -25,11 +25,13 @@ class AutoInt(Model):
         layers: int = 3
         """Attention layers."""
         heads: int = 2
+        """Ways of attending, side by side, in each layer."""
         width: int = 32
         """Width of a field after each layer, all heads together."""
         hidden: tuple[int, ...] = (400, 400)
         """Widths of the MLP, input side first; empty for attention alone."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

@@ -25,6 +25,7 @@ class DCN(Model):
         hidden: tuple[int, ...] = (512, 256, 128)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         l2: float = 0.0
         """L2 on the cross weights."""
         paddlerec: bool = False

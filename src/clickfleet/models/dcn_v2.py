@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clickfleet.layers import by_fan_in, tower
-from clickfleet.models import Inputs, Model, Shape
+from clickfleet.errors import ConfigError
+from clickfleet.layers import DroppedTower, Tower, by_fan_in, tower
+from clickfleet.losses import l2
+from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
 
 class DCNv2(Model):
@@ -18,6 +20,8 @@ class DCNv2(Model):
     parallel: logit = v·[MLP(x₀), x_L] + c; stacked: logit = MLP(x_L)
     """
 
+    original_rows = TableInit(embedx=SMALL)
+
     @dataclass(frozen=True)
     class Config(Model.Config):
         layers: int = 3
@@ -25,34 +29,83 @@ class DCNv2(Model):
         rank: int | None = None
         """Rank of the cross matrices; full by default."""
         structure: Literal["parallel", "stacked"] = "parallel"
+        """The MLP beside the crosses, or on top of them."""
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
+        experts: int | None = None
+        """With `paddlerec` and `rank`: the mixture of so many matrices per layer, 4 by default."""
+        paddlerec: bool = False
+        """Dense values enter as A·x + c of width F·d; a low rank is a gated mixture of experts with tanh; dropout 0.5 after
+        every linear layer and every ReLU of the MLP, L2 of 1e-7 on its weights."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
-        n = shape.width
-        self.stacked = config.structure == "stacked"
-        self.downs = nn.ParameterList()
-        if config.rank is not None:
-            self.downs.extend(torch.empty(config.rank, n) for _ in range(config.layers))
-        self.ups = nn.ParameterList(torch.empty(n, config.rank or n) for _ in range(config.layers))
-        self.biases = nn.ParameterList(torch.zeros(n) for _ in range(config.layers))
+        if config.experts is not None and not (config.paddlerec and config.rank):
+            raise ConfigError("model.experts belongs to model.paddlerec with model.rank", "remove it, or set both")
+        self.original, self.stacked = config.paddlerec, config.structure == "stacked"
+        n = (shape.slots + shape.dense) * shape.factors if self.original else shape.width
+        self.dense_vectors = nn.Linear(shape.dense, shape.dense * shape.factors) if self.original else None
+        self.mixture = (
+            Mixture(n, config.layers, config.rank, config.experts or 4) if self.original and config.rank else None
+        )
+        self.downs, self.ups, self.biases = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
+        if self.mixture is None:
+            if config.rank is not None:
+                self.downs.extend(torch.empty(config.rank, n) for _ in range(config.layers))
+            self.ups.extend(torch.empty(n, config.rank or n) for _ in range(config.layers))
+            self.biases.extend(torch.zeros(n) for _ in range(config.layers))
         for weight in (*self.downs, *self.ups):
             by_fan_in(0.5)(weight)
-        self.deep = tower(
-            n, *config.hidden, *((1,) if self.stacked else ()), dropout=config.dropout, relu_last=not self.stacked
-        )
-        if not self.stacked:
-            self.out = nn.Linear(config.hidden[-1] + n, 1)
+        self.deep: Tower | DroppedTower
+        if self.original:
+            self.deep = DroppedTower((n, *config.hidden), 0.5, relu_last=True)
+        else:
+            widths = (*config.hidden, *((1,) if self.stacked else ()))
+            self.deep = tower(n, *widths, dropout=config.dropout, relu_last=not self.stacked)
+        self.out: nn.Linear | None = None
+        if self.original or not self.stacked:
+            self.out = nn.Linear(config.hidden[-1] + (0 if self.stacked else n), 1)
+            if self.original:
+                by_fan_in(1.0)(self.out.weight)
+                nn.init.zeros_(self.out.bias)
+
+    def extra_loss(self) -> Tensor | None:
+        return l2([p for p in self.deep.parameters() if p.ndim == 2], 1e-7) if self.original else None
 
     def forward(self, x: Inputs) -> Tensor:
-        x0 = torch.cat([x.factors.flatten(1), x.dense], 1)
-        crossed = x0
+        dense = x.dense if self.dense_vectors is None else self.dense_vectors(x.dense)
+        x0 = torch.cat([x.factors.flatten(1), dense], 1)
+        crossed = x0 if self.mixture is None else self.mixture(x0)
         for layer, (up, bias) in enumerate(zip(self.ups, self.biases, strict=True)):
             inner = F.linear(crossed, self.downs[layer]) if len(self.downs) else crossed
             crossed = x0 * F.linear(inner, up, bias) + crossed
-        if self.stacked:
-            return self.deep(crossed).squeeze(1)
-        both = torch.cat([self.deep(x0), crossed], 1)
-        return F.linear(both, self.out.weight, self.out.bias).squeeze(1)
+        last = self.deep(crossed) if self.stacked else torch.cat([self.deep(x0), crossed], 1)
+        return (last if self.out is None else F.linear(last, self.out.weight, self.out.bias)).squeeze(1)
+
+
+class Mixture(nn.Module):
+    """x_{l+1} = Σ_k π_k x₀ ∘ (U_lk tanh(C_lk tanh(V_lkᵀ x_l)) + b_l) + x_l, π = softmax of one linear gate per expert."""
+
+    def __init__(self, n: int, layers: int, rank: int, experts: int) -> None:
+        super().__init__()
+        self.ups = nn.ParameterList(torch.empty(experts, n, rank) for _ in range(layers))
+        self.downs = nn.ParameterList(torch.empty(experts, n, rank) for _ in range(layers))
+        self.middles = nn.ParameterList(torch.empty(experts, rank, rank) for _ in range(layers))
+        self.biases = nn.ParameterList(torch.zeros(n) for _ in range(layers))
+        self.gates = nn.Linear(n, experts)
+        for weight in (*self.ups, *self.downs, *self.middles):
+            nn.init.xavier_normal_(weight)
+        by_fan_in(1.0)(self.gates.weight)
+        nn.init.zeros_(self.gates.bias)
+
+    def forward(self, x0: Tensor) -> Tensor:
+        x = x0
+        for up, down, middle, bias in zip(self.ups, self.downs, self.middles, self.biases, strict=True):
+            inner = torch.tanh(torch.matmul(x, down))  # [K, B, r]
+            inner = torch.tanh(torch.matmul(inner, middle.transpose(1, 2)))
+            each = x0 * (torch.matmul(inner, up.transpose(1, 2)) + bias)  # [K, B, n]
+            share = torch.softmax(F.linear(x, self.gates.weight, self.gates.bias), 1)  # [B, K]
+            x = (each * share.t().unsqueeze(2)).sum(0) + x
+        return x

@@ -1,12 +1,11 @@
 """DeepFEFM."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from clickfleet.layers import Pairs, Tower, Wide, by_fan_in, factor_std, normal, tower, truncated
+from clickfleet.layers import DroppedTower, Pairs, Tower, Wide, factor_std, tower, truncated
 from clickfleet.losses import l2
 from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
@@ -20,12 +19,14 @@ class DeepFEFM(Model):
 
     original_rows = TableInit(SMALL, SMALL)
     original_l2_rows = 1e-6
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         l2_matrices: float | None = None
         """L2 on the matrices M; 1e-7 in the original, else none."""
         l2_deep: float | None = None
@@ -73,21 +74,3 @@ class DeepFEFM(Model):
         first = x.first if self.plain is None else x.first[:, self.plain]
         dense = x.dense * self.wide.weight if self.original else x.dense
         return self.wide(first, x.dense) + z.sum(1) + self.deep(factors, dense, z).squeeze(1)
-
-
-class DroppedTower(nn.Module):
-    """The original's MLP: dropout after each linear layer and each ReLU."""
-
-    def __init__(self, widths: tuple[int, ...], dropout: float) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for a, b in pairwise(widths):
-            linear = nn.Linear(a, b)
-            by_fan_in(1.0, normal)(linear.weight)
-            nn.init.zeros_(linear.bias)
-            layers += [linear, nn.Dropout(dropout), nn.ReLU(), nn.Dropout(dropout)]
-        self.layers = nn.Sequential(*layers[:-2])  # the output has no ReLU
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        out: Tensor = self.layers(torch.cat([part.flatten(1) for part in parts], 1))
-        return out

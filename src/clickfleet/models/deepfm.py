@@ -15,12 +15,14 @@ class DeepFM(Model):
     """
 
     original_rows = TableInit(SMALL, SMALL)
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         paddlerec: bool = False
         """Dense values become fields x_i·A_i of the pairs and the MLP; no bias; the original's initial values."""
 

@@ -19,7 +19,9 @@ class DNN(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         batch_norm: bool = False
+        """Normalises each hidden layer over the batch."""
         paddlerec: bool = False
         """Two outputs and softmax, rows uniform in ±1, as the original had."""
 

@@ -16,6 +16,7 @@ class FFM(Model):
     """
 
     original_rows = TableInit(SMALL, SMALL)
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -29,9 +29,13 @@ class FinalMLP(Model):
         heads: int = 2
         """Into how many pieces o₁ and o₂ are cut for the bilinear product."""
         gate_hidden: int = 64
+        """Width of the gates' hidden layer."""
         gate1_slots: tuple[str, ...] = ()
+        """Slots whose vectors make the first gate."""
         gate2_slots: tuple[str, ...] = ()
+        """The same for the second."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

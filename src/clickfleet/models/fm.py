@@ -12,6 +12,7 @@ class FM(Model):
     """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f, e_g⟩ over all fields, dense ones as x_i·A_i (Rendle, ICDM 2010)."""
 
     original_rows = TableInit(SMALL, SMALL)
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):

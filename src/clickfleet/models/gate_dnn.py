@@ -14,7 +14,8 @@ from clickfleet.models import Inputs, Model, Shape, TableInit
 class GateDNN(Model):
     """An MLP whose slots and hidden layers pass through gates (arXiv:2007.03519).
 
-    e_j ← e_j·σ(g_j Σ_k e_jk); h ← ReLU(W h + b), h ← h ∘ tanh(G h); logit = v·h + c
+    e_j ← e_j·σ(g_j Σ_k e_jk); h ← ReLU(W h + b), h ← h ∘ tanh(G h + a); logit = v·h + c.
+    a starts at 1, so that gates start open; the original has none, and what passes two of its gates is near nothing.
     """
 
     rows = TableInit(embedx="normal(0.01)")  # a row of zeros stays behind a gate of zero
@@ -25,7 +26,9 @@ class GateDNN(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         embedding_gate: bool = True
+        """Scales the vector of each slot."""
         hidden_gate: bool = True
+        """Scales the values of each hidden layer."""
         paddlerec: bool = False
         """The original's initial values, rows uniform in ±1."""
 
@@ -37,6 +40,8 @@ class GateDNN(Model):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((shape.width, *config.hidden)))
         squares = config.hidden if config.hidden_gate else ()
         self.hidden_gates = nn.ParameterList(torch.empty(size, size) for size in squares)
+        opened = () if config.paddlerec else squares
+        self.open = nn.ParameterList(torch.ones(size) for size in opened)
         self.out = nn.Linear(config.hidden[-1], 1)
         for gate in self.hidden_gates:
             by_fan_in(1.0)(gate)
@@ -54,5 +59,6 @@ class GateDNN(Model):
         for layer, linear in enumerate(self.layers):
             h = F.relu(linear(h))
             if len(self.hidden_gates):
-                h = h * torch.tanh(h @ self.hidden_gates[layer])
+                gate = h @ self.hidden_gates[layer]
+                h = h * torch.tanh(gate + self.open[layer] if len(self.open) else gate)
         return F.linear(h, self.out.weight, self.out.bias).squeeze(1)

@@ -11,6 +11,8 @@ from clickfleet.models import Inputs, Model, Shape
 class LR(Model):
     """logit = Σ_j w_j + a·x + b (McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013)."""
 
+    has_wide = True
+
     @dataclass(frozen=True)
     class Config(Model.Config): ...
 

@@ -19,6 +19,7 @@ class SlotDNN(Model):
         hidden: tuple[int, ...] = (512, 256, 128)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         paddlerec: bool = False
         """The logit is cut off at ±15, weights start as N(0.2/√fan_in)."""
 

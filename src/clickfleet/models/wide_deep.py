@@ -13,12 +13,14 @@ class WideDeep(Model):
     """logit = Σ_j w_j + a·x + b + MLP([e, x]): memory beside generalisation (arXiv:1606.07792)."""
 
     original_rows = TableInit(embedx="uniform(-1,1)")
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         paddlerec: bool = False
         """Leave the slots out of the wide part, as the original did."""
 

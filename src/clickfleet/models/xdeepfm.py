@@ -19,6 +19,7 @@ class XDeepFM(Model):
     """
 
     original_rows = TableInit(SMALL, SMALL)
+    has_wide = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -27,6 +28,7 @@ class XDeepFM(Model):
         hidden: tuple[int, ...] = (400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
+        """Share of the hidden values set to zero in training."""
         l2: float | None = None
         """L2 on CIN, CIN output and MLP weights; none by default, 1e-4 in the original."""
         paddlerec: bool = False

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.batch import Batch, Floats, Keys
-from clickfleet.embedding import Embedding
 from clickfleet.exchange import Gradient, Kind, Request, merged, summed, unique
 from clickfleet.job import Trainer
 from clickfleet.share import Share
@@ -61,7 +60,7 @@ def train(job: Share, *, waits: bool, mean: bool) -> None:
 def _epoch(job: Share, pool: ThreadPoolExecutor, waits: bool, mean: bool) -> None:
     link, trainers, clock = job.links[0], job.trainers, job.trainers[0].clock
     torch.set_num_threads(1)
-    spare = [Embedding(job.learner.schema, job.table.factors, job.learner.device) for _ in trainers]
+    spare = [trainer.step.spare() for trainer in trainers]
     stream = job.batches(clock)
     config, loss = job.optimizer.config, job.learner.loss.config
     clips = config.clip_norm is not None or config.clip_value is not None

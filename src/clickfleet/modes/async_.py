@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from clickfleet.embedding import Embedding, Push
+from clickfleet.embedding import Push
 from clickfleet.exchange import Gradient, Link, Request, Ticket, copied, merged, summed
 from clickfleet.job import Trainer
 from clickfleet.share import Share
@@ -105,7 +105,7 @@ def train(job: Share, config: Config) -> None:
     clips = dense.clip_norm is not None or dense.clip_value is not None
     queues = [Queue(link, config, clips, loss.reduction == "mean") for link in job.links]
     job.queued = lambda: sum(map(len, queues))
-    spare = [Embedding(job.learner.schema, job.table.factors, job.learner.device) for _ in job.trainers]
+    spare = [trainer.step.spare() for trainer in job.trainers]
 
     def work(trainer: Trainer) -> None:
         index = job.trainers.index(trainer)

@@ -19,6 +19,10 @@ def train(job: Job, config: Config) -> None:
     def work(trainer: Trainer) -> None:
         step, clock = trainer.step, trainer.clock
         for batch in job.batches(clock):
+            if (done := step.train_in_place(batch)) is not None:
+                clock.lap("compute")
+                job.report(batch, done)
+                continue
             keys = step.embedding.unique(batch)
             rows = job.table.pull(keys, out=step.embedding.room())
             clock.lap("pull")
@@ -28,6 +32,7 @@ def train(job: Job, config: Config) -> None:
             job.table.push(**result.push._asdict())
             clock.lap("push")
             job.report(batch, result)
+        step.settle()
 
     while job.goes_on():
         job.together(work)

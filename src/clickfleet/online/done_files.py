@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from clickfleet.machine import WINDOWS
 from clickfleet.online.passes import Position, number_of, parse_day
 from clickfleet.published import Entry
 
@@ -82,7 +83,12 @@ class DoneFiles:
         link = self.folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(path, link.parent))
+        try:
+            link.symlink_to(os.path.relpath(path, link.parent))
+        except OSError:
+            if not WINDOWS:  # where links need a right that few have, a file says where
+                raise
+            link.write_text(f"{path}\n")
 
 
 def _next(day: int) -> int:

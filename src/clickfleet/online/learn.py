@@ -26,7 +26,7 @@ from clickfleet.online.release import Release
 from clickfleet.online.session import PassJob, PassSession
 from clickfleet.online.supply import Supply
 from clickfleet.opening import schema_of
-from clickfleet.run import check, check_arrangement, configure, cpu_class, hogwild, not_finite
+from clickfleet.run import LoadedLater, check, check_arrangement, configure, cpu_class, hogwild, not_finite
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
 from clickfleet.step import NotFiniteError
@@ -89,7 +89,7 @@ def learn(
     check_online(settings, source is not None)
     schema = schema or schema_of(settings)
     with Lock(folder / ".lock", "trains"):
-        return _learn(settings, schema, folder, source, quiet)
+        return (_lead if modes.distributed(settings) else _learn)(settings, schema, folder, source, quiet)
 
 
 def _learn(
@@ -151,17 +151,46 @@ def _learn(
         learner,
         None if saver.last is None else saver.last[1],
         threads,
-        passes=session.course.passes,
         rows=rows,
-        seconds=session.trained_s + session.last_save_s,
-        rows_per_s=rows / session.trained_s if session.trained_s else 0.0,
-        last=session.last,
-        validated=dict(session.validated.results()),
-        last_sequence=release.last_sequence,
-        held=release.held,
-        day=None if session.course.position is None else session.course.position["day"],
-        signal=session.signal,
+        **_outcome(session, release, rows),
     )
+
+
+class Distant(LoadedLater, Learned):
+    """What a cluster learned."""
+
+
+def _lead(
+    config: Config, schema: Schema, folder: Path, stream: Iterable[tuple[Any, int, int]] | None, quiet: bool
+) -> Learned:
+    from clickfleet.cluster.overview import ClusterWatch
+    from clickfleet.online import led
+
+    watch = ClusterWatch(folder, quiet=quiet)
+    session = led.prepare(config, schema, folder, watch, make_source(config, folder, stream, watch))
+    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
+    before = session.driver.base.rows
+    led.lead(session)
+    rows = session.driver.base.rows - before
+    learned = Distant.__new__(Distant)
+    vars(learned).update(
+        path=session.driver.path, threads=cores(config), rows=rows, **_outcome(session, session.release, rows)
+    )
+    return learned
+
+
+def _outcome(session: PassSession, release: Release, rows: int) -> dict[str, Any]:
+    return {
+        "passes": session.course.passes,
+        "seconds": session.trained_s + session.last_save_s,
+        "rows_per_s": rows / session.trained_s if session.trained_s else 0.0,
+        "last": session.last,
+        "validated": dict(session.validated.results()),
+        "last_sequence": release.last_sequence,
+        "held": release.held,
+        "day": None if session.course.position is None else session.course.position["day"],
+        "signal": session.signal,
+    }
 
 
 def make_metrics(config: Config, schema: Schema) -> Metrics:
@@ -206,10 +235,6 @@ def check_online(config: Config, own: bool) -> None:
     }.items():
         if given:
             raise ConfigError(f"{key} is for training on files, not for a stream", "remove it")
-    if config.mode.name != "local":
-        raise ConfigError(
-            f"mode.name is {config.mode.name}, and online learning runs in one process", "set it to local"
-        )
     for key in ("start_day", "end_day"):
         if (day := getattr(online, key)) is not None:
             parse_day(day, f"online.{key}")

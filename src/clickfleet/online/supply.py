@@ -34,6 +34,7 @@ class Supply:
         self, config: Config, schema: Schema, source: PassSource, folder: Path, say: Callable[[str], None]
     ) -> None:
         self.config, self.schema, self.source, self.folder = config, schema, source, folder
+        self._say = say
         self.patience = Patience(say, config.online.poll)
         self._plan = Plan(folder / "passes.jsonl")
         self._found: Supplied | None = None
@@ -81,9 +82,12 @@ class Supply:
             if found is None or (found.day, found.number) != (begun.day, begun.number):
                 raise DataError(f"the stream does not give {begun.name} again, which is partly trained on")
         ahead = self.open(found)
-        ahead.restore(reader)
+        self.restore(ahead, reader)
         ahead.start()
         return found, ahead
+
+    def restore(self, ahead: Ahead, reader: dict[str, Any]) -> None:
+        ahead.restore(reader)
 
     def _look(self, position: Position | None) -> None:
         try:
@@ -104,10 +108,16 @@ class Supply:
 
     def open(self, found: Pass) -> Ahead:
         """The rows of a pass, shuffled by its name."""
-        config, whole = self.config, self.config.online.validate == "pass"
+        whole = self.config.online.validate == "pass"
         if found.in_files and not found.data:
-            return Ahead(Feed([], self.schema, config.data.batch_size), whole=whole)
-        data = config.data
+            return Ahead(Feed([], self.schema, self.config.data.batch_size), whole=whole)
+        rows = list(found.data) if found.in_files else found.data
+        source = open_source(self.reading(found), rows, self.schema, labels=True, folder=self.folder)
+        return Ahead(source, whole=whole)
+
+    def reading(self, found: Pass) -> Config:
+        """How the rows of a pass are read."""
+        config, data = self.config, self.config.data
         shuffle = (data.shuffle or "global") if found.in_files and config.online.shuffle else 0
         if data.bad_lines == "quarantine" and data.quarantine is None:
             aside = self.folder / "quarantine" / f"{found.day}-{found.number}.txt"
@@ -115,19 +125,40 @@ class Supply:
             aside.parent.mkdir(exist_ok=True)
         named = f"{config.train.seed}/{found.day}/{found.number}".encode()
         seed = int.from_bytes(hashlib.blake2b(named, digest_size=7).digest())
-        settings = replace(
+        return replace(
             config,
             data=replace(data, shuffle=shuffle, format=self.source.format or data.format),
             train=replace(config.train, seed=seed),
         )
-        rows = list(found.data) if found.in_files else found.data
-        return Ahead(open_source(settings, rows, self.schema, labels=True, folder=self.folder), whole=whole)
 
-    def close(self) -> None:
+    def forget(self) -> None:
+        """Drops what was found ahead: the stream is to be followed from an earlier position."""
+        self._drop()
+        self.patience = Patience(self._say, self.config.online.poll)
+
+    def _drop(self) -> None:
         self.patience.call_off()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._found is not None:
             self._found[1].close()
+        self._found = self._error = None
+
+    def close(self) -> None:
+        self._drop()
         self.source.close()
+
+
+class Announced(Supply):
+    """Passes in files that others read."""
+
+    def open(self, found: Pass) -> Ahead:
+        if not found.in_files:
+            raise DataError(
+                f"{found.name} is in memory, and the workers of a cluster read files", "give paths, or use mode local"
+            )
+        return Ahead(Feed([], self.schema, self.config.data.batch_size))
+
+    def restore(self, ahead: Ahead, reader: dict[str, Any]) -> None:
+        """The workers know how far they are."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import clickfleet
-from clickfleet.errors import CheckpointError, DataError
+from clickfleet.errors import CheckpointError
 from clickfleet.importance import Importance
 from clickfleet.opening import Data
 from clickfleet.progress import amount
-from clickfleet.report import charts, page
+from clickfleet.report import charts, page, stream
 from clickfleet.report.charts import Series
 from clickfleet.report.evidence import Evidence, calibration, curve, read_lines, roc, scores
 from clickfleet.trained import Trained, load, rows_per_slot
@@ -44,21 +44,17 @@ def write(folder: Path, model: Trained, evidence: Evidence) -> Path:
         f'<p class="soft">{escape(str(folder.absolute()))}, step {step:,}, {made}, clickfleet {clickfleet.__version__}</p>',
         page.tiles(_numbers(model, evidence, lines)),
         page.section("Learning", page.charts(*_learning(lines))),
+        page.section("Passes", page.charts(*stream.passes(lines))),
+        page.section("Published", page.charts(*stream.entries(lines))),
+        page.section(
+            "Freshness", page.charts(*stream.freshness(lines, model.config.publish.freshness_slo)), stream.alarms(lines)
+        ),
         page.section("On test data", page.charts(*_test(evidence))),
         page.section("Fields", _fields(model, evidence)),
         page.section("Where the time went", _shares(lines)),
         page.section("Configuration", page.details("config.yaml", config) if config else ""),
     ]
-    path = folder / NAME
-    hidden = folder / f".{NAME}.writing"
-    try:
-        hidden.write_text(page.page(f"{Path(name).stem} — {folder.absolute().name}", parts), encoding="utf-8")
-        hidden.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        hidden.unlink(missing_ok=True)
-    return path
+    return page.write(folder / NAME, page.page(f"{Path(name).stem} — {folder.absolute().name}", parts))
 
 
 def _numbers(model: Trained, evidence: Evidence, lines: dict[str, list[dict[str, Any]]]) -> dict[str, str | None]:
@@ -79,6 +75,7 @@ def _numbers(model: Trained, evidence: Evidence, lines: dict[str, list[dict[str,
         "rows in the table": page.number(stats["rows"]),
         "memory of the table": amount(stats["bytes"], "bytes"),
         "dense parameters": page.number(sum(p.numel() for p in model.learner.model.parameters())),
+        **stream.numbers(lines),
     }
 
 

@@ -13,22 +13,44 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 40
 Point = tuple[float, float]
 
 
+KINDS = "abcefghd"
+"""Classes of the style sheet for curves, in the order in which they are given away."""
+
+
 class Series(NamedTuple):
-    """One curve; `kind` is a class of the style sheet: a, b, c."""
+    """One curve, or dots alone without `line`; `kind` is a class of the style sheet."""
 
     name: str
     points: Sequence[Point]
     kind: str
     dots: bool = False
+    line: bool = True
 
 
 class Frame:
     """The plane of a chart: values -> positions, axes and their labels."""
 
-    def __init__(self, x: Point, y: Point) -> None:
-        self.x, self.y = (_widened(*x), _widened(*y))
+    def __init__(self, x: Point, y: Point, *, log: bool = False, names: Sequence[str] = ()) -> None:
+        self.log, self.names = log, names
+        self.x, self.y = (_widened(*self._scaled(x)), _widened(*y))
+
+    def _scaled(self, x: Point) -> Point:
+        return (math.log10(x[0]), math.log10(x[1])) if self.log else x
+
+    def marks(self) -> list[tuple[float, str]]:
+        """Where the axis has labels, as values, and what they say."""
+        if self.names:
+            return [(float(place), name) for place, name in enumerate(self.names)]
+        if not self.log:
+            return [(value, short(value)) for value in ticks(*self.x)]
+        low, high = math.floor(self.x[0]), math.ceil(self.x[1])
+        factors = (1, 2, 5) if high - low < 3 else (1,)
+        found = [m * 10.0**e for e in range(low, high + 1) for m in factors]
+        return [(x, short(x)) for x in found if self.x[0] - 1e-9 <= math.log10(x) <= self.x[1] + 1e-9]
 
     def at(self, x: float, y: float) -> Point:
+        if self.log:
+            x = math.log10(x)
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (
@@ -38,14 +60,15 @@ class Frame:
 
     def axes(self, x_label: str, y_label: str) -> list[str]:
         out = []
+        left = 10.0 ** self.x[0] if self.log else self.x[0]
         for value in ticks(*self.y):
-            _, y = self.at(self.x[0], value)
+            _, y = self.at(left, value)
             out.append(f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}"/>')
             out.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{short(value)}</text>')
-        for value in ticks(*self.x):
+        for value, label in self.marks():
             x, _ = self.at(value, self.y[0])
             out.append(
-                f'<text class="tick" x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value)}</text>'
+                f'<text class="tick" x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(label)}</text>'
             )
         base = HEIGHT - BOTTOM
         out.append(f'<line class="axis" x1="{LEFT}" y1="{base}" x2="{WIDTH - RIGHT}" y2="{base}"/>')
@@ -68,26 +91,40 @@ def lines(
     y: Point | None = None,
     diagonal: bool = False,
     bars: Sequence[tuple[float, float, float]] = (),
+    log: bool = False,
+    names: Sequence[str] = (),
+    level: float | None = None,
 ) -> str:
-    """Curves over a common axis; `bars` are spans (x, low, high) behind them."""
+    """Curves over a common axis; `bars` are spans (x, low, high) behind them, `level` is a broken line across.
+
+    The axis may be logarithmic, or have `names` at the places 0, 1, 2 …
+    """
     points = [point for one in series for point in one.points]
     low, high = [min(p) for p in zip(*points, strict=True)], [max(p) for p in zip(*points, strict=True)]
-    frame = Frame(x or (low[0], high[0]), y or _with_room(low[1], high[1]))
+    if level is not None:
+        low[1], high[1] = min(low[1], level), max(high[1], level)
+    across = (-0.5, len(names) - 0.5) if names else x or (low[0], high[0])
+    frame = Frame(across, y or _with_room(low[1], high[1]), log=log, names=names)
     out = frame.axes(x_label, y_label)
+    if level is not None:
+        left = 10.0 ** frame.x[0] if log else frame.x[0]
+        up = frame.at(left, level)[1]
+        out.append(f'<line class="diagonal" x1="{LEFT}" y1="{up}" x2="{WIDTH - RIGHT}" y2="{up}"/>')
     if diagonal:
         (x1, y1), (x2, y2) = frame.at(frame.x[0], frame.y[0]), frame.at(frame.x[1], frame.y[1])
         out.append(f'<line class="diagonal" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
-    for across, bottom, top in bars:
-        (x1, y1), (_, y2) = frame.at(across, max(bottom, frame.y[0])), frame.at(across, min(top, frame.y[1]))
+    for place, bottom, top in bars:
+        (x1, y1), (_, y2) = frame.at(place, max(bottom, frame.y[0])), frame.at(place, min(top, frame.y[1]))
         out.append(f'<line class="span" x1="{x1}" y1="{y1}" x2="{x1}" y2="{y2}"/>')
     for one in series:
         places = [frame.at(*point) for point in one.points]
-        if len(places) > 1:
+        if len(places) > 1 and one.line:
             path = " ".join(f"{a:g},{b:g}" for a, b in places)
             out.append(f'<polyline class="curve {one.kind}" points="{path}"/>')
-        seen = "dot" if one.dots or len(places) == 1 else "dot hidden"
-        for (a, b), (across, up) in zip(places, one.points, strict=True):
-            told = f"{escape(one.name)}: {short(up, 5)} at {short(across)}"
+        seen = "dot" if one.dots or len(places) == 1 or not one.line else "dot hidden"
+        for (a, b), (place, up) in zip(places, one.points, strict=True):
+            where = escape(names[round(place)]) if names else short(place)
+            told = f"{escape(one.name)}: {short(up, 5)} at {where}"
             out.append(f'<circle class="{seen} {one.kind}" cx="{a:g}" cy="{b:g}" r="3"><title>{told}</title></circle>')
     return _figure(title, series, out)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from clickfleet.errors import DataError
 from clickfleet.job import PHASES
+from clickfleet.report.charts import KINDS
 
 STYLE = """
 :root{color-scheme:light dark;--page:#fff;--card:#f7f8fa;--text:#1c2430;--soft:#667085;--line:#d9dee6;
---a:#2b6cd4;--b:#d9731a;--c:#18936a;--d:#9aa4b2;--e:#8a5cd6}
+--a:#2b6cd4;--b:#d9731a;--c:#18936a;--d:#9aa4b2;--e:#8a5cd6;--f:#c23b5a;--g:#0f8ea8;--h:#8a7a12}
 @media (prefers-color-scheme:dark){:root{--page:#12161c;--card:#1a2029;--text:#e6eaf0;--soft:#98a4b5;--line:#313a47;
---a:#6ea2f5;--b:#f0a05a;--c:#4fc79a;--d:#6b7686;--e:#b392f0}}
+--a:#6ea2f5;--b:#f0a05a;--c:#4fc79a;--d:#6b7686;--e:#b392f0;--f:#f07a95;--g:#52c4da;--h:#cdbb4a}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--text);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}
@@ -21,7 +24,7 @@ p{margin:6px 0}.soft{color:var(--soft)}code,pre{font:13px/1.45 ui-monospace,mono
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(138px,1fr));gap:10px;margin:20px 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
 .tile b{display:block;font-size:21px;font-weight:600;font-variant-numeric:tabular-nums}.tile span{color:var(--soft);font-size:13px}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:14px}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,460px),1fr));gap:14px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 12px 6px}
 figcaption{font-weight:600}svg{display:block;width:100%;height:auto}
 .legend{display:flex;flex-wrap:wrap;gap:2px 16px;font-size:13px;color:var(--soft)}
@@ -29,19 +32,20 @@ figcaption{font-weight:600}svg{display:block;width:100%;height:auto}
 .grid{stroke:var(--line)}.axis{stroke:var(--soft)}.diagonal{stroke:var(--soft);stroke-dasharray:4 4}
 .span{stroke:var(--a);stroke-width:2;opacity:.35}.tick{fill:var(--soft);font-size:11.5px}.name{fill:var(--soft);font-size:12.5px}
 .curve{fill:none;stroke-width:2;stroke-linejoin:round}.dot.hidden{opacity:0}.dot:hover{opacity:1}
-.curve.a{stroke:var(--a)}.curve.b{stroke:var(--b)}.curve.c{stroke:var(--c)}
-.dot.a,.bar.a{fill:var(--a)}.dot.b,.bar.b{fill:var(--b)}.dot.c,.bar.c{fill:var(--c)}.bar{opacity:.55}.bar:hover{opacity:.85}
-.key.a{background:var(--a)}.key.b{background:var(--b)}.key.c{background:var(--c)}.key.d{background:var(--d)}.key.e{background:var(--e)}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.bar{opacity:.55}.bar:hover{opacity:.85}
+.wide{overflow-x:auto}.charts+.wide,.wide+.charts{margin-top:14px}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}th{color:var(--soft);font-weight:500}
 .fill{display:inline-block;height:10px;border-radius:2px;background:var(--a);vertical-align:middle}.fill.minus{background:var(--d)}
 td.draw{width:200px;text-align:left}.shares{display:flex;height:26px;border-radius:6px;overflow:hidden;max-width:700px}
-.shares i{min-width:1px}.shares .a{background:var(--a)}.shares .b{background:var(--b)}.shares .c{background:var(--c)}
-.shares .d{background:var(--d)}.shares .e{background:var(--e)}
+.shares i{min-width:1px}
 details{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px 14px}
 summary{cursor:pointer}pre{margin:10px 0 4px;overflow-x:auto}
-"""
+""" + "".join(
+    f".curve.{kind}{{stroke:var(--{kind})}}.dot.{kind},.bar.{kind}{{fill:var(--{kind})}}"
+    f".key.{kind},.shares .{kind}{{background:var(--{kind})}}\n"
+    for kind in KINDS
+)
 
 
 def page(title: str, parts: Iterable[str]) -> str:
@@ -121,3 +125,17 @@ def number(value: Any, digits: int = 4) -> str | None:
     if value is None:
         return None
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
+
+
+def write(path: Path, text: str) -> Path:
+    """A file that appears whole, or an error that says why not."""
+    hidden = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden.write_text(text, encoding="utf-8")
+        hidden.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        hidden.unlink(missing_ok=True)
+    return path

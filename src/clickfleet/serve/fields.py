@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from clickfleet import _core
-from clickfleet.batch import Batch
+from clickfleet.batch import Batch, concatenate
 from clickfleet.errors import DataError, ServeError
 from clickfleet.formats._native import dense_groups, layout
 from clickfleet.schema import Schema
@@ -122,3 +122,32 @@ def pick(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
         if name not in known:
             raise ServeError(f"the model has no {what} {name!r}", f"{what}s: {', '.join(known)}")
     return list(names)
+
+
+def overlay(fields: Fields, user: Batch, candidates: Batch, names: set[str]) -> Batch:
+    """The candidates' rows with the user's dense values and keys in the columns that the user gave."""
+    schema = fields.schema
+    n, slots = len(candidates), len(schema.slots)
+    dense = candidates.dense.copy()
+    columns = [place for name, places in fields.dense.items() if name in names for place in places]
+    dense[:, columns] = user.dense[0, columns]
+    derived = {schema.dense[place].name for place in columns}
+    mine = np.array(
+        [
+            slot.bucket.column in derived if slot.bucket else (slot.source or slot.name) in names
+            for slot in schema.slots
+        ],
+        bool,
+    )
+    if user.one_each and candidates.one_each:
+        keys = np.where(mine, user.keys.reshape(1, slots), candidates.keys.reshape(n, slots))
+        return Batch(dense, keys.reshape(-1), slots)
+    both = concatenate([user, candidates])
+    counts = np.diff(both.offsets).reshape(n + 1, slots)
+    source = np.where(mine, 0, np.arange(1, n + 1)[:, None])  # row of `both` that each cell comes from
+    cells = (source * slots + np.arange(slots)).reshape(-1)
+    lengths = counts.reshape(-1)[cells]
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    where = np.repeat(both.offsets[cells] - offsets[:-1], lengths) + np.arange(offsets[-1])
+    values = None if both.values is None else both.values[where]
+    return Batch(dense, both.keys[where], slots, offsets, values=values)

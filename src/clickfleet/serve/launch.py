@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clickfleet.errors import ConfigError, MissingError, ServeError
+from clickfleet.machine import WINDOWS
 from clickfleet.serve.settings import Settings
 
 START_S = 120.0
@@ -117,10 +118,15 @@ class Fleet:
 
 def fleet(settings: Settings) -> Fleet:
     """A server that listens already, though nobody answers yet."""
+    if WINDOWS:
+        raise ServeError(
+            "a server hands its socket to its workers, which Windows cannot do", "serve from WSL or a container"
+        )
     for module, extra in (("uvicorn", "serve"), ("msgspec", "serve"), ("onnxruntime", "serve"), ("starlette", "serve")):
         _need(module, extra)
     if settings.grpc_port is not None:
         _need("grpc", "serve")
+    _ = settings.engine.provider  # one that is not here is refused now, not by every worker
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise ConfigError("TLS needs both a certificate and a key", "give --tls-cert and --tls-key")
     for file in (settings.tls_cert, settings.tls_key, settings.token_file, settings.admin_token_file):

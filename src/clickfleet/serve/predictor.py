@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.batch import Batch, Floats, Keys
-from clickfleet.errors import CheckpointError, MissingError
+from clickfleet.engine import CPU, Engine
+from clickfleet.errors import CheckpointError
 from clickfleet.published import Entry
 from clickfleet.schema import Schema
 from clickfleet.serve import layers
 from clickfleet.serve.fields import Fields
 
 GOLDEN_TOLERANCE = 1e-6
+DEVICE_TOLERANCE = 1e-3
+"""The same where an accelerator computes, which may round its products."""
 INT8_TOLERANCE = 0.05
 """By how much quantised golden scores may differ before a version is refused."""
 
@@ -57,7 +60,7 @@ class Version:
         name: str | None = None,
         *,
         row_count: int = 0,
-        int8: bool = False,
+        engine: Engine = Engine(),  # noqa: B008  (frozen)
         like: "Version | None" = None,
     ) -> None:
         manifest = entry.manifest
@@ -85,11 +88,10 @@ class Version:
         """The format of the data it was trained on."""
         self.drift: float | None = None
         """Largest difference of a quantised golden score."""
-        self.int8 = int8
+        self.engine = engine
         mean = np.array([slot.pooling == "mean" for slot in self.schema.slots], np.uint8)
         self._mean = mean if mean.any() else None
-        graph = entry.graph()
-        self._session = session(quantised(graph) if int8 else graph)
+        self._session = engine.session(entry.graph())
         self._inputs = [item.name for item in self._session.get_inputs()]
         self._check(entry)
 
@@ -134,47 +136,19 @@ class Version:
         dense = np.array(golden["dense"].to_pylist(), np.float32).reshape(golden.num_rows, len(self.schema.dense))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         found = self.run(Batch(dense, keys, len(self.schema.slots), offsets))
+        tolerance = GOLDEN_TOLERANCE if self.engine.provider == CPU else DEVICE_TOLERANCE
         for name, values in found.items():
             wanted = np.array(golden[name].to_pylist(), np.float32)
             scale = 1.0 if name == "score" else max(1.0, float(np.abs(wanted).max(initial=0.0)))
             worst = float(np.abs(values.reshape(wanted.shape) - wanted).max(initial=0.0)) / scale
             if name == "score":
-                self.drift = worst if self.int8 else None
-            limit = INT8_TOLERANCE if self.int8 else GOLDEN_TOLERANCE * (1 if name == "score" else 10)
-            if (name == "score" or not self.int8) and not worst <= limit:
+                self.drift = worst if self.engine.int8 else None
+            limit = INT8_TOLERANCE if self.engine.int8 else tolerance * (1 if name == "score" else 10)
+            if (name == "score" or not self.engine.int8) and not worst <= limit:
                 raise CheckpointError(
                     f"{entry.path}: its golden requests give another {name} than when it was published (by {worst:.2g})",
                     "the rows or the network were damaged, or this machine computes differently; publish a base again",
                 )
-
-
-def session(graph: bytes) -> Any:
-    """One thread per session: workers share the cores, and a spinning thread would steal one."""
-    try:
-        import onnxruntime as ort
-    except ModuleNotFoundError:
-        raise MissingError("onnxruntime", "serve") from None
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.set_denormal_as_zero", "0")
-    return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-
-
-def quantised(graph: bytes) -> bytes:
-    """The network with its matrices as 8-bit integers, quantised as inputs come."""
-    import tempfile
-
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load_from_string(graph)
-    del model.graph.value_info[:]  # the shapes of the matrices change
-    with tempfile.TemporaryDirectory(prefix="clickfleet-int8-") as folder:
-        small = Path(folder) / "int8.onnx"
-        quantize_dynamic(model, small, weight_type=QuantType.QInt8)
-        return small.read_bytes()
 
 
 def open_version(
@@ -184,7 +158,7 @@ def open_version(
     name: str | None = None,
     *,
     opened: dict[str, Any] | None = None,
-    int8: bool = False,
+    engine: Engine = Engine(),  # noqa: B008  (frozen)
     like: Version | None = None,
 ) -> Version:
     """A version whose rows are the layers in `folders`, newest first (default: those of the entry alone).
@@ -200,7 +174,7 @@ def open_version(
         stack.append(known[folder])
     table = _core.FrozenRows(tuple(stack), factors)
     count = sum(layers.size(layer) for layer in stack)
-    return Version(entry, table, name, row_count=count, int8=int8, like=like)
+    return Version(entry, table, name, row_count=count, engine=engine, like=like)
 
 
 def age(identity: Identity) -> float:

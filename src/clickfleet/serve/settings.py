@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from clickfleet.engine import Engine
+
 MIB = 1 << 20
 
 
@@ -21,7 +23,7 @@ class Settings:
     rows: str = "mapped"
     """mapped, memory, or the URL of a Redis."""
     name: str | None = None
-    int8: bool = False
+    engine: Engine = Engine()  # noqa: RUF009  (frozen)
     batching: bool = True
     max_queue_ms: float = 50.0
     max_time_ms: float = 5000.0
@@ -43,4 +45,4 @@ class Settings:
     @classmethod
     def read(cls, state: Path | str) -> "Settings":
         facts: dict[str, Any] = json.loads((Path(state) / "settings.json").read_text())
-        return cls(**facts)
+        return cls(**{**facts, "engine": Engine(**facts["engine"])})

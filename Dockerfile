@@ -1,0 +1,44 @@
+# syntax=docker/dockerfile:1
+# Two images from one file:
+#   docker build -t clickfleet-serve .                    serves what is mounted at /model; no torch, no compiler
+#   docker build -t clickfleet-train --target train .     everything: training, the cluster, online learning
+#   docker run -p 8080:8080 -v "$PWD/artifact:/model:ro" clickfleet-serve
+
+FROM python:3.12-slim-bookworm AS wheel
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY pyproject.toml CMakeLists.txt README.md LICENSE constraints.txt ./
+COPY native native
+COPY src src
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.12-slim-bookworm AS base
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN useradd --system --uid 10001 --create-home clickfleet
+COPY constraints.txt deploy/serve-requirements.txt /etc/clickfleet/
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["clickfleet"]
+
+FROM base AS train
+COPY --from=wheel /wheels /wheels
+RUN pip install -c /etc/clickfleet/constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu torch \
+    && wheel=$(ls /wheels/clickfleet-*.whl) \
+    && pip install -c /etc/clickfleet/constraints.txt "$wheel[cluster,kafka,plots,redis,remote,serve]" \
+    && rm -rf /wheels
+USER 10001
+WORKDIR /home/clickfleet
+CMD ["--help"]
+
+FROM base AS serve
+COPY --from=wheel /wheels /wheels
+RUN pip install -c /etc/clickfleet/constraints.txt -r /etc/clickfleet/serve-requirements.txt \
+    && pip install --no-deps /wheels/clickfleet-*.whl \
+    && rm -rf /wheels
+USER 10001
+WORKDIR /home/clickfleet
+EXPOSE 8080 8081
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/ready', timeout=2)"]
+CMD ["serve", "/model", "--host", "0.0.0.0", "--port", "8080", "--grpc-port", "8081"]

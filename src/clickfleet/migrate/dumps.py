@@ -1,0 +1,227 @@
+"""Text dumps of the original's tables: rows of checkpoints, bases and deltas, dense values, and variables as binary files.
+
+<dir>/000/part-000-00000[.gz]        key slot unseen_days delta_score show click embed_w state… [embedx… state…]
+<dir>/001/part-000[.gz]              one line per dense value: w [state…]
+<dir>/<var>.shard/<var>.block0.txt   id TAB count TAB unseen_days TAB is_entry TAB v,v,…    (releases 2.0 to 2.2)
+<dir>/dnn_plugin/<var>               one variable, binary
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clickfleet.errors import CheckpointError
+
+PART = re.compile(r"^part-\d{3}-\d{5}(\.gz)?$")
+DENSE = re.compile(r"^part-\d{3}(\.gz)?$")
+LINES = 20_000
+Numbers = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass
+class Rows:
+    """Some rows of one table, all short or all full; `fields` as in the file: 6 + state [+ embedx + state]."""
+
+    keys: np.ndarray[Any, np.dtype[np.uint64]]
+    fields: Numbers
+
+
+def tables(folder: Path) -> list[Path]:
+    """The folders of sparse tables, in the order of their numbers; the folder itself where it holds the files."""
+    if _has(folder, PART):
+        return [folder]
+    return [sub for sub in sorted(folder.glob("[0-9][0-9][0-9]")) if _has(sub, PART)]
+
+
+def dense_table(folder: Path) -> Path | None:
+    """The folder of the dense values: the first table of one file per server."""
+    return next(
+        (sub for sub in sorted(folder.glob("[0-9][0-9][0-9]")) if _has(sub, DENSE) and not _has(sub, PART)), None
+    )
+
+
+def blocks(folder: Path) -> list[Path]:
+    """The folders of tables of releases 2.0 to 2.2."""
+    return sorted(sub for sub in folder.glob("*.shard") if sub.is_dir() and any(sub.glob("*.block*.txt")))
+
+
+def _has(folder: Path, pattern: re.Pattern[str]) -> bool:
+    return folder.is_dir() and any(pattern.match(entry.name) for entry in folder.iterdir())
+
+
+def read_rows(folder: Path, short: int, full: int) -> Iterator[Rows]:
+    """The rows of a table, `short` or `full` numbers each; lines of another length are refused by name."""
+    for path in sorted(entry for entry in folder.iterdir() if PART.match(entry.name)):
+        waiting: dict[int, tuple[list[int], list[bytes]]] = {short: ([], []), full: ([], [])}
+        for number, line in enumerate(_lines(path), start=1):
+            words = line.split()
+            if not words:
+                continue
+            if len(words) - 1 not in waiting:
+                raise CheckpointError(
+                    f"{path}:{number}: a row of {len(words) - 1} numbers, where {short} (without factors) or {full} were expected",
+                    "the width is sparse_feature_dim, the state that of the rules: check hyper_parameters and table_parameters",
+                )
+            try:
+                key = int(words[0])
+            except ValueError:
+                key = -1
+            if not 0 <= key < 2**64:
+                raise CheckpointError(f"{path}:{number}: {words[0][:40]!r} is no key")
+            keys, texts = waiting[len(words) - 1]
+            keys.append(key)
+            texts.append(b" ".join(words[1:]))
+            if len(keys) == LINES:
+                yield _rows(path, keys, texts, len(words) - 1)
+                waiting[len(words) - 1] = ([], [])
+        for width, (keys, texts) in waiting.items():
+            if keys:
+                yield _rows(path, keys, texts, width)
+
+
+def _rows(path: Path, keys: list[int], texts: list[bytes], width: int) -> Rows:
+    return Rows(np.array(keys, np.uint64), _numbers(path, b" ".join(texts), len(keys) * width).reshape(-1, width))
+
+
+def _numbers(path: Path, text: bytes, count: int) -> Numbers:
+    try:
+        found = np.array(text.split(), np.float64).astype(np.float32)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if len(found) != count or not np.isfinite(found).all():
+        raise CheckpointError(f"{path}: a value is no finite number")
+    return found
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from file
+    except (OSError, EOFError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def read_dense(folder: Path) -> Numbers:
+    """All dense values one after the other: weights [n] in column 0, their state beside them."""
+    parts = []
+    for path in sorted(entry for entry in folder.iterdir() if DENSE.match(entry.name)):
+        lines = [line.split() for line in _lines(path) if line.strip()]
+        if lines:
+            if len({len(line) for line in lines}) > 1:
+                raise CheckpointError(f"{path}: lines of different lengths")
+            parts.append(
+                _numbers(path, b" ".join(b" ".join(line) for line in lines), len(lines) * len(lines[0])).reshape(
+                    len(lines), -1
+                )
+            )
+    if not parts or len({part.shape[1] for part in parts}) > 1:
+        raise CheckpointError(f"{folder} holds no dense values of one kind")
+    return np.concatenate(parts)
+
+
+@dataclass
+class Block:
+    """Entered rows of a table of releases 2.0 to 2.2, by field."""
+
+    keys: np.ndarray[Any, np.dtype[np.uint64]]
+    counts: Numbers
+    unseen_days: Numbers
+    fields: dict[str, Numbers]
+    not_entered: int
+
+
+def read_blocks(folder: Path) -> Iterator[Block]:
+    """The files of a `<var>.shard` folder, each with its .meta."""
+    for path in sorted(folder.glob("*.block*.txt")):
+        names, dims = _meta(path)
+        width, heads, texts, keys, skipped = sum(dims), [], [], [], 0
+        for number, line in enumerate(_lines(path), start=1):
+            words = line.split()
+            values = words[4].split(b",") if len(words) == 5 else []
+            if len(values) != width or not words[0].isdigit() or int(words[0]) >= 2**64:
+                raise CheckpointError(f"{path}:{number}: expected id, count, unseen_days, is_entry and {width} values")
+            if int(words[3]) == 0:
+                skipped += 1
+                continue
+            keys.append(int(words[0]))
+            heads.append(b" ".join(words[1:3]))
+            texts.append(b" ".join(values))
+        head = _numbers(path, b" ".join(heads), 2 * len(keys)).reshape(-1, 2)
+        values_ = _numbers(path, b" ".join(texts), width * len(keys)).reshape(-1, width)
+        ends = np.cumsum([0, *dims])
+        fields = {name: values_[:, ends[i] : ends[i + 1]] for i, name in enumerate(names)}
+        yield Block(np.array(keys, np.uint64), head[:, 0], head[:, 1], fields, skipped)
+
+
+def _meta(path: Path) -> tuple[list[str], list[int]]:
+    meta = path.with_suffix(".meta")
+    if not meta.is_file():
+        raise CheckpointError(f"{path} has no {meta.name} beside it, which says what its values are")
+    facts = dict(line.strip().split("=", 1) for line in meta.read_text().splitlines() if "=" in line)
+    names = [name for name in re.split(r"[,\s]+", facts.get("row_names", "")) if name]
+    dims = [int(dim) for dim in re.findall(r"\d+", facts.get("row_dims", ""))]
+    if not names or len(names) != len(dims) or names[0] != "Param":
+        raise CheckpointError(f"{meta}: row_names and row_dims do not say what the values are")
+    return names, dims
+
+
+def read_variables(folder: Path) -> dict[str, Any]:
+    """The variables of a `dnn_plugin` folder: one binary file each."""
+    found = {}
+    for path in sorted(entry for entry in folder.iterdir() if entry.is_file()):
+        array = _variable(path.read_bytes())
+        if array is not None:
+            found[path.name] = array
+    return found
+
+
+def _variable(data: bytes) -> Any:
+    """A float32 tensor: version, levels of detail (none), version, length of the description, it, the numbers."""
+    if len(data) < 20 or struct.unpack_from("<IQI", data) != (0, 0, 0):
+        return None
+    size = struct.unpack_from("<i", data, 16)[0]
+    if not 0 < size <= 256 or len(data) < 20 + size:
+        return None
+    kind, shape = _description(data[20 : 20 + size])
+    content = data[20 + size :]
+    if kind != 5 or any(n < 0 for n in shape) or int(np.prod(shape, dtype=object)) * 4 != len(content):
+        return None
+    return np.frombuffer(content, "<f4").reshape(shape)
+
+
+def _description(data: bytes) -> tuple[int, list[int]]:
+    """The type and the dimensions: fields 1 and 2 of a protobuf message, all of them varints."""
+    at, kind, shape = 0, -1, []
+    while at < len(data):
+        field, at = _varint(data, at)
+        value, at = _varint(data, at)
+        if field == 0x08:
+            kind = value
+        elif field == 0x10:
+            shape.append(value)
+        elif field == 0x12:  # packed
+            end = at + value
+            while at < end:
+                value, at = _varint(data, at)
+                shape.append(value)
+        else:
+            return -1, []
+    return kind, shape
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+        if byte < 0x80:
+            return value, at
+    return -1, len(data)

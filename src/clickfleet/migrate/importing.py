@@ -1,0 +1,231 @@
+"""A saved model of the original -> a run folder of ours, and a comparison of their scores."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clickfleet import checkpoint, saving
+from clickfleet.batch import Batch
+from clickfleet.config import Config, dump
+from clickfleet.errors import CheckpointError
+from clickfleet.learner import Learner
+from clickfleet.metrics import Metrics
+from clickfleet.migrate.formulas import score
+from clickfleet.migrate.sources import Piece, Saved, Width, is_saved, open_saved
+from clickfleet.migrate.tensors import check, layers, ours
+from clickfleet.migrate.translate import Translated
+from clickfleet.schema import write_schema
+from clickfleet.scoring import Scorer
+from clickfleet.table import NO_SLOT
+
+__all__ = ["Imported", "import_model", "is_saved"]
+
+SAMPLE_ROWS, SAMPLE_KEYS = 64, 512
+TOLERANCE = 1e-5
+
+
+@dataclass
+class Imported:
+    """What an import made, and how its scores compare with the original's formula over the original's numbers."""
+
+    path: Path
+    source: Path
+    rows: int = 0
+    full_rows: int = 0
+    parameters: int = 0
+    compared: int = 0
+    max_abs_diff: float | None = None
+    anew: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.max_abs_diff is None or self.max_abs_diff <= TOLERANCE
+
+    def text(self) -> str:
+        lines = [
+            f"{self.path}: {self.rows:,} rows ({self.full_rows:,} with factors), {self.parameters:,} dense parameters"
+        ]
+        lines += [f"initialised anew: {name}" for name in self.anew]
+        if self.max_abs_diff is not None:
+            verdict = (
+                "as the original's formula" if self.ok else f"NOT as the original's formula (tolerance {TOLERANCE:g})"
+            )
+            lines.append(f"{self.compared} rows scored {verdict}: largest difference {self.max_abs_diff:.1e}")
+        return "\n".join([*lines, *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "path": str(self.path), "source": str(self.source), "ok": self.ok}
+
+
+def import_model(translated: Translated, source: Path, out: Path, again: bool = False) -> Imported:
+    """Writes the model at `source` as the run folder `out`; `again` replaces what an earlier import left there."""
+    out = out.absolute()
+    if translated.dictionary is not None:
+        raise CheckpointError("models of word2vec are not imported", "train anew: clickfleet train CONFIG")
+    if again and (out / "imported.txt").is_file():
+        shutil.rmtree(out)
+    if checkpoint.steps(out / "checkpoints"):
+        raise CheckpointError(f"{out} holds a run already", "choose another folder")
+    config = _configured(translated, out)
+    learner = Learner(config, translated.schema)
+    settings = _settings(learner)
+    wanted = layers(translated.network, settings, learner.shape)
+    table = learner.table
+    named = [layer for layer in wanted if layer.kind == "embedding"]
+    whole = translated.network == "slot_dnn"
+    width = Width(table.factors, table.rule, table.embed_rule, whole, len(named) > 1)
+    saved = open_saved(source, wanted, width)
+    done = Imported(out, saved.path)
+    sample = _put_rows(learner, saved, done)
+    if saved.params:
+        _put_dense(translated.network, learner, saved, wanted, settings, done)
+    else:
+        done.anew.append("the network: only a table was saved here")
+    if sample and not done.anew:
+        done.max_abs_diff = _compare(translated.network, learner, saved, settings, sample, done)
+    done.notes += saved.notes
+    out.mkdir(parents=True, exist_ok=True)
+    if translated.needs_schema:
+        write_schema(translated.schema, out / "schema.yaml")
+    metrics = Metrics(config.train.metrics.thresholds, config.train.metrics.sliding or None)
+    state = {"step": saved.steps, "rows": 0, "epoch": 0, "imported": str(saved.path)}
+    checkpoint.write(
+        table,
+        out / "checkpoints",
+        saved.steps,
+        attached=saving.capture(learner, metrics, state),
+        files=saving.ROW_FILES,
+        **learner.facts,
+    )
+    (out / "config.yaml").write_text(dump(config), encoding="utf-8")
+    (out / "imported.txt").write_text(done.text() + "\n", encoding="utf-8")
+    return done
+
+
+def _configured(translated: Translated, out: Path) -> Config:
+    config = translated.config
+    schema = str(out / "schema.yaml") if translated.needs_schema else config.data.schema
+    data = replace(config.data, schema=schema)
+    run, train = replace(config.run, dir=str(out)), replace(config.train, init_from=None)
+    return replace(config, data=data, run=run, train=train)
+
+
+def _settings(learner: Learner) -> dict[str, Any]:
+    """The model's settings, defaults included, as far as layers follow from them."""
+    known = {
+        "hidden",
+        "layers",
+        "rank",
+        "experts",
+        "structure",
+        "cin",
+        "bottom",
+        "top",
+        "embedding_gate",
+        "hidden_gate",
+    }
+    defaults = type(learner.model).Config()
+    found = {name: getattr(defaults, name) for name in known if hasattr(defaults, name)}
+    return {**found, **{k: v for k, v in learner.config.model.settings.items() if k in known}}
+
+
+def _put_rows(learner: Learner, saved: Saved, done: Imported) -> dict[int, tuple[float, Any]]:
+    """Puts every row into the table; some of them, as the original has them, to compare with."""
+    table = learner.table
+    sample: dict[int, tuple[float, Any]] = {}
+    names = {slot.name: i for i, slot in enumerate(learner.schema.slots)}
+    for piece in saved.rows:
+        if table.padding_key is not None:
+            keep = piece.keys != table.padding_key
+            if not keep.all():
+                piece = _some(piece, keep)
+        if not len(piece.keys):
+            continue
+        checkpoint.put(table, _columns(piece, names))
+        done.rows += len(piece.keys)
+        done.full_rows += 0 if piece.embedx is None else len(piece.keys)
+        for i in range(0, len(piece.keys), max(1, len(piece.keys) // 64)):
+            if len(sample) < SAMPLE_KEYS:
+                factors = np.zeros(table.factors) if piece.embedx is None else piece.embedx[i].copy()
+                sample[int(piece.keys[i])] = (float(piece.embed_w[i]), factors)
+    return sample
+
+
+def _some(piece: Piece, keep: Any) -> Piece:
+    return Piece(**{name: None if value is None else value[keep] for name, value in vars(piece).items()})
+
+
+def _columns(piece: Piece, names: dict[str, int]) -> dict[str, Any]:
+    rows = len(piece.keys)
+
+    def flat(values: Any) -> Any:
+        return np.empty(0, np.float32) if values is None else np.ascontiguousarray(values, np.float32).reshape(-1)
+
+    slots = np.full(rows, NO_SLOT, np.uint16)
+    if piece.slot is not None:
+        for number in np.unique(piece.slot):
+            slots[piece.slot == number] = names.get(str(int(number)), NO_SLOT)
+    return {
+        "key": np.ascontiguousarray(piece.keys, np.uint64),
+        "slot": slots,
+        "show": piece.show.astype(np.float64),
+        "click": piece.click.astype(np.float64),
+        "unseen_days": np.clip(piece.unseen_days, 0, 65535).astype(np.uint16),
+        "delta_score": piece.delta_score.astype(np.float32),
+        "published": np.zeros(rows, np.uint8),
+        "embed_w": np.ascontiguousarray(piece.embed_w, np.float32),
+        "embed_state": flat(piece.embed_state),
+        "embedx": flat(piece.embedx),
+        "embedx_state": flat(piece.embedx_state),
+    }
+
+
+def _put_dense(
+    network: str, learner: Learner, saved: Saved, wanted: Any, settings: dict[str, Any], done: Imported
+) -> None:
+    absent = check(saved.params, wanted, str(saved.path))
+    if network == "deepfefm" and any("field_embeddings" in name for name in absent):
+        done.notes.append(
+            "the original never saved the matrices of pairs (a defect), so its scores cannot be had again"
+        )
+    mine = learner.model.state_dict()
+    found = ours(network, saved.params, learner.shape, settings)
+    frozen = {name for name, p in learner.model.named_parameters() if not p.requires_grad}
+    done.anew += sorted(mine.keys() - found.keys() - frozen - {name for name in mine if "num_batches" in name})
+    done.parameters = sum(array.size for array in found.values())
+    tensors = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in found.items()}
+    learner.restore_dense({name: tensors.get(name, mine[name]) for name in mine})
+    if learner.config.dense.optimizer in ("adam", "adamw") and {"mean", "square"} <= saved.moments.keys():
+        state = learner.optimizer_state()
+        for kept, arrays in saved.moments.items():
+            for name, array in ours(network, arrays, learner.shape, settings).items():
+                if f"{kept}/{name}" in state:
+                    state[f"{kept}/{name}"] = torch.from_numpy(np.array(array, np.float32))
+        learner.restore_optimizer({**state, "steps": torch.tensor(saved.steps)})
+
+
+def _compare(
+    network: str, learner: Learner, saved: Saved, settings: dict[str, Any], sample: dict[int, Any], done: Imported
+) -> float:
+    """The largest difference of scores, ours through the table and theirs by the formula."""
+    rng, shape = np.random.default_rng(0), learner.shape
+    done.compared = SAMPLE_ROWS
+    keys = rng.choice(np.array(sorted(sample), np.uint64), (SAMPLE_ROWS, shape.slots))
+    dense = rng.uniform(0, 1, (SAMPLE_ROWS, shape.dense)).astype(np.float32)
+    w = np.array([[sample[int(key)][0] for key in row] for row in keys])
+    e = np.array([[sample[int(key)][1] for key in row] for row in keys])
+    theirs = score(network, saved.params, settings, shape, w, e, dense)
+    batch = Batch(dense, np.ascontiguousarray(keys.reshape(-1)), shape.slots)
+    learner.model.eval()
+    found = Scorer(learner).score(batch)
+    learner.model.train()
+    worst = float(np.max(np.abs(found - theirs)))
+    return worst if math.isfinite(worst) else math.inf

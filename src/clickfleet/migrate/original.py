@@ -1,0 +1,162 @@
+"""A PaddleRec configuration as its tools read it: sections flattened to dotted keys, `-o` applied, paths as they meant them.
+
+>>> flatten({"runner": {"epochs": 3}, "hyper_parameters": {"optimizer": {"class": "Adam"}}})
+{'runner.epochs': 3, 'hyper_parameters.optimizer.class': 'Adam'}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clickfleet.config import Loader as StrictLoader
+from clickfleet.errors import ConfigError
+
+SECTIONS = ("runner", "hyper_parameters", "table_parameters")
+
+
+@dataclass
+class Original:
+    """What a file says, by dotted key."""
+
+    path: Path
+    values: dict[str, Any]
+    twice: list[str] = field(default_factory=list)
+    """Keys that the file gives more than once: the last one counted, and counts."""
+    dropped: list[str] = field(default_factory=list)
+    """Sections that no tool ever read."""
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def for_readers(self) -> dict[str, Any]:
+        """The dictionary that readers are given."""
+        return {**self.values, "config_abs_dir": str(self.folder), "yaml_path": str(self.path)}
+
+
+class _Loader(StrictLoader):
+    """As the configuration's loader, but a key given twice is only noted."""
+
+    twice: list[str]
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key, _ in node.value:
+        name = loader.construct_object(key)
+        if name in seen:
+            loader.twice.append(str(name))
+        seen.add(name)
+    return yaml.SafeLoader.construct_mapping(loader, node, True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def _load(path: Path) -> tuple[Any, list[str]]:
+    try:
+        loader = _Loader(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "name an existing configuration file") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no text") from None
+    loader.twice = []
+    try:
+        return loader.get_single_data(), loader.twice
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: {error.problem}", "check the indentation and the quotes") from error
+    finally:
+        loader.dispose()
+
+
+def is_paddlerec(path: str | Path) -> bool:
+    """Whether a file is a configuration of PaddleRec: it has a section `runner` or `hyper_parameters`."""
+    path = Path(path)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not any(f"{section}:" in text for section in SECTIONS[:2]):
+        return False
+    raw, _ = _load(path)
+    return isinstance(raw, dict) and any(isinstance(raw.get(section), dict) for section in SECTIONS[:2])
+
+
+def read(path: str | Path, overrides: Iterable[str] = ()) -> Original:
+    """The file with `-o key=value` over it: a value takes the type of the one it replaces, a new one is text."""
+    path = Path(path).absolute()
+    raw, twice = _load(path)
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected sections such as runner: and hyper_parameters:")
+    workspace = raw.get("workspace")
+    kept = {section: raw[section] for section in SECTIONS if isinstance(raw.get(section), dict)}
+    values = flatten(kept)
+    if isinstance(workspace, str):
+        values = {key: _placed(value, workspace) for key, value in values.items()}
+    for item in overrides:
+        override(values, item)
+    dropped = [str(key) for key in raw if key not in kept and key != "workspace"]
+    return Original(path, values, twice, dropped)
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested maps as dotted keys; lists stay lists."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _placed(value: Any, workspace: str) -> Any:
+    if isinstance(value, list):
+        return [_placed(item, workspace) for item in value]
+    return value.replace("{workspace}", workspace) if isinstance(value, str) else value
+
+
+def is_override(item: str) -> bool:
+    """Whether an argument sets a key of PaddleRec's rather than one of ours."""
+    return item.partition("=")[0].partition(".")[0] in SECTIONS
+
+
+def override(values: dict[str, Any], item: str) -> None:
+    """Sets one key as `-o` did.
+
+    >>> values = {"runner.epochs": 3, "runner.use_gpu": False}
+    >>> override(values, "runner.epochs=5"), override(values, "runner.use_gpu=True"), override(values, "runner.new=5")
+    (None, None, None)
+    >>> values
+    {'runner.epochs': 5, 'runner.use_gpu': True, 'runner.new': '5'}
+    """
+    key, equals, text = item.partition("=")
+    if not equals or "=" in text or not is_override(item):
+        raise ConfigError(f"-o {item!r} is not of the form section.key=value", "for example -o runner.epochs=3")
+    before = values.get(key)
+    try:
+        if isinstance(before, bool):
+            values[key] = text.lower() == "true"
+        elif isinstance(before, int):
+            values[key] = int(text)
+        elif isinstance(before, float):
+            values[key] = float(text)
+        elif isinstance(before, list):  # the tools made it a text, which no model could use
+            values[key] = yaml.load(text, StrictLoader)
+        else:
+            values[key] = text
+    except (ValueError, yaml.YAMLError):
+        raise ConfigError(f"-o {item!r}: {key} is {before!r} in the file, and {text!r} is not of that kind") from None
+
+
+class YamlHelper:
+    """What readers import from the old tools' helper modules, where they run as programs of their own."""
+
+    def load_yaml(self, yaml_file: str, other_part: object = None) -> dict[str, Any]:
+        return read(yaml_file).for_readers

@@ -1,0 +1,88 @@
+"""The words of a corpus and how often they occur: `word count` per line, as word2vec's own tools write it.
+
+The line `</s> N` says how many sentences there are.
+
+>>> vocabulary = Vocabulary(("the", "fleet"), np.array([60, 40]), sentences=10)
+>>> Vocabulary.parse(vocabulary.text().encode(), "vocabulary.txt").words
+('the', 'fleet')
+>>> vocabulary.keep(0.1).round(3).tolist(), vocabulary.noise(0.75).round(1).tolist()
+([0.575, 0.75], [21.6, 15.9])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet import _core
+from clickfleet.batch import Integers, Keys
+from clickfleet.errors import DataError
+
+FILE = "vocabulary.txt"
+SENTENCE = "</s>"
+
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    words: tuple[str, ...]
+    counts: Integers
+    sentences: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def keys(self, slot: str) -> Keys:
+        """The keys of all words in a slot."""
+        return np.array([_core.hash64(slot, word.encode()) for word in self.words], np.uint64)
+
+    def keep(self, sample: float) -> Doubles:
+        """The chance of each occurrence to be trained on: frequent words are thinned out."""
+        if not sample:
+            return np.ones(len(self))
+        rare = sample * self.counts.sum() / self.counts
+        kept: Doubles = np.minimum(np.sqrt(rare) + rare, 1.0)
+        return kept
+
+    def noise(self, power: float) -> Doubles:
+        """How often each word is drawn as noise, up to a factor."""
+        return self.counts.astype(np.float64) ** power
+
+    def text(self) -> str:
+        first = "" if self.sentences is None else f"{SENTENCE} {self.sentences}\n"
+        return first + "".join(f"{word} {count}\n" for word, count in zip(self.words, self.counts, strict=True))
+
+    @classmethod
+    def parse(cls, text: bytes, where: str) -> Vocabulary:
+        words: list[str] = []
+        counts: list[int] = []
+        sentences = None
+        for number, line in enumerate(text.decode(errors="replace").splitlines(), start=1):
+            word, _, count = line.rpartition(" ")
+            if not word or " " in word or not count.isdecimal() or int(count) < 1:
+                raise DataError(f"{where}:{number}: expected a word and its count, found {line[:80]!r}")
+            if word == SENTENCE:
+                sentences = int(count)
+            else:
+                words.append(word)
+                counts.append(int(count))
+        if len(set(words)) != len(words):
+            seen: set[str] = set()
+            twice = next(word for word in words if word in seen or seen.add(word))  # type: ignore[func-returns-value]
+            raise DataError(f"{where}: the word {twice!r} stands there twice")
+        if not words:
+            raise DataError(f"{where}: there are no words", "make it with clickfleet words prepare")
+        return cls(tuple(words), np.array(counts, np.int64), sentences)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Vocabulary:
+        try:
+            return cls.parse(Path(path).read_bytes(), str(path))
+        except OSError as error:
+            raise DataError(
+                f"{path}: {error.strerror or error}", "data.vocabulary is what clickfleet words prepare wrote"
+            ) from error

@@ -1,0 +1,121 @@
+"""Online learning on a real cluster: the same days as in one process, published as they go, through losses and restarts."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clickfleet import published, republished, saving
+from clickfleet.errors import DataError
+from clickfleet.online.learn import learn
+from fleet import kill, shows, tables
+from streams import settings, write_days
+
+pytestmark = pytest.mark.xdist_group("cluster")
+DAYS, SPLITS, ROWS, FILES = 2, 2, 60, 2
+SHOWN = 4  # user, ad and two sites
+
+
+@pytest.fixture
+def days(tmp_path: Path, graph: Path) -> dict[str, Any]:
+    write_days(tmp_path, DAYS, SPLITS, ROWS)
+    (tmp_path / "run").mkdir()
+    shutil.copy(graph, tmp_path / "run" / "graph.onnx")
+    for part in tmp_path.glob("logs/*/*/part-0.csv"):  # a file for each worker
+        head, *lines = part.read_text().splitlines(keepends=True)
+        part.write_text(head + "".join(lines[: ROWS // 2]))
+        part.with_name("part-1.csv").write_text(head + "".join(lines[ROWS // 2 :]))
+    config = settings(tmp_path, SPLITS)
+    config["train"], config["publish"]["keep_chains"] = {}, 9
+    config["cluster"] = {"shards": 2, "workers": 2, "start_timeout": "250s"}
+    return config
+
+
+def entries(run: Path) -> list[published.Line]:
+    return published.Log(run / "published").lines()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+def test_days_on_a_cluster(ray: Any, days: dict[str, Any], mode: str) -> None:
+    days["mode"] = {"name": mode}
+    run = Path(days["run"]["dir"])
+    done = learn(days, quiet=True)
+    assert (done.passes, done.rows, done.day) == (DAYS * SPLITS, DAYS * SPLITS * ROWS, 20260102)
+    assert [line.kind for line in entries(run)] == ["base", "delta", "base", "delta", "delta", "base"]
+    log = published.Log(run / "published")
+    served = republished.load([log.entry(line) for line in entries(run)][-1:])
+    dense, rows = tables(served, saving.load(saving.resolve(run)))
+    assert (dense, rows) == (0.0, 0.0)
+
+
+def test_deltas_on_a_base_are_the_next_base(ray: Any, days: dict[str, Any]) -> None:
+    """Rows, deletions and the network, gathered from two shards."""
+    days["mode"] = {"name": "sync"}
+    days["table"] |= {"delete_threshold": 0.0}  # so that the shrink between the last delta and the base removes nothing
+    run = Path(days["run"]["dir"])
+    learn(days, quiet=True)
+    log = published.Log(run / "published")
+    chain = [log.entry(line) for line in entries(run)]
+    followed, whole = republished.load(chain[2:5]), republished.load(chain[5:])
+    assert len(followed.table) == len(whole.table)
+    assert tables(followed, whole) == (0.0, 0.0)
+
+
+def test_one_worker_and_one_process_learn_the_same(ray: Any, days: dict[str, Any], tmp_path: Path) -> None:
+    days["mode"], days["cluster"] = {"name": "sync"}, {**days["cluster"], "workers": 1}
+    days["online"] |= {"validate": "pass"}
+    there = learn(days, quiet=True)
+    here = learn({**days, "mode": {"name": "local"}, "train": {"threads": 1}}, f"run.dir={tmp_path}/here", quiet=True)
+    assert tables(there.learner, here.learner) == (0.0, 0.0)
+    assert there.validated == pytest.approx(here.validated)
+    assert there.last == pytest.approx(here.last)
+
+
+@pytest.mark.parametrize("victim", ["shard 1", "worker 0"])
+def test_a_loss_on_a_stream_loses_nothing(ray: Any, days: dict[str, Any], victim: str) -> None:
+    days["mode"] = {"name": "async"}
+    days["table"] |= {"delete_threshold": 0.0, "decay_rate": 1.0}
+    run = Path(days["run"]["dir"])
+
+    def strike() -> None:
+        while len(entries(run) if (run / "published" / published.LOG).exists() else []) < 2:
+            time.sleep(0.02)
+        kill(run, victim)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    done = learn(days, quiet=True)
+    thread.join()
+    assert f"lost {victim}" in (run / "log.txt").read_text()
+    assert done.passes == DAYS * SPLITS
+    assert shows(run) == DAYS * SPLITS * ROWS * SHOWN
+    log = published.Log(run / "published")
+    chain = [log.entry(line) for line in entries(run)]
+    last = max(i for i, entry in enumerate(chain) if entry.manifest["kind"] == "base")
+    assert tables(republished.load(chain[last:]), done.learner) == (0.0, 0.0)
+
+
+def test_a_stopped_stream_goes_on(ray: Any, days: dict[str, Any]) -> None:
+    days["mode"] = {"name": "sync"}
+    days["table"] |= {"delete_threshold": 0.0, "decay_rate": 1.0}
+    first = learn(days, "online.end_day=20260101", quiet=True)
+    assert first.passes == SPLITS
+    second = learn(days, "cluster.shards=1", quiet=True)
+    assert (second.passes, second.rows) == (DAYS * SPLITS, SPLITS * ROWS)
+    assert shows(days["run"]["dir"]) == DAYS * SPLITS * ROWS * SHOWN
+    sequences = [line.sequence for line in entries(Path(days["run"]["dir"]))]
+    assert sequences == list(range(1, len(sequences) + 1))
+
+
+def test_rows_in_memory_are_refused(ray: Any, days: dict[str, Any]) -> None:
+    import pyarrow as pa
+
+    del days["online"]["dir"], days["online"]["start_day"], days["online"]["end_day"]
+    days["mode"] = {"name": "async"}
+    with pytest.raises(DataError, match="in memory"):
+        learn(days, source=[(pa.table({"click": [1.0]}), 20260101, 1)], quiet=True)

@@ -1,0 +1,35 @@
+"""A PaddleRec configuration on a cluster, as fleetrun started it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clickfleet.cli import build
+from clickfleet.cli.frame import run
+from originals import READER, project, slot_lines
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+def test_launch_obeys_the_file_and_names_the_logs(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = project(tmp_path, "dnn", sync_mode="geo", geo_step=2, epochs=1)
+    (path.parent / "reader.py").write_text(READER)
+    (path.parent / "data" / "train" / "part-1").write_text(slot_lines(40, 9))
+    argv = ["launch", "--server_num", "2", "--worker_num", "2", str(path), "cluster.start_timeout=250s", "--json"]
+    assert run(build(), argv) == 0, capsys.readouterr().err
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert done["rows"] == 80
+    assert done["test_auc"] is not None
+    for name, says in (
+        ("serverlog.1", "shard 1 of 2"),
+        ("workerlog.0", "worker 0 of 2"),
+        ("workerlog.1", "worker 1 of 2"),
+    ):
+        assert says in (tmp_path / "log" / name).read_text()

@@ -1,0 +1,82 @@
+"""PaddleRec's word2vec: text as numbers of words and a dictionary."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from clickfleet import migrate
+from clickfleet.cli import build
+from clickfleet.cli.frame import run
+from clickfleet.errors import ConfigError
+from clickfleet.migrate.words import is_here, write_questions, write_vocabulary
+
+WORDS = ["<UNK>", "paris", "france", "rome", "italy", "the"]
+
+
+def project(folder: Path) -> Path:
+    home = folder / "word2vec"
+    for name in ("data/train", "data/test", "data/dict"):
+        (home / name).mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    lines = [" ".join(map(str, rng.integers(0, len(WORDS), 12))) for _ in range(50)]
+    (home / "data/train/part-0").write_text("\n".join(lines) + "\n")
+    (home / "data/test/questions").write_text("Paris France Rome Italy\nParis France Oslo Norway\n")
+    counts = "".join(f"{word} {100 - i}\n" for i, word in enumerate(WORDS))
+    (home / "data/dict/word_count_dict.txt").write_text(counts)
+    config = {
+        "runner": {
+            "train_data_dir": "data/train",
+            "test_data_dir": "data/test",
+            "train_batch_size": 100,
+            "epochs": 1,
+            "model_save_path": "output",
+            "infer_load_path": "output",
+            "infer_start_epoch": 0,
+            "infer_end_epoch": 1,
+            "thread_num": 1,
+            "word_count_dict_path": "data/dict/word_count_dict.txt",
+        },
+        "hyper_parameters": {
+            "optimizer": {"class": "sgd", "learning_rate": 1.0},
+            "sparse_feature_number": len(WORDS),
+            "sparse_feature_dim": 8,
+            "neg_num": 5,
+            "window_size": 3,
+        },
+    }
+    (home / "config.yaml").write_text(yaml.safe_dump(config))
+    return home / "config.yaml"
+
+
+def test_dictionaries_become_numbers(tmp_path: Path) -> None:
+    dictionary = project(tmp_path).parent / "data/dict/word_count_dict.txt"
+    assert write_vocabulary(dictionary, tmp_path / "v.txt").read_text().splitlines()[:2] == ["0 100", "1 99"]
+    questions = write_questions(dictionary, [str(tmp_path / "word2vec/data/test")], tmp_path / "q.txt").read_text()
+    assert questions == "1 2 3 4\n1 2 ?oslo ?norway\n"
+
+
+@pytest.mark.skipif(is_here(), reason="word2vec is here")
+def test_without_word2vec_the_folder_is_foreign(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names the network 'word2vec'"):
+        migrate.translate(migrate.read(project(tmp_path)))
+
+
+@pytest.mark.skipif(not is_here(), reason="word2vec is not here")
+def test_train_and_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = project(tmp_path)
+    translated = migrate.translate(migrate.read(path))
+    assert translated.raw["model"] == {"name": "word2vec", "decay": False, "window": 3, "negatives": 5}
+    assert translated.raw["table"] == {"dim": 8, "rule": {"name": "sgd", "lr": 0.01, "scale": "none"}}
+    assert not [line for line in translated.report.lines if line.kind == "unknown"]
+    assert run(build(), ["train", str(path)]) == 0
+    assert run(build(), ["evaluate", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["rows"], found["known"]) == (2, 1)
+    assert run(build(), ["migrate", "paddlerec", str(path)]) == 0
+    assert run(build(), ["train", str(path.with_suffix(".clickfleet.yaml")), "run.dir=../ours"]) == 0
