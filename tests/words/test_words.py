@@ -201,6 +201,7 @@ def test_what_does_not_fit_is_refused(config, corpus, trained, tmp_path):
         ({"model": {"name": "dnn"}}, "data.vocabulary is for word2vec"),
         ({"model": {"decay": True}, "table": {"rule": {"name": "adagrad"}}}, "leave model.decay out"),
         ({"model": {"negatives": 0}}, "model.negatives"),
+        ({"model": {"wide": True}}, "unknown key model.wide"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             clickfleet.train(config(**more), quiet=True)

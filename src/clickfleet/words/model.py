@@ -25,7 +25,7 @@ class Word2Vec(Model):
     row_rule: ClassVar[dict[str, Any]] = {"name": "sgd", "lr": 0.025, "scale": "none"}
 
     @dataclass(frozen=True)
-    class Config(Model.Config):
+    class Config:  # without the settings that all scores of rows share
         window: Annotated[int, Ge(1)] = 5
         """Words to each side at most; each centre word draws its own reach from 1 to this."""
         negatives: Annotated[int, Ge(1)] = 5
