@@ -3,7 +3,8 @@
     python benchmarks/modes.py --rows 300000
 
 Two logical workers of equal speed take turns in one process (clickfleet.cluster.simulate); raw text, `dnn` 400×3, dim 10, batches of
-1000, one epoch. Prints the test AUC of each mode with its defaults and its difference to local, which is to be at most 0.005.
+1000, one epoch; in sync and geo, where N workers take one step together, each has batches of 1000 / N, as docs/cluster.md says.
+Prints the test AUC of each mode with its defaults and its difference to local, which is to be at most 0.005.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from clickfleet import scoring
+from clickfleet.batch import Batch
 from clickfleet.cluster.simulate import Fleet, with_mode
 from clickfleet.config import load
 from clickfleet.feeds import Feed
@@ -33,6 +35,16 @@ TRIALS: dict[str, tuple[str, dict[str, Any]]] = {
     "geo": ("geo", {}),
 }
 LIMIT = 0.005
+
+
+def shares(batches: list[Batch], mode: str, workers: int) -> list[list[Batch]]:
+    """The batches of each worker: where workers' steps become one step (sync) or their mean (geo), each has a part of every batch."""
+    if workers == 1:
+        return [batches]
+    if mode not in ("sync", "geo"):
+        return [batches[i::workers] for i in range(workers)]
+    size = 1000 // workers
+    return [[batch[i * size : (i + 1) * size] for batch in batches] for i in range(workers)]
 
 
 def main() -> None:
@@ -63,7 +75,7 @@ def main() -> None:
         count = 1 if name == "local" else arguments.workers
         begin = time.monotonic()
         fleet = Fleet(with_mode(config, mode, **settings), schema, count, seed=arguments.seed)
-        model = fleet.train([Feed(batches[i::count], schema, 1000) for i in range(count)])
+        model = fleet.train([Feed(share, schema, len(share[0])) for share in shares(batches, mode, count)])
         found[name] = scoring.evaluate(model, test)["auc"]
         difference = found[name] - found["local"]
         print(

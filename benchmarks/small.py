@@ -19,6 +19,10 @@ from clickfleet import run
 from study import MODELS
 
 
+FLAT = ("lr", "fm", "ffm")
+"""Models without an MLP: the recipe says that they take larger dense steps."""
+
+
 def hashed_regression(train: list[str], test: list[str], strength: float) -> float:
     from sklearn.feature_extraction import FeatureHasher
     from sklearn.linear_model import LogisticRegression
@@ -59,6 +63,7 @@ def main() -> None:
             found = []
             for seed in args.seeds:
                 sets = [f"data.train={work}/train", f"data.test={work}/test", f"model.name={model}"]
+                sets += ["dense.lr=0.002"] if model in FLAT else []
                 sets += [f"train.seed={seed}", "train.threads=1", f"run.dir={work}/{model}-{seed}"]
                 made = run.train(args.recipe, *sets, quiet=True)
                 assert made.test is not None

@@ -17,6 +17,7 @@ from clickfleet.exchange import Gradient, merged, summed
 from clickfleet.feeds import Feed
 from clickfleet.job import Job
 from clickfleet.learner import Learner
+from clickfleet.logs.synth import Options, synth
 from clickfleet.metrics import Metrics
 from clickfleet.modes._settings import from_environment
 from clickfleet.reader import Reader
@@ -182,6 +183,22 @@ def test_every_rule_learns_in_every_mode(mode: str, rule: str, batches: list[Any
     model = fleet.train(slices(batches[:10], schema, 2))
     assert np.isfinite(scoring.evaluate(model, batches[:10])["logloss"])
     assert len(model.table) == len(np.unique(np.concatenate([batch.keys for batch in batches[:10]])))
+
+
+def test_all_modes_reach_the_auc_of_one_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With their defaults and, where workers take one step together, batches divided by their number."""
+    folder, size, workers = tmp_path_factory.mktemp("auc"), 40, 2
+    synth(folder, Options(rows=40_000, test_rows=10_000, parts=2, seed=3))
+    batches = list(Reader(str(folder / "train" / "*"), batch_size=size))
+    test = list(Reader(str(folder / "test" / "*"), batch_size=1000))
+    config, schema = configured(f"data.batch_size={size}"), Reader(str(folder / "train" / "*")).schema
+    alone = scoring.evaluate(local(config, schema, batches), test)["auc"]
+    parts = [[batch[i * size // 2 : (i + 1) * size // 2] for batch in batches] for i in range(workers)]
+    whole = [batches[i::workers] for i in range(workers)]
+    for mode, shares in (("sync", parts), ("geo", parts), ("half_async", whole), ("async", whole)):
+        fleet = Fleet(with_mode(config, mode), schema, workers, 2)
+        model = fleet.train([Feed(share, schema, len(share[0])) for share in shares])
+        assert scoring.evaluate(model, test)["auc"] > alone - 0.005, mode
 
 
 def test_merging_adds_and_means() -> None:
