@@ -19,10 +19,11 @@ def test_launch_obeys_the_file_and_names_the_logs(
     ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = project(tmp_path, "dnn", sync_mode="geo", geo_step=2, epochs=1)
+    path = project(tmp_path, "dnn", sync_mode="geo", geo_step=2)
     (path.parent / "reader.py").write_text(READER)
     (path.parent / "data" / "train" / "part-1").write_text(slot_lines(40, 9))
-    argv = ["launch", "--server_num", "2", "--worker_num", "2", str(path), "cluster.start_timeout=250s", "--json"]
+    argv = ["launch", "--json", "--server_num", "2", "--worker_num", "2", str(path)]
+    argv += ["-o", "runner.epochs=1", "cluster.start_timeout=250s"]
     assert run(build(), argv) == 0, capsys.readouterr().err
     done = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert done["rows"] == 80

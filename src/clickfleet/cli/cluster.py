@@ -58,7 +58,8 @@ def launch(
     from clickfleet.errors import ConfigError
 
     numbers = [f"cluster.shards={server_num}", f"cluster.workers={worker_num}"]
-    path, overrides = given(program, [*(settings or []), *numbers], config_file, option, "launch")
+    items = [item for item in settings or [] if item not in ("-o", "--set")]  # what follows CONFIG comes as it is
+    path, overrides = given(program, [*items, *numbers], config_file, option, "launch")
     wanted = run.configure(path, overrides)
     if log_dir is None and is_old(config_file or program):
         log_dir = Path("log")
