@@ -43,7 +43,7 @@ NOT_RUN = re.compile(r"# not run by the tests: \S.*")
 FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))(?: .*)?$")
 COMMAND = re.compile(r"^\s*(?:\$ |clickfleet |curl |pip |python |make )", re.MULTILINE)
 SHELL = re.compile(r"[|<>&;$*`]")
-PORTS = ("8080", "8081")
+PORTS = ("8070", "8080", "8081")
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,20 @@ def test_a_text_dump_of_slot_dnn_by_hand(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, sigmoid(np.clip(logits[:, 0], -15, 15)), atol=1e-6)
 
 
+def test_deltas_go_over_their_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = slot_dnn(tmp_path).original.path
+    dump(tmp_path / "base")
+    for name, line in (("one", "7 3 0 0.1 12 9 0.5 0.125 3 4 0"), ("two", "8 3 0 0.1 12 9 0.75 0.125")):
+        (tmp_path / name / "000").mkdir(parents=True)
+        (tmp_path / name / "000" / "part-000-00000").write_text(line + "\n")
+    deltas = ["--delta", "one", "--delta", "two"]
+    assert run(build(), ["migrate", "table", str(path), "base", "imported", *deltas, "--json"]) == 0
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (done["rows"], done["full_rows"], done["ok"]) == (4, 3, True)
+    rows = checkpoint.load(saving.resolve("imported")).pull(np.array([7, 8, 9], np.uint64))
+    np.testing.assert_array_equal(rows, [[0.5, 3, 4], [0.75, 0, 0], [1, 1, 2]])
+
+
 def test_a_table_of_a_network_without_first_weights_joins_them(tmp_path: Path) -> None:
     """The first weight of such rows is the first of the embedding; a table alone leaves the network as it begins."""
     path = project(tmp_path, "dnn")

@@ -21,6 +21,7 @@ from clickfleet.errors import CheckpointError, ConfigError, DataError, TableErro
 from clickfleet.job import Job
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
+from clickfleet.online.learn import learn
 from clickfleet.opening import open_source
 from clickfleet.run import configure
 from clickfleet.saving import Saver
@@ -203,6 +204,8 @@ def test_what_does_not_fit_is_refused(config, corpus, trained, tmp_path):
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             clickfleet.train(config(**more), quiet=True)
+    with pytest.raises(ConfigError, match="does not learn online"):
+        learn(config(online={"dir": str(tmp_path), "start_day": 20260101}), quiet=True)
     short = tmp_path / "short.txt"
     short.write_text("baba 5\nbabe 3\n")
     with pytest.raises(ConfigError, match="how many sentences there are"):

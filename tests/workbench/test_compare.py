@@ -137,7 +137,7 @@ def test_killed_and_started_again(config: dict[str, Any], tmp_path: Path) -> Non
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
     pointer = out / "runs/deepfm-seed7/checkpoints/LATEST"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 200
     while not pointer.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(parent.pid, signal.SIGKILL)

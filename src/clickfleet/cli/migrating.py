@@ -74,11 +74,14 @@ def table(
     settings: Annotated[
         list[str] | None, typer.Argument(help="Settings over the file's, its own or ours.", metavar="[KEY=VALUE]...")
     ] = None,
+    delta: Annotated[
+        list[Path] | None, typer.Option(help="A delta whose rows replace those of SOURCE; several in their order.")
+    ] = None,
 ) -> Result:
     """Import a saved model or table as a run folder, which evaluate, predict, export and train.init_from take."""
     from clickfleet.migrate.importing import import_model
 
-    done = import_model(translation(config, settings or [], "train"), source, out)
+    done = import_model(translation(config, settings or [], "train"), source, out, deltas=delta or [])
     say(done.text())
     return done.to_dict()
 

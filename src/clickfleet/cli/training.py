@@ -160,7 +160,7 @@ def evaluate(
     config_file: ConfigFile = None,
     option: Settings = None,
 ) -> Result:
-    """Metrics of a model on data: AUC, log loss, accuracy, calibration and more; of word2vec, the share of analogies found."""
+    """Measure a model on labelled data: AUC, log loss, accuracy, calibration and more; of word2vec, the share of analogies found."""
     from clickfleet import trained
     from clickfleet.words import vectors
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from clickfleet.table import NO_SLOT
 
 __all__ = ["Imported", "import_model", "is_saved"]
 
+Sample = dict[int, tuple[float, Any]]
 SAMPLE_ROWS, SAMPLE_KEYS = 64, 512
 TOLERANCE = 1e-5
 
@@ -65,8 +67,13 @@ class Imported:
         return {**vars(self), "path": str(self.path), "source": str(self.source), "ok": self.ok}
 
 
-def import_model(translated: Translated, source: Path, out: Path, again: bool = False) -> Imported:
-    """Writes the model at `source` as the run folder `out`; `again` replaces what an earlier import left there."""
+def import_model(
+    translated: Translated, source: Path, out: Path, *, deltas: Sequence[Path] = (), again: bool = False
+) -> Imported:
+    """Writes the model at `source`, with the rows of `deltas` over it, as the run folder `out`.
+
+    `again` replaces what an earlier import left there.
+    """
     out = out.absolute()
     if translated.dictionary is not None:
         raise CheckpointError("models of word2vec are not imported", "train anew: clickfleet train CONFIG")
@@ -84,7 +91,16 @@ def import_model(translated: Translated, source: Path, out: Path, again: bool = 
     width = Width(table.factors, table.rule, table.embed_rule, whole, len(named) > 1)
     saved = open_saved(source, wanted, width)
     done = Imported(out, saved.path)
-    sample = _put_rows(learner, saved, done)
+    sample: Sample = {}
+    _put_rows(learner, saved, sample)
+    for delta in deltas:
+        later = open_saved(delta, wanted, width)
+        _put_rows(learner, later, sample)
+        saved.notes += [f"{delta}: its rows replaced those before", *later.notes]
+        if later.params:
+            saved.params, saved.moments = later.params, later.moments
+    stats = table.stats()
+    done.rows, done.full_rows = stats["rows"], stats["full_rows"]
     if saved.params:
         _put_dense(translated.network, learner, saved, wanted, settings, done)
     else:
@@ -137,10 +153,9 @@ def _settings(learner: Learner) -> dict[str, Any]:
     return {**found, **{k: v for k, v in learner.config.model.settings.items() if k in known}}
 
 
-def _put_rows(learner: Learner, saved: Saved, done: Imported) -> dict[int, tuple[float, Any]]:
-    """Puts every row into the table; some of them, as the original has them, to compare with."""
+def _put_rows(learner: Learner, saved: Saved, sample: Sample) -> None:
+    """Puts every row into the table, and some of them, as the original has them, into the sample to compare with."""
     table = learner.table
-    sample: dict[int, tuple[float, Any]] = {}
     names = {slot.name: i for i, slot in enumerate(learner.schema.slots)}
     for piece in saved.rows:
         if table.padding_key is not None:
@@ -150,13 +165,11 @@ def _put_rows(learner: Learner, saved: Saved, done: Imported) -> dict[int, tuple
         if not len(piece.keys):
             continue
         checkpoint.put(table, _columns(piece, names))
-        done.rows += len(piece.keys)
-        done.full_rows += 0 if piece.embedx is None else len(piece.keys)
-        for i in range(0, len(piece.keys), max(1, len(piece.keys) // 64)):
-            if len(sample) < SAMPLE_KEYS:
-                factors = np.zeros(table.factors) if piece.embedx is None else piece.embedx[i].copy()
-                sample[int(piece.keys[i])] = (float(piece.embed_w[i]), factors)
-    return sample
+        again = np.flatnonzero(np.isin(piece.keys, np.array(list(sample), np.uint64))).tolist()
+        new = range(0, len(piece.keys), max(1, len(piece.keys) // 64))
+        for i in [*again, *list(new)[: max(0, SAMPLE_KEYS - len(sample))]]:
+            factors = np.zeros(table.factors) if piece.embedx is None else piece.embedx[i].copy()
+            sample[int(piece.keys[i])] = (float(piece.embed_w[i]), factors)
 
 
 def _some(piece: Piece, keep: Any) -> Piece:

@@ -220,6 +220,8 @@ def start(config: Config, schema: Schema, watch: Watch) -> Learner:
 
 def check_online(config: Config, own: bool) -> None:
     """Refuses settings that contradict each other or would have no effect."""
+    if config.model.name == "word2vec":
+        raise ConfigError("word2vec has nothing to publish, so it does not learn online", "clickfleet train takes it")
     online = config.online
     if own + (online.dir is not None) + (online.kafka is not None) != 1:
         raise ConfigError(
