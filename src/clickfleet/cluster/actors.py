@@ -27,6 +27,9 @@ from clickfleet.errors import ClusterError
 from clickfleet.exchange import Spread
 from clickfleet.table import Changes, Columns, Table
 
+CUT_NICENESS = 10
+"""Of the thread that writes a cut: training comes first."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -73,6 +76,7 @@ class ShardActor:
     def __init__(self, number: int, config: Config, rules: Rules, who: tuple[int, int, int], logs: str) -> None:
         log_to(logs, f"shard-{number}")
         torch.set_num_threads(1)
+        sys.setswitchinterval(0.001)  # who writes a cut shares the interpreter with who answers
         self.number, self.config, self.rules = number, config, rules
         self.who = Identity(*who)
         self.shard: Shard | None = None
@@ -175,6 +179,26 @@ class ShardActor:
             if not there or number not in self._cuts:
                 raise ClusterError(f"shard {self.number}: cut {number} was not complete within {timeout_s:.0f} s")
             cut = self._cuts.pop(number)
+        found: list[Any] = []
+        # Behind everyone else: a thread of its own, as it stays so.
+        writer = threading.Thread(target=lambda: found.append(self._write(cut, folder)), name="clickfleet-cut")
+        writer.start()
+        writer.join()
+        if not found:
+            raise ClusterError(f"shard {self.number}: cut {number} could not be written", "see the shard's log")
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return dict(found[0])
+
+    def _write(self, cut: Cut, folder: str) -> dict[str, Any] | Exception:
+        if sys.platform == "linux":  # elsewhere threads have no niceness of their own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CUT_NICENESS)
+        try:
+            return self._write_rows(cut, folder)
+        except Exception as error:
+            return error
+
+    def _write_rows(self, cut: Cut, folder: str) -> dict[str, Any]:
         begin = time.monotonic()
         shards, n = self.config.cluster.shards, self.rules.row_files
         first, last = (edge * n // 1024 for edge in checkpoint.span(self.number, shards))
@@ -195,7 +219,7 @@ class ShardActor:
                 each.abandon()
         self._forget_files()
         self._files = [Path(folder) / name for name in written]
-        log(f"cut {number}: {sum(counts):,} rows written in {time.monotonic() - begin:.2f} s")
+        log(f"cut {cut.number}: {sum(counts):,} rows written in {time.monotonic() - begin:.2f} s")
         return {
             "files": {name: each.facts() for name, each in written.items()},
             "counts": counts,
