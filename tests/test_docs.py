@@ -61,9 +61,7 @@ def test_what_is_named_in_passing_exists(name: str) -> None:
             source = (ROOT / words[1]).read_text()
             assert not {option for option in re.findall(r"--[\w-]+", span) if f'"{option}"' not in source}, span
         for key in re.findall(r"^([a-z]+(?:\.[a-z_]+)+)(?:[:=]|$)", span):
-            if key.partition(".")[0] in sections and not key.endswith(
-                (".py", ".md", ".h", ".html", ".json", ".yaml", ".txt")
-            ):
+            if key.partition(".")[0] in sections and not key.endswith((".py", ".md", ".h", ".html", ".json", ".yaml", ".txt")):
                 parents = {".".join(one.split(".")[:-1]) for one in settings}
                 assert key in settings | parents or key.startswith(("table.rule.", "table.embed_rule.")), span
 
