@@ -18,7 +18,6 @@ from statistics import mean
 from clickfleet import run
 from study import MODELS
 
-
 FLAT = ("lr", "fm", "ffm")
 """Models without an MLP: the recipe says that they take larger dense steps."""
 
