@@ -39,9 +39,9 @@ def main(config: str, kills: int, seed: int) -> None:
     def latest() -> str:
         return pointer.read_text() if pointer.exists() else ""
 
-    killed, pace = 0, 0.2
+    killed, pace = 0, 0.02
     while True:
-        pid, goal = child(config), rng.randrange(3 if kills < 20 else 2)
+        pid, goal, fresh = child(config), rng.randrange(3 if kills < 20 else 2), True
         seen, since, moment = latest(), time.monotonic(), float("inf")
         while True:
             done, code = os.waitpid(pid, os.WNOHANG)
@@ -50,7 +50,9 @@ def main(config: str, kills: int, seed: int) -> None:
                 sys.exit(os.waitstatus_to_exitcode(code))
             now, found = time.monotonic(), latest()
             if found != seen:
-                pace, seen, since, goal = max(0.01, now - since), found, now, goal - 1
+                if not fresh:  # the first one of a process comes after its start
+                    pace = max(0.01, now - since)
+                seen, since, goal, fresh = found, now, goal - 1, False
             if goal <= 0 and moment == float("inf"):
                 moment = now + rng.uniform(0, 1.5 * pace)
             if killed < kills and now >= moment:

@@ -176,7 +176,7 @@ def test_gate_dnn() -> None:
         gated = [e / (1 + np.exp(-1.0 * e.sum())) for e in factors[b]]
         h = torch.tensor(np.concatenate([*gated, dense[b]])[None])
         h = np.maximum(linear(h).detach().numpy()[0], 0)
-        h = h * np.tanh(h @ gate)
+        h = h * np.tanh(h @ gate + 1.0)  # open at the start
         assert model(x)[b].item() == pytest.approx(
             h @ model.out.weight.detach().numpy()[0] + model.out.bias.item(), abs=1e-5
         )

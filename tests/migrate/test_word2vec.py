@@ -58,12 +58,6 @@ def test_dictionaries_become_numbers(tmp_path: Path) -> None:
     assert questions == "1 2 3 4\n1 2 ?oslo ?norway\n"
 
 
-@pytest.mark.skipif(is_here(), reason="word2vec is here")
-def test_without_word2vec_the_folder_is_foreign(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names the network 'word2vec'"):
-        migrate.translate(migrate.read(project(tmp_path)))
-
-
 @pytest.mark.skipif(not is_here(), reason="word2vec is not here")
 def test_train_and_evaluate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -70,7 +70,9 @@ def test_it_follows_runs_in_a_real_browser(browser: Any, run: Path, stream: Path
         shown = page.inner_text("#run")
         assert "published within (99%)" in shown
         assert "age of the last entry" in shown
-        assert page.locator("#run svg").first.bounding_box()["width"] > 250
+        page.wait_for_function(
+            "document.querySelector('#run svg')?.getBoundingClientRect().width > 250"
+        )  # it is drawn anew all the time
         assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
         assert problems == []
         assert all(url.startswith((board.url, "data:")) for url in asked)

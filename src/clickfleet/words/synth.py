@@ -42,7 +42,7 @@ def name(i: int) -> str:
     """A word of a–z for a number, each another one.
 
     >>> name(0), name(99), name(12345)
-    ('baba', 'bazu', 'bobupo')
+    ('baba', 'bazu', 'begoma')
     """
     syllables = [c + v for c in "bcdfghjklmnprstvwxyz" for v in "aeiou"]
     out = ""
