@@ -10,7 +10,6 @@ import yaml
 from clickfleet import migrate
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
-from clickfleet.errors import ConfigError
 from clickfleet.migrate.words import is_here, write_questions, write_vocabulary
 
 WORDS = ["<UNK>", "paris", "france", "rome", "italy", "the"]
