@@ -22,6 +22,8 @@ ALONE_ROWS = 64
 """A request of this size or more is a batch of its own."""
 INLINE_ROWS = 128
 """A batch up to this size (a millisecond) is scored on the event loop: handing it over would cost more than it gains."""
+QUIET_ROWS = 256
+"""The same while nobody else waits."""
 
 _SMALL_ROWS = 16
 
@@ -141,7 +143,8 @@ class Batcher:
         if not items:
             self._armed = False
             return
-        if sum(len(item.batch) for item in items) <= INLINE_ROWS and not self.version.blocking:
+        most = INLINE_ROWS if self._queue else QUIET_ROWS
+        if sum(len(item.batch) for item in items) <= most and not self.version.blocking:
             self._finish(items, *self._try(items))
         else:
             self._loop.create_task(self._flush_on_thread(items))
