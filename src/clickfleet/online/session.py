@@ -237,8 +237,10 @@ class PassSession(Session):
         self.trained_s, self.last_save_s = self._elapsed() - (time.monotonic() - begin), time.monotonic() - begin
 
     def state(self, job: Job) -> State:
-        course = asdict(self.course)
-        return {**super().state(job), "online": course, "published": self.release.state()}
+        state = {**super().state(job), "online": asdict(self.course), "published": self.release.state()}
+        if self.course.begun is None:  # the reader of the pass that has ended says nothing any more
+            state["reader"] = {"epoch": -1}
+        return state
 
     def restore(self, job: Job, state: State) -> None:
         """Goes on from a checkpoint's state."""
