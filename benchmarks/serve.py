@@ -44,7 +44,8 @@ CHECK = """
 local expected = {expected}
 function response(status, headers, body)
   local found = tonumber(string.match(body, '{pattern}'))
-  if status ~= 200 or ({binary} == 0 and (found == nil or math.abs(found - expected) > 2e-6)) then bad_replies = bad_replies + 1 end
+  local wrong = {binary} == 0 and (found == nil or math.abs(found - expected) > 2e-6)
+  if status ~= 200 or wrong or (#tail > 0 and string.sub(body, -#tail) ~= tail) then bad_replies = bad_replies + 1 end
 end
 local threads = {{}}
 function setup(thread) table.insert(threads, thread) end
@@ -108,14 +109,18 @@ class Requests:
         expected: float,
         pattern: str,
         binary: bool = False,
+        tail: bytes = b"",
     ) -> Path:
+        """A load for wrk; every reply must have status 200, end with `tail` and, unless `binary`, name the expected number."""
         (self.folder / f"{name}.body").write_bytes(body)
+        (self.folder / f"{name}.tail").write_bytes(tail)
         lines = [
             f'wrk.method = "POST"\nwrk.path = "{path}"',
             *(f'wrk.headers["{k}"] = "{v}"' for k, v in headers.items()),
         ]
         lines += [
-            f'local file = io.open("{self.folder / name}.body", "rb")\nwrk.body = file:read("*a")\nfile:close()\nbad_replies = 0'
+            f'local file = io.open("{self.folder / name}.body", "rb")\nwrk.body = file:read("*a")\nfile:close()\nbad_replies = 0',
+            f'local file = io.open("{self.folder / name}.tail", "rb")\nlocal tail = file:read("*a")\nfile:close()',
         ]
         check = CHECK.format(expected=repr(expected), pattern=pattern, binary=int(binary))
         (self.folder / f"{name}.lua").write_text("\n".join(lines) + check)
@@ -147,9 +152,9 @@ class Requests:
             {"inputs": inputs, "outputs": [{"name": "score", "parameters": {"binary_data": True}}]}
         ).encode()
         headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
-        return self.script(
-            f"binary{n}", path, head + b"".join(v.tobytes() for _, _, v in tensors), headers, 0.0, "x", binary=True
-        )
+        body = head + b"".join(v.tobytes() for _, _, v in tensors)
+        tail = self.version.run(batch)["score"].tobytes()
+        return self.script(f"binary{n}", path, body, headers, 0.0, "x", binary=True, tail=tail)
 
     def raw(self) -> Path:
         expected = float(self.version.run(self.version.fields.rows(rows(1)))["score"][0])
