@@ -10,7 +10,7 @@ import yaml
 from clickfleet import migrate
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
-from clickfleet.migrate.words import is_here, write_questions, write_vocabulary
+from clickfleet.migrate.words import write_questions, write_vocabulary
 
 WORDS = ["<UNK>", "paris", "france", "rome", "italy", "the"]
 
@@ -57,7 +57,6 @@ def test_dictionaries_become_numbers(tmp_path: Path) -> None:
     assert questions == "1 2 3 4\n1 2 ?oslo ?norway\n"
 
 
-@pytest.mark.skipif(not is_here(), reason="word2vec is not here")
 def test_train_and_evaluate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,12 +169,11 @@ def evaluate_old(
 
 def _analogies(translated: "Translated", data: list[str], span: str | None) -> Result:
     """The share of analogies that word2vec's epochs find, vectors added as they are, as the original did."""
-    from importlib import import_module
     from tempfile import TemporaryDirectory
 
     from clickfleet.migrate import models, words
+    from clickfleet.words import vectors
 
-    vectors: Any = import_module("clickfleet.words.vectors")
     assert translated.dictionary is not None
     found: list[Result] = []
     with TemporaryDirectory(prefix="clickfleet-") as folder:

@@ -63,7 +63,7 @@ def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose = "
     """`ours` are `key=value` settings of our own over what the file becomes."""
     keys = Keys(original)
     wanted = next((item.partition("=")[2] for item in ours if item.startswith("model.name=")), None)
-    if words.is_here() and (wanted or original.folder.resolve().name) == words.NAME:
+    if (wanted or original.folder.resolve().name) == words.NAME:
         name, own, schema = words.NAME, False, Schema(slots=(Slot("in", multi=True), Slot("out", multi=True)))
         dictionary: Path | None = words.take_words(keys)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 from clickfleet.errors import ConfigError, DataError
@@ -12,11 +11,6 @@ from clickfleet.migrate.keys import Keys
 R, H = "runner.", "hyper_parameters."
 NAME = "word2vec"
 UNKNOWN = "<UNK>"
-
-
-def is_here() -> bool:
-    """Whether this version has word2vec."""
-    return importlib.util.find_spec("clickfleet.words") is not None
 
 
 def take_words(keys: Keys) -> Path:
