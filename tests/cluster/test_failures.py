@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import clickfleet
+from clickfleet.cluster.cuts import Cuts
 from fleet import ROWS, SLOTS, TEST_ROWS, kill, shows, when_saved
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -27,3 +28,24 @@ def test_a_killed_process_costs_nothing_but_time(ray: Any, config: dict[str, Any
     assert shows(run) == ROWS * SLOTS
     assert done.test is not None
     assert done.test["rows"] == TEST_ROWS
+
+
+@pytest.mark.parametrize(("mode", "victim"), [("sync", "shard 0"), ("async", "worker 1")])
+def test_a_process_killed_in_the_last_cut(
+    ray: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, mode: str, victim: str
+) -> None:
+    """The workers have ended their training then, and wait for a shard that may be no more."""
+    config["mode"] = {"name": mode}
+    run = Path(config["run"]["dir"])
+    begin = Cuts.begin
+
+    def kill_after(self: Cuts, epoch: int | None) -> None:
+        begin(self, epoch)
+        if self.number == 1:
+            kill(run, victim)
+
+    monkeypatch.setattr(Cuts, "begin", kill_after)
+    done = clickfleet.train(config, quiet=True)
+    assert f"lost {victim}" in (run / "log.txt").read_text()
+    assert done.rows == ROWS
+    assert shows(run) == ROWS * SLOTS

@@ -356,8 +356,8 @@ class WorkerActor:
         log(f"shard {shard} is now at {addresses[0]}")
         self.worker.move(shard, addresses)
 
-    def abandon(self) -> None:
-        self.worker.abandon()
+    def abandon(self, epoch: int) -> None:
+        self.worker.abandon(epoch)
 
     def metrics(self) -> dict[str, Any]:
         return self.worker.metrics.state()

@@ -46,7 +46,7 @@ class Recovery:
             run.cuts.forget()
             try:
                 for actor in run.crew.trainers.values():
-                    actor.abandon.remote()
+                    actor.abandon.remote(run.crew.run_epoch - 1)
                 run.crew.replace(loss.name)
                 run.begin()
             except LostError as another:

@@ -110,12 +110,14 @@ class Worker:
         self.job: Share | None = None
         self.links: list[Remote] = []
         self.context: zmq.Context[Any] | None = None
-        self.who = Identity(0, 0, 0)
+        self.who = Identity(0, 0, -1)
         self.endpoints: list[list[str]] = []
         self._wanted = self._taken = 0
         self._reports: dict[int, dict[str, Any]] = {}
         self._change = threading.Condition()
-        self._training = self._abandoned = self._held = False
+        self._training = self._held = False
+        self._given_up = -1
+        """The last epoch of the run of which nothing is wanted any more."""
         self._ended: dict[str, Any] | None = None
         self._carried: dict[str, Any] = {}
         self._cpu = 0.0
@@ -127,7 +129,7 @@ class Worker:
 
     def connect(self, endpoints: Sequence[Sequence[str]], who: tuple[int, int, int]) -> None:
         """Talks to these shards from now on, as part of that epoch of the run; what was before is forgotten."""
-        self.abandon()
+        self.abandon(self.who.epoch)
         with self._change:
             if not self._change.wait_for(lambda: not self._training, timeout=60):
                 raise ClusterError(f"worker {self.index} does not stop training")
@@ -136,7 +138,7 @@ class Worker:
             settings = self.config.mode.settings
             self.context = self.context or zmq.Context(int(settings.get("io_threads", 1)))
             self.endpoints, self.who = [list(each) for each in endpoints], Identity(*who)
-            self._abandoned = self._held = False
+            self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
             self.metrics, self.learner, self._carried = metrics_of(self.config, self.schema), self._fresh_learner(), {}
@@ -259,12 +261,13 @@ class Worker:
     def cut(self, number: int, hold: bool = False) -> dict[str, Any]:
         """Takes part in a cut, and stands still after it if wanted; what the worker had trained on at that instant."""
         with self._change:
+            epoch = self.who.epoch
             self._held = hold
             self._wanted = number
             if not self._training and self._ended is not None and self._asked():
                 self._mark(number, self._ended)
-            self._change.wait_for(lambda: number in self._reports or self._abandoned)
-            if number not in self._reports:
+            self._change.wait_for(lambda: number in self._reports or self._given_up >= epoch)
+            if self._given_up >= epoch:
                 raise AbandonedError
             return self._reports[number]
 
@@ -274,10 +277,14 @@ class Worker:
         for link in self.links:
             link.move(shard, addresses)
 
-    def abandon(self) -> None:
-        """Stops what is under way, as the run goes on from an older state."""
+    @property
+    def _abandoned(self) -> bool:
+        return self._given_up >= self.who.epoch
+
+    def abandon(self, epoch: int) -> None:
+        """Stops what is under way of an epoch of the run, as it goes on from an older state in the next."""
+        self._given_up = max(self._given_up, epoch)  # not under the lock: its holder may wait for a lost shard
         with self._change:
-            self._abandoned = True
             self._change.notify_all()
 
     def progress(self) -> dict[str, Any]:
