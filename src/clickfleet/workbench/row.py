@@ -10,6 +10,7 @@ from clickfleet import published, saving, storage
 from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.policy import Policy
 from clickfleet.schema import Schema
+from clickfleet.workbench.crew import count
 from clickfleet.workbench.inspection import Facts, removable, scores
 from clickfleet.workbench.since import in_checkpoint, row_of, since
 from clickfleet.workbench.since import words as when
@@ -113,7 +114,7 @@ def words(facts: Facts) -> list[str]:
         if "score" in facts:
             lines.append(
                 f"{facts['show']:g} shows, {facts['click']:g} clicks, score {facts['score']:.4g}, "
-                f"unseen for {facts['unseen_days']} days, {'published' if facts['published'] else 'not published'}"
+                f"unseen for {count(facts['unseen_days'], 'day')}, {'published' if facts['published'] else 'not published'}"
             )
         else:
             lines.append("published entries hold no statistics: look at the run's checkpoint for them")
