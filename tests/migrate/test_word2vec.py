@@ -11,6 +11,7 @@ from clickfleet import migrate
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
 from clickfleet.migrate.words import write_questions, write_vocabulary
+from originals import rows_of
 
 WORDS = ["<UNK>", "paris", "france", "rome", "italy", "the"]
 
@@ -63,12 +64,14 @@ def test_train_and_evaluate(
     monkeypatch.chdir(tmp_path)
     path = project(tmp_path)
     translated = migrate.translate(migrate.read(path))
-    assert translated.raw["model"] == {"name": "word2vec", "decay": False, "window": 3, "negatives": 5}
+    assert translated.raw["model"] == {"name": "word2vec", "decay": False, "sample": 0, "window": 3, "negatives": 5}
     assert translated.raw["table"] == {"dim": 8, "rule": {"name": "sgd", "lr": 0.01, "scale": "none"}}
     assert not [line for line in translated.report.lines if line.kind == "unknown"]
-    assert run(build(), ["train", str(path)]) == 0
+    same = ["train.deterministic=true", "train.threads=1"]
+    assert run(build(), ["train", str(path), *same]) == 0
     assert run(build(), ["evaluate", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["rows"], found["known"]) == (2, 1)
     assert run(build(), ["migrate", "paddlerec", str(path)]) == 0
-    assert run(build(), ["train", str(path.with_suffix(".clickfleet.yaml")), "run.dir=../ours"]) == 0
+    assert run(build(), ["train", str(path.with_suffix(".clickfleet.yaml")), "run.dir=../ours", *same]) == 0
+    assert rows_of(tmp_path / "output") == rows_of(tmp_path / "ours") != {}
