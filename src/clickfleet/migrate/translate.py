@@ -85,7 +85,7 @@ def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose | N
     for item in ours:
         override(keys.raw, item)
     if dictionary is not None:
-        keys.raw["data"].setdefault("vocabulary", str(original.folder / keys.raw["run"]["dir"] / "vocabulary.txt"))
+        keys.raw["data"].setdefault("vocabulary", str(original.folder / str(keys.raw["run"]["dir"]) / "vocabulary.txt"))
     known = next((key for key in PRESETS if preset(key) == schema), None)
     if known is not None and "schema" not in keys.raw["data"]:
         keys.set("data.preset", known)
