@@ -226,7 +226,12 @@ def steps(folder: Path | str) -> list[int]:
 
 
 def latest(folder: Path | str) -> Path:
-    """The checkpoint LATEST names, its manifest checked."""
+    """The checkpoint LATEST names, its manifest checked; before the first LATEST, the newest one that is whole."""
+    found = steps(folder)
+    if found and not (Path(folder) / LATEST).exists():  # the run ended between the two
+        path = Path(folder) / f"step-{found[-1]:012d}"
+        storage.read_manifest(path, "checkpoint")
+        return path
     return labelled(folder, LATEST)
 
 
