@@ -116,7 +116,7 @@ def test_it_fills_at_any_moment(disk, stream_on):
     config, wanted, anew = stream_on
     needs = disk.used
     told = []
-    shares = 40 if SOAK else 8
+    shares = 40 if SOAK else 5
     for share in range(shares):
         folder = anew()
         disk.leave(needs * share // shares)
@@ -174,7 +174,7 @@ def test_training_on_files(disk, tmp_path):
     folder = disk.folder / "run"
     run.train(config, quiet=True)
     wanted, needs, told = final(folder), disk.used, []
-    shares = 24 if SOAK else 6
+    shares = 24 if SOAK else 4
     for share in range(shares):
         shutil.rmtree(folder)
         disk.leave(needs * share // shares)

@@ -110,7 +110,9 @@ def test_a_topic_that_is_deleted_ends_the_run_by_name(config, cluster, tmp_path)
     with pytest.raises(DataError, match="the topic clicks is gone"):  # not waited for: it was there
         learn(config, quiet=True)
     cluster.create("clicks", PARTITIONS)
-    with pytest.raises(DataError, match=r"holds offsets 0 to 0, and the run goes on at \d+: .* the topic was made anew"):
+    with pytest.raises(
+        DataError, match=r"holds offsets 0 to 0, and the run goes on at \d+: .* the topic was made anew"
+    ):
         learn(config, quiet=True)
     send(cluster, lines(30, 1))  # as they were
     send(cluster, lines(PARTITIONS, 3), START + DAY)
