@@ -267,6 +267,11 @@ class Snapshot:
         """After the last rows: keys that readers must forget."""
         return np.asarray(self._cut.deleted_keys(), np.uint64)
 
+    @property
+    def memory(self) -> list[int] | None:
+        """How a table with a memory limit used its memory: what decides when it evicts, and depends on its past."""
+        return np.asarray(self._cut.memory()).tolist() or None
+
     def close(self) -> None:
         self._cut.close()
 

@@ -214,6 +214,7 @@ class ShardActor:
             with cut.rows:
                 counts = checkpoint.write_rows(file, cut.rows, n, range(first, last))
                 changed, deleted, tracking = cut.rows.changed, cut.rows.deleted, cut.rows.tracking
+                memory = cut.rows.memory
         finally:
             for each in written.values():
                 each.abandon()
@@ -226,6 +227,7 @@ class ShardActor:
             "changed": changed,
             "deleted": deleted,
             "tracking": tracking,
+            "memory": memory,
             "dense": cut.dense,
             "batches": cut.facts["batches"],
         }

@@ -94,6 +94,7 @@ def finish(
         "full_rows": sum(part["counts"][1] for part in parts),
         "row_files": row_files,
         "tracking": any(part["tracking"] for part in parts),
+        **checkpoint.memory_facts([part["memory"] for part in parts]),
         "step": state["step"],
         **learner.facts,
     }
