@@ -79,21 +79,24 @@ def daemons() -> float:
 def measure(data: Path, mode: str, arguments: argparse.Namespace) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        since: list[float] = []
+        noted: list[tuple[float, float]] = []
 
         def note() -> None:
-            while not (run / "metrics.jsonl").exists():  # its first line comes with the first step
-                time.sleep(0.02)
-            since.extend((daemons(), time.process_time()))
+            """What Ray and the driver had used at the first step, which brings the first line, and at the last one."""
+            for kind in (b'"kind": "train"', b'"kind": "epoch"'):
+                while not (run / "metrics.jsonl").exists() or kind not in (run / "metrics.jsonl").read_bytes():
+                    time.sleep(0.05)
+                noted.append((daemons(), time.process_time()))
 
-        threading.Thread(target=note, daemon=True).start()
+        noting = threading.Thread(target=note, daemon=True)
+        noting.start()
         done = clickfleet.train(settings(data, run, mode, arguments), quiet=True)
+        noting.join(timeout=10)
         result: Found = {"rows_per_s": done.rows_per_s, "auc": done.test["auc"] if done.test else None}
         if mode != "local":
             result |= lines(run, "cluster")[0]
-            steps = done.rows / 1000
-            result["ray_cpu_ms_per_step"] = 1e3 * (daemons() - since[0]) / steps
-            result["driver_cpu_ms_per_step"] = 1e3 * (time.process_time() - since[1]) / steps
+            spent = [1e6 * (end - begin) / done.rows for begin, end in zip(*noted, strict=True)]
+            result |= {"ray_cpu_ms_per_step": spent[0], "driver_cpu_ms_per_step": spent[1]}
     return result
 
 

@@ -19,6 +19,7 @@ import torch
 
 from clickfleet import checkpoint, mirror, saving, storage
 from clickfleet.cluster.base import adopt_buffers, pack_buffers
+from clickfleet.cluster.process import Stopwatch, describe_process, keep_memory, log, log_to, own_address, said
 from clickfleet.cluster.shard import Cut, Rules, Shard
 from clickfleet.cluster.wire import Identity, Server
 from clickfleet.cluster.worker import Assignment, Worker
@@ -41,40 +42,12 @@ class Origin:
     batches: int = 0
 
 
-def describe_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "address": own_address()}
-
-
-def log_to(folder: str, name: str) -> None:
-    """All that this process prints goes to a file of the run folder; without one it stays with Ray."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        out = open(Path(folder) / f"{name}.log", "a", buffering=1)  # noqa: SIM115  (for the life of the process)
-    except OSError:
-        return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(out.fileno(), 1)
-    os.dup2(out.fileno(), 2)
-
-
-def said() -> str:
-    """What this process has written to its log so far."""
-    try:
-        return Path("/proc/self/fd/1").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def log(text: str) -> None:
-    print(time.strftime("%Y-%m-%d %H:%M:%S "), text, sep="", flush=True)
-
-
 class ShardActor:
     """One shard and its end of the wire."""
 
     def __init__(self, number: int, config: Config, rules: Rules, who: tuple[int, int, int], logs: str) -> None:
         log_to(logs, f"shard-{number}")
+        keep_memory()
         torch.set_num_threads(1)
         sys.setswitchinterval(0.001)  # who writes a cut shares the interpreter with who answers
         self.number, self.config, self.rules = number, config, rules
@@ -87,7 +60,7 @@ class ShardActor:
         self._changes: Changes | None = None
         self._socket_file = ""
         self._files: list[Path] = []
-        self._cpu = 0.0
+        self._cpu, self._trained = 0.0, Stopwatch()
 
     def load(self, origin: Origin, who: tuple[int, int, int], peers: list[int]) -> dict[str, Any]:
         """Starts, or starts anew, from an origin in that epoch of the run; its addresses."""
@@ -125,7 +98,7 @@ class ShardActor:
             f"shard {self.number} of {shards}: {len(table):,} rows from {origin.path or 'nothing'}, epoch {self.who.epoch}"
         )
         assert self.server is not None
-        self._cpu = time.process_time()
+        self._cpu, self._trained = time.process_time(), Stopwatch()
         return {**describe_process(), "endpoints": self.server.endpoints}
 
     def _listen(self, width: int) -> None:
@@ -171,6 +144,10 @@ class ShardActor:
         with self.server.lock:
             assert self.shard is not None
             self.shard.resume_rounds()
+        self._trained.start()
+
+    def end_epoch(self) -> None:
+        self._trained.stop()
 
     def save(self, number: int, folder: str, timeout_s: float) -> dict[str, Any]:
         """Writes the rows of a cut into a directory in the making, once the cut is taken; facts of the files, and the dense part."""
@@ -310,6 +287,7 @@ class ShardActor:
             "received": self.server.bytes_in,
             "sent": self.server.bytes_out,
             "cpu_s": time.process_time() - self._cpu,
+            "trained_cpu_s": self._trained.seconds,
         }
         return found
 
@@ -328,6 +306,7 @@ class WorkerActor:
 
     def __init__(self, index: int, config: Config, schema: dict[str, Any], logs: str) -> None:
         log_to(logs, f"worker-{index}")
+        keep_memory()
         self.worker = Worker(config, schema, index, config.cluster.workers)
         log(f"worker {index} of {config.cluster.workers} with {config.cluster.threads} threads is ready")
 
@@ -379,13 +358,6 @@ class WorkerActor:
 
     def buffers(self) -> bytes:
         return pack_buffers(self.worker.learner)
-
-
-def own_address() -> str:
-    """The address by which other hosts of the cluster reach this one."""
-    import ray.util
-
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def split_dense(spread: Spread, dense: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:

@@ -217,6 +217,7 @@ class Driver:
             self.cuts.begin(None)
 
     def _end_epoch(self) -> None:
+        self.crew.tell(self.crew.shards, "end_epoch")
         epoch, steps = self.progress.epoch, self.crew.count()
         if self.overview.rows == 0:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")

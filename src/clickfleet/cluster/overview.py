@@ -143,7 +143,7 @@ def closing_table(overview: Overview, facts: dict[str, dict[str, Any]], seconds:
 
 
 def closing_facts(overview: Overview, seconds: float) -> dict[str, Any]:
-    """The same in numbers, per step and per row: what the run cost beside the model."""
+    """The same in numbers, per step and per row: what training cost, without start, evaluation and the last checkpoint."""
     workers, shards = list(overview.workers.values()), list(overview.shards.values())
     steps = max(1, sum(found.get("steps", 0) for found in workers))
     rows = max(1, sum(found.get("rows", 0) for found in workers))
@@ -158,14 +158,14 @@ def closing_facts(overview: Overview, seconds: float) -> dict[str, Any]:
     return {
         "step": overview.steps,
         "seconds": seconds,
-        "worker_cpu_ms_per_step": 1e3 * sum(found.get("cpu_s", 0.0) for found in workers) / steps,
+        "worker_cpu_ms_per_step": 1e3 * sum(found.get("trained_cpu_s", 0.0) for found in workers) / steps,
         **{
             f"{phase}_cpu_ms_per_step": 1e3
             * sum(found["cpu_by_phase"][phase] for found in workers if found["steps"])
             / steps
             for phase in PHASES
         },
-        "shard_cpu_ms_per_step": 1e3 * sum(found.get("cpu_s", 0.0) for found in shards) / steps,
+        "shard_cpu_ms_per_step": 1e3 * sum(found.get("trained_cpu_s", 0.0) for found in shards) / steps,
         "wire_bytes_per_row": wire / rows,
         "staleness": overview.extra()["staleness"],
         "losses": overview.losses,
