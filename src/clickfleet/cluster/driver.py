@@ -194,6 +194,7 @@ class Driver:
         tasks = self._assign()
         self.crew.tell(self.crew.shards, "next_epoch")
         self.base.saved = {}  # the workers have it
+        self.cuts.note()
         calls = {name: self.crew.fleet.actors[name].train.remote(task) for name, task in tasks.items()}
         while calls and self.signal is None and not self.progress.stopped_early:
             try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,17 @@ from clickfleet.job import PHASES, Job
 from clickfleet.metrics import Buckets
 from clickfleet.progress import amount
 from clickfleet.watch import Mark, Watch, describe
+
+
+class Moment(NamedTuple):
+    """How many rows were trained on at some time."""
+
+    time: float
+    rows: int
+
+    def speed_until(self, later: Moment) -> float:
+        """Rows per second; 0 if nothing was heard in between."""
+        return (later.rows - self.rows) / (later.time - self.time) if later.time > self.time else 0.0
 
 
 class Overview:
@@ -24,11 +36,19 @@ class Overview:
         """Numbers of the state that the workers started from."""
         self.epoch = 0
         self.losses = 0
+        self.heard = time.monotonic()
+        """When a worker last told how far it is."""
 
     def restart(self, steps: int, rows: int, buckets: Any) -> None:
         """The workers count from here."""
         self.base = {"steps": steps, "rows": rows, "buckets": buckets}
         self.workers = {}
+        self.heard = time.monotonic()
+
+    @property
+    def moment(self) -> Moment:
+        """What was heard last."""
+        return Moment(self.heard, self.rows)
 
     def _sum(self, key: str) -> Any:
         return sum(facts.get(key, 0) for facts in self.workers.values())
