@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from clickfleet import run  # loaded once: the children are forks
+from clickfleet import checkpoint, run  # loaded once: the children are forks
 
 if online := "online" in sys.argv:
     from clickfleet.online.learn import learn
@@ -21,8 +21,8 @@ def child(config: str) -> int:
             if online:
                 learn(config, quiet=True)
                 os._exit(0)
-            started = (Path(config).parent / "run/checkpoints/LATEST").exists()
-            run.train(config, resume=started, quiet=True)
+            started = checkpoint.steps(Path(config).parent / "run/checkpoints")
+            run.train(config, resume=bool(started), quiet=True)
             code = 0
         except BaseException as error:
             print(type(error).__name__, error, flush=True)

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,6 +35,71 @@ def test_the_limit_is_never_exceeded(data):
                     pass
                 changes.commit()
         assert table.stats()["peak_bytes"] <= LIMIT
+
+
+class Drift:
+    """A stream of pushes, days and publications over ever-new keys; goes on the same on any table that is the same."""
+
+    def __init__(self, seed: int, size: int) -> None:
+        self.seed, self.size = seed, size
+
+    def play(self, table: Table, first: int, last: int) -> None:
+        for i in range(first, last):
+            rng = np.random.default_rng([self.seed, i])
+            keys = rng.integers(max(0, (i - 3) * self.size), (i + 1) * self.size, self.size, dtype=np.uint64)
+            grads = rng.standard_normal((self.size, 9)).astype(F)
+            table.push(keys, grads, show=rng.integers(1, 4, self.size).astype(F))
+            act = rng.integers(0, 12)
+            if act == 0:
+                table.shrink()
+            elif act == 1:
+                table.end_day()
+            elif act <= 4:
+                changes = table.cut_changes(base=act == 2)
+                for _rows in changes:
+                    pass
+                changes.abort() if act == 4 else changes.commit()
+
+    def push(self, table: Table, i: int) -> None:
+        """Only pushes: changes cannot be cut while a snapshot is being read."""
+        for n in range(8):
+            rng = np.random.default_rng([self.seed, i, n])
+            keys = rng.integers((i + n) * self.size // 2, (i + n + 1) * self.size, self.size, dtype=np.uint64)
+            table.push(keys, np.ones((self.size, 9), F))
+
+
+def content(table: Table) -> tuple:
+    with table.snapshot() as rows:
+        parts = [{name: np.asarray(column).tobytes() for name, column in part.items()} for part in rows]
+        memory, changed, deleted = rows.memory, rows.changed.tolist(), rows.deleted.tolist()
+    return parts, memory, changed, deleted
+
+
+@settings(max_examples=settings.default.max_examples // 5)
+@given(
+    seed=st.integers(0, 1000),
+    size=st.sampled_from([1000, 3000, 12000]),
+    stop=st.integers(1, 40),
+    admission=st.sampled_from(["birth", "count(2)"]),
+)
+def test_after_a_restart_the_same_rows_are_evicted(tmp_path_factory, seed, size, stop, admission):
+    """Whatever the table went through before, and whether or not a snapshot is being read meanwhile."""
+    settled = {"factors": 8, "admission": admission, "memory_limit": 7_000_000, "decay_rate": 0.9}
+    one, drift, steps = Table(**settled, delete_threshold=0.05), Drift(seed, size), 160_000 // size
+    stop = stop * steps // 40
+    drift.play(one, 0, stop)
+    other = checkpoint.load(checkpoint.save(one, tmp_path_factory.mktemp("saved") / "a"))
+    assert content(one) == content(other)
+    with ThreadPoolExecutor() as pool, other.snapshot(8) as rows:
+        reading = pool.submit(list, rows)
+        drift.push(other, stop)
+        reading.result()
+    drift.push(one, stop)
+    drift.play(one, stop, steps)
+    drift.play(other, stop, steps)
+    assert content(one) == content(other)
+    if stop > steps // 2:
+        assert one.stats()["evicted"] > 0
 
 
 def fill(table: Table, rows: int, size: int = 5000) -> None:

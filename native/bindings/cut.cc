@@ -61,6 +61,7 @@ void bind_cut(nb::module_& m) {
       .def("next", &next, "The next rows as a dictionary of columns; None after the last.")
       .def("changed_keys", [](const Cut& cut) { return array(std::vector<uint64_t>(cut.changed_keys())); })
       .def("deleted_keys", [](const Cut& cut) { return array(std::vector<uint64_t>(cut.deleted_keys())); })
+      .def("memory", [](const Cut& cut) { return array(std::vector<uint64_t>(cut.memory())); })
       .def_prop_ro("tracking", &Cut::tracking)
       .def("commit", &Cut::commit, nb::call_guard<nb::gil_scoped_release>())
       .def("abort", &Cut::abort, nb::call_guard<nb::gil_scoped_release>())

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "bind.h"
 #include "rule_from.h"
@@ -135,6 +136,8 @@ void bind_table(nb::module_& m) {
       .def_prop_ro("embedx_state", [](const Table& table) { return table.layout().embedx_state; })
       .def("reserve", &Table::reserve, nb::arg("short_rows"), nb::arg("full_rows"),
            nb::call_guard<nb::gil_scoped_release>())
+      .def("prepare", &Table::prepare, nb::arg("memory"), nb::call_guard<nb::gil_scoped_release>())
+      .def("settle", &Table::settle, nb::arg("memory"), nb::call_guard<nb::gil_scoped_release>())
       .def("restore", &restore)
       .def("restore_changes",
            [](Table& table, const Array<const uint64_t>& changed, const Array<const uint64_t>& deleted) {

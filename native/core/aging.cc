@@ -73,16 +73,15 @@ void Table::trim(int tightly) {
 // ---- the memory limit ----
 
 // A shelf grows while rows then take less than 97% of their part of the limit. After that rows take the last free
-// slots, and before the next push the lowest-scored are evicted, worth 5%. While a shelf is copied both copies count:
-// that may use the part of the undo log, which is empty unless a cut is being read.
+// slots, and before the next push the lowest-scored are evicted, worth 5%. While a shelf is copied both copies count.
+// Nothing of this depends on whether a cut is being read, nor on the order in which rows came: a run that goes on from
+// a checkpoint evicts what it would have evicted.
 
-bool Table::fits(size_t bytes) const {
-  return config_.memory_limit == 0 || budget_.used() + bytes <= (cut_ == nullptr ? config_.memory_limit : room());
-}
+bool Table::fits(size_t bytes) const { return config_.memory_limit == 0 || lasting_.used() + bytes <= room(); }
 
 bool Table::may_resize(const Shelf& shelf, uint32_t buckets) const {
   const size_t now = shelf.bytes_if(shelf.buckets()), then = shelf.bytes_if(buckets);
-  return config_.memory_limit == 0 || (budget_.used() + then - now <= room() / 100 * 97 && fits(then));
+  return config_.memory_limit == 0 || (lasting_.used() + then - now <= room() / 100 * 97 && fits(then));
 }
 
 bool Table::may_grow(const Shelf& shelf, bool full) {
@@ -140,17 +139,27 @@ void Table::evict(size_t bytes) {
   evicted_ += removed;
 }
 
-// For a push that fills a shelf to the last slot: the lowest of the rows in the new row's place goes.
-void Table::evict_one(Stripe& stripe, bool full, uint64_t hash) {
+// Whether so many new rows may bring the table to its limit.
+bool Table::may_fill_up(size_t rows) const {
+  return scarce() && lasting_.used() + 2 * rows * static_cast<size_t>(layout_.bytes(true)) > room() / 100 * 90;
+}
+
+// For a push that fills a shelf to the last slot: the lowest of its rows go, a few at a time, as all must be looked at.
+void Table::evict_some(Stripe& stripe, bool full) {
   const Shelf& shelf = stripe.shelves[full];
-  const uint32_t first = shelf.home(hash) * Shelf::kBucket;
-  uint32_t lowest = first;
-  for (uint32_t slot = first; slot < first + Shelf::kBucket; ++slot)
-    if (rank(shelf.row(slot)) < rank(shelf.row(lowest))) lowest = slot;
-  const Row row = shelf.row(lowest);
-  touch(stripe, row, full, mix64(row.key()));
-  remove(stripe, Ref(full, lowest), row);
-  ++evicted_;
+  std::vector<std::pair<uint64_t, uint64_t>> ranks;  // and keys: of two rows of one rank, always the same one
+  ranks.reserve(shelf.size());
+  for (uint32_t slot = 0; slot < shelf.slots(); ++slot)
+    if (shelf.used(slot)) ranks.emplace_back(rank(shelf.row(slot)), shelf.key(slot));
+  const size_t some = ranks.size() / 64 + 1;
+  std::nth_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(some - 1), ranks.end());
+  for (size_t i = 0; i < some; ++i) {
+    const uint64_t key = ranks[i].second, hash = mix64(key);
+    const Ref ref(full, shelf.find(hash, key));
+    touch(stripe, stripe.row(ref), full, hash);
+    remove(stripe, ref, stripe.row(ref));
+    ++evicted_;
+  }
 }
 
 }  // namespace clickfleet

@@ -89,6 +89,11 @@ Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files
     const std::unique_lock guard(stripe->lock);
     stripe->read_below = 0;
     rows_ += kind == changes ? stripe->changed.size() : stripe->rows();
+    if (kind == snapshot && table.scarce() && table.pending_ == nullptr)
+      for (const size_t number :
+           {size_t{stripe->shelves[0].buckets()}, size_t{stripe->shelves[1].buckets()}, stripe->changed.size(),
+            stripe->changed.capacity(), stripe->deleted.size(), stripe->deleted.capacity()})
+        memory_.push_back(number);
     if (kind == snapshot) {
       deleted_keys_.insert(deleted_keys_.end(), stripe->deleted.begin(), stripe->deleted.end());
       continue;
@@ -98,6 +103,7 @@ Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files
     stripe->changed.clear();
     stripe->deleted.clear();
   }
+  if (!memory_.empty()) memory_.push_back(static_cast<uint64_t>(table.crowded_));
   if (kind == snapshot && table.pending_ != nullptr) {  // saved as if they were aborted
     for (const auto& keys : table.pending_->deleted_)
       deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());

@@ -39,6 +39,10 @@ class Cut {
   Cut(const Cut&) = delete;
   Cut& operator=(const Cut&) = delete;
 
+  static constexpr size_t kNumbers = 6;  // of each stripe
+  // Of a snapshot: per stripe the buckets of short and of full rows, sizes and room of the lists of changed and of
+  // deleted keys; then which rows were crowded. Empty without a memory limit, and while changes are pending.
+  const std::vector<uint64_t>& memory() const { return memory_; }
   Kind kind() const { return kind_; }
   bool tracking() const { return was_tracking_; }  // something was published before
   bool next(Batch& batch);                         // false after the last
@@ -89,7 +93,7 @@ class Cut {
   std::vector<char> images_;    // of the range being read
   std::vector<Found> found_;
   std::deque<Batch> ready_;
-  std::vector<uint64_t> changed_keys_, deleted_keys_, left_, reborn_;
+  std::vector<uint64_t> changed_keys_, deleted_keys_, left_, reborn_, memory_;
 };
 
 }  // namespace clickfleet

@@ -9,17 +9,23 @@ namespace clickfleet {
 
 class Budget {
  public:
+  explicit Budget(Budget* whole = nullptr) : whole_(whole) {}  // what is a part of another counts there too
   void take(size_t bytes) {
+    if (whole_ != nullptr) whole_->take(bytes);
     const size_t now = used_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     size_t peak = peak_.load(std::memory_order_relaxed);
     while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
     }
   }
-  void give(size_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+  void give(size_t bytes) {
+    if (whole_ != nullptr) whole_->give(bytes);
+    used_.fetch_sub(bytes, std::memory_order_relaxed);
+  }
   size_t used() const { return used_.load(std::memory_order_relaxed); }
   size_t peak() const { return peak_.load(std::memory_order_relaxed); }
 
  private:
+  Budget* whole_;
   std::atomic<size_t> used_{0}, peak_{0};
 };
 

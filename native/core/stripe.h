@@ -27,13 +27,13 @@ class Ref {
 };
 
 struct alignas(64) Stripe {
-  Stripe(Budget& budget, const Layout& layout)
-      : shelves{Shelf(budget, layout.hot_bytes(false), layout.cold_bytes(false)),
-                Shelf(budget, layout.hot_bytes(true), layout.cold_bytes(true))},
-        changed(Counted<uint64_t>(&budget)),
-        deleted(Counted<uint64_t>(&budget)),
-        deleted_if_committed(Counted<uint64_t>(&budget)),
-        undo(budget, layout) {}
+  Stripe(Budget& lasting, Budget& all, const Layout& layout)
+      : shelves{Shelf(lasting, layout.hot_bytes(false), layout.cold_bytes(false)),
+                Shelf(lasting, layout.hot_bytes(true), layout.cold_bytes(true))},
+        changed(Counted<uint64_t>(&lasting)),
+        deleted(Counted<uint64_t>(&lasting)),
+        deleted_if_committed(Counted<uint64_t>(&lasting)),
+        undo(all, layout) {}
 
   mutable std::shared_mutex lock;
   Shelf shelves[2];  // short rows, full rows

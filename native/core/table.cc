@@ -45,7 +45,7 @@ Table::Table(const Config& config)
       apply_embedx_(kernels().apply[config.embedx.rule.index()]),
       embed_rule_(address(config_.embed.rule)),
       embedx_rule_(address(config_.embedx.rule)) {
-  for (int s = 0; s < kStripes; ++s) stripes_.push_back(std::make_unique<Stripe>(budget_, layout_));
+  for (int s = 0; s < kStripes; ++s) stripes_.push_back(std::make_unique<Stripe>(lasting_, budget_, layout_));
   if (config_.memory_limit == 0) return;
   // Room for a few buckets in every stripe, and for one piece of work in the undo log.
   const size_t rows = kStripes * 8 * stripes_[0]->shelves[1].bytes_if(1);
@@ -73,11 +73,12 @@ void Table::push(const Push& push) {
   plan.make(push.keys, push.size);
   thread_local std::vector<Item> items;
   const auto piece = [&](uint32_t at, uint32_t n) { return cut_ == nullptr ? n : std::min(n - at, kPiece); };
+  const bool in_order = may_fill_up(push.size);  // who comes first takes the last memory: always the same stripe
   plan.each_stripe(
       [&](int s, bool wait) {
         const uint32_t images = piece(0, plan.end[s] - plan.begin[s]);
         take_undo(images);
-        if (wait ? (stripes_[s]->lock.lock(), true) : stripes_[s]->lock.try_lock()) return true;
+        if (wait || in_order ? (stripes_[s]->lock.lock(), true) : stripes_[s]->lock.try_lock()) return true;
         give_back_undo(images);
         return false;
       },
@@ -234,10 +235,10 @@ float Table::factor(Scale scale, double show, float n) const {
 
 Ref Table::add(Stripe& stripe, bool full, uint64_t hash, uint64_t key) {
   Shelf& shelf = stripe.shelves[full];
-  if (shelf.slots() == 0 || (shelf.crowded() && may_grow(shelf, full)))
+  if (shelf.slots() == 0 || (shelf.crowded() && !(restoring_ && !shelf.full()) && may_grow(shelf, full)))
     shelf.resize(shelf.larger(scarce()));
   else if (shelf.full())
-    evict_one(stripe, full, hash);
+    evict_some(stripe, full);
   const Ref ref(full, shelf.insert(hash, key));
   const Row row = stripe.row(ref);
   row.epoch() = epoch_;
@@ -355,6 +356,35 @@ void Table::restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t 
   if (!rows.full) return;
   copy_floats(rows.embedx + i * d, row.embedx(), d);
   copy_floats(rows.embedx_state + i * x, layout_.state_of_embedx(row), x);
+}
+
+void Table::prepare(const std::vector<uint64_t>& memory) {
+  const Gate::Pass pass(gate_, true);
+  if (memory.size() != Cut::kNumbers * kStripes + 1) throw Error("these numbers describe no table's memory");
+  restoring_ = true;
+  for (size_t s = 0; s < kStripes; ++s) {
+    const uint64_t* own = &memory[s * Cut::kNumbers];
+    Stripe& stripe = *stripes_[s];
+    const std::unique_lock guard(stripe.lock);
+    for (const int full : {0, 1})
+      if (own[full] != 0) stripe.shelves[full].resize(static_cast<uint32_t>(own[full]));
+    stripe.changed.reserve(own[3]);
+    stripe.deleted.reserve(own[5]);
+  }
+}
+
+void Table::settle(const std::vector<uint64_t>& memory) {
+  const Gate::Pass pass(gate_, true);
+  for (size_t s = 0; s < kStripes; ++s) {
+    const uint64_t* own = &memory[s * Cut::kNumbers];
+    Stripe& stripe = *stripes_[s];
+    const std::unique_lock guard(stripe.lock);
+    // Lists hold keys twice, and of rows that are gone; a key that is no longer one of them takes their place.
+    if (stripe.changed.size() < own[2]) stripe.changed.resize(own[2], stripe.changed.empty() ? 0 : stripe.changed[0]);
+    if (stripe.deleted.size() < own[4] && !stripe.deleted.empty()) stripe.deleted.resize(own[4], stripe.deleted[0]);
+  }
+  restoring_ = false;
+  crowded_ = static_cast<int>(memory.back());
 }
 
 void Table::restore_changes(const uint64_t* changed, size_t n_changed, const uint64_t* deleted, size_t n_deleted) {

@@ -81,6 +81,10 @@ class Table {
   void reserve(uint64_t short_rows, uint64_t full_rows);
   // Puts saved rows in; those outside virtual shards [first, last) are left out.
   void restore(const Rows& rows, int first, int last);
+  // How a table with a memory limit uses its memory, which decides when it grows and evicts and depends on its past:
+  // numbers that a cut gives. `prepare` an empty table for saved rows, put them and their changes in, then `settle`.
+  void prepare(const std::vector<uint64_t>& memory);
+  void settle(const std::vector<uint64_t>& memory);
   // Continues a published log: `changed` rows and `deleted` keys are part of the next changes.
   void restore_changes(const uint64_t* changed, size_t n_changed, const uint64_t* deleted, size_t n_deleted);
   // Readers have other rows of these keys than are here, or none: the next changes set or delete each of them.
@@ -120,7 +124,7 @@ class Table {
   bool publishable(Row row) const;
   void mark_if_left(Stripe& stripe, Row row) const;
   uint64_t rank(Row row) const;
-  size_t room() const { return config_.memory_limit - config_.snapshot_reserve; }  // for rows
+  size_t room() const { return config_.memory_limit - config_.snapshot_reserve; }  // for what lasts
   bool fits(size_t bytes) const;
   bool may_resize(const Shelf& shelf, uint32_t buckets) const;
   bool may_grow(const Shelf& shelf, bool full);
@@ -128,7 +132,8 @@ class Table {
   void make_room();
   void trim(int tightly);
   void evict(size_t bytes);
-  void evict_one(Stripe& stripe, bool full, uint64_t hash);
+  void evict_some(Stripe& stripe, bool full);
+  bool may_fill_up(size_t rows) const;
 
   // cut.cc
   void touch(Stripe& stripe, Row row, bool full, uint64_t hash);  // before a row is written
@@ -142,10 +147,12 @@ class Table {
   const Kernels::Apply apply_embed_, apply_embedx_;
   const void *embed_rule_, *embedx_rule_;
 
-  Budget budget_;
+  Budget budget_;             // all
+  Budget lasting_{&budget_};  // without the undo log: what decides about eviction must not depend on who reads a cut
   std::vector<std::unique_ptr<Stripe>> stripes_;
   Gate gate_;
 
+  bool restoring_ = false;       // between prepare and settle: shelves have their size
   std::atomic<int> crowded_{0};  // rows want more memory than they may have: 1 short ones, 2 full ones
 
   Cut* cut_ = nullptr;      // being read; changed only by who is alone in the gate

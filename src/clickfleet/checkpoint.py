@@ -15,7 +15,8 @@ ones; each kind ascends by mix64(key) through the file. Columns, none with nulls
     embedx list<float32> (empty in a short row) · embedx_state list<float32> (likewise)
 
 `changed.arrow` holds what the next publication must carry: key uint64, deleted bool. The manifest holds the table's description, its
-numbers of rows and whether anything was published.
+numbers of rows, whether anything was published and, under a memory limit, how each shard used its memory (`memory`): with the same limit
+and number of shards, what is evicted after a restart is what would have been evicted without.
 
 A checkpoint of a training run also has, all written at the same instant between two steps:
 
@@ -66,6 +67,8 @@ ROWS = columns(
     }
 )
 CHANGED = columns({"key": pa.uint64(), "deleted": pa.bool_()})
+MEMORY = ("memory_limit", "snapshot_reserve")
+"""What of a table's description bounds its memory."""
 _LISTS = ("embed_state", "embedx", "embedx_state")
 
 
@@ -97,9 +100,15 @@ def save(
             "full_rows": counts[1],
             "row_files": files,
             "tracking": rows.tracking,
+            **memory_facts([rows.memory]),
             **facts,
         }
     return path
+
+
+def memory_facts(of_shards: list[list[int] | None]) -> dict[str, Any]:
+    """For a manifest: how each shard of the table used its memory, where a limit bounds it."""
+    return {"memory": of_shards} if None not in of_shards else {}
 
 
 def span(shard: int, shards: int) -> tuple[int, int]:
@@ -126,9 +135,14 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
     first, last = span(shard, shards)
     files = manifest["row_files"]
     per_file = _core.VIRTUAL_SHARDS // files
-    table.core.reserve(
-        *(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows"))
-    )
+    same = all(changes.get(key, manifest["table"][key]) == manifest["table"][key] for key in MEMORY)
+    memory = manifest["memory"][shard] if same and len(manifest.get("memory", ())) == shards else None
+    if memory is not None:
+        table.core.prepare(memory)
+    else:
+        table.core.reserve(
+            *(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows"))
+        )
     mine = [file for file in range(files) if file * per_file < last and (file + 1) * per_file > first]
     for batch in itertools.chain.from_iterable(batches(path / _name(file, files), ROWS) for file in mine):
         _restore(table, batch, first, last)
@@ -137,6 +151,8 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
         keys, deleted = changed["key"].to_numpy(), changed["deleted"].to_numpy()
         ours = _in_shards(keys, first, last)
         table.core.restore_changes(keys[~deleted & ours], keys[deleted & ours])
+    if memory is not None:
+        table.core.settle(memory)
     return table
 
 
@@ -226,7 +242,12 @@ def steps(folder: Path | str) -> list[int]:
 
 
 def latest(folder: Path | str) -> Path:
-    """The checkpoint LATEST names, its manifest checked."""
+    """The checkpoint LATEST names, its manifest checked; before the first LATEST, the newest one that is whole."""
+    found = steps(folder)
+    if found and not (Path(folder) / LATEST).exists():  # the run ended between the two
+        path = Path(folder) / f"step-{found[-1]:012d}"
+        storage.read_manifest(path, "checkpoint")
+        return path
     return labelled(folder, LATEST)
 
 

@@ -14,14 +14,15 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from clickfleet.appended import Appended
+
 
 class Events:
     """Scalars of one run, appended to a file of their own in `folder`; TensorBoard shows them while they grow."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self._path = folder / name
+        self._file = Appended(folder / name)
         self._append(_field(3, b"brain.Event:2"))
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -34,8 +35,7 @@ class Events:
     def _append(self, content: bytes) -> None:
         event = b"\x09" + struct.pack("<d", time.time()) + content
         length = struct.pack("<Q", len(event))
-        with self._path.open("ab") as out:
-            out.write(length + _masked(length) + event + _masked(event))
+        self._file.add(length + _masked(length) + event + _masked(event))
 
 
 def _field(number: int, content: bytes) -> bytes:

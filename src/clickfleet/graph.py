@@ -10,6 +10,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from torch import Tensor, nn
 
+from clickfleet import storage
 from clickfleet.engine import Engine
-from clickfleet.errors import ConfigError, MissingError, TrainingError
+from clickfleet.errors import CheckpointError, ConfigError, MissingError, TrainingError
 from clickfleet.models import Inputs, Model, Shape
 
 INPUTS = ("dense", "first", "factors")
@@ -68,7 +70,8 @@ class Graph:
             self._proto = _export(self._module, example, self.outputs)
             self._check(example)
             if cache is not None:
-                cache.write_bytes(self._proto.SerializeToString(deterministic=True))
+                with suppress(CheckpointError):  # the disk is full: it is made anew the next time
+                    storage.replace(cache, self._proto.SerializeToString(deterministic=True))
 
     def bytes(self, weights: Mapping[str, Tensor]) -> bytes:
         """The file, with these parameters and buffers of the model."""

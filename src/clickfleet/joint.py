@@ -34,7 +34,7 @@ from clickfleet.cluster import joining, roles
 from clickfleet.cluster.driver import Driver
 from clickfleet.cluster.fleet import LostError
 from clickfleet.cluster.overview import ClusterWatch
-from clickfleet.config import Config, dump
+from clickfleet.config import Config
 from clickfleet.errors import CheckpointError, ClusterError, ConfigError
 from clickfleet.files import expand, split_files
 from clickfleet.online import by_hand
@@ -90,7 +90,7 @@ def _led(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
     if not resume and checkpoint.steps(checkpoints):
         raise CheckpointError(f"{folder} holds a run already", "go on with resume=True, or choose another run.dir")
     checkpoints.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
+    run.write_config(folder, config)
     test = expand(config.data.test) if config.data.test else []
     watch = ClusterWatch(folder, quiet=quiet)
     driver = Driver(config, opening.schema_of(config), [], test, watch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,8 +33,13 @@ class Lock:
         self._handle: int | None = None
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} cannot be made: {error.strerror}", "is there space, and the right to write there?"
+            ) from error
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
@@ -49,10 +55,11 @@ class Lock:
                 raise CheckpointError(
                     f"{self.path.parent} is in use: {holder} {self.what} there", "wait for it, or stop it first"
                 ) from None
+        self._handle = handle
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        self._handle = handle
+        with suppress(OSError):  # the disk is full: the lock holds without a name
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         return self
 
     def __exit__(

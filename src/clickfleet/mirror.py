@@ -100,7 +100,7 @@ class Mirror:
 
     def steps(self) -> bool:
         """Whether there is a checkpoint."""
-        return any(name.startswith("checkpoints/step-") for name in self._names())
+        return f"checkpoints/{checkpoint.LATEST}" in self._names()
 
     def push(self) -> None:
         """Makes the URL hold what is complete here."""

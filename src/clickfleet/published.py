@@ -222,10 +222,14 @@ class Log:
         path = self.folder / f"{sequence:06d}-{kind}"
         entry = write(path, rows, content, sequence=sequence, parent=parent, chain=named)
         line = Line(sequence, kind, entry.path.name, entry.hash, parent, named)
-        with storage.plainly(self.path), self.path.open("ab") as out:
-            out.write(line.text())
-            out.flush()
-            os.fsync(out.fileno())
+        try:
+            with storage.plainly(self.path), self.path.open("ab") as out:
+                out.write(line.text())
+                out.flush()
+                os.fsync(out.fileno())
+        except CheckpointError:
+            self._recover()  # what nobody will read gives its space back
+            raise
         return entry
 
     def _chain(self, head: Line | None, kind: str, sequence: int, content: Content) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clickfleet import checkpoint, mirror, modes, report, saving, scoring
+from clickfleet import checkpoint, mirror, modes, report, saving, scoring, storage
 from clickfleet.batch import ROW_COLUMNS
 from clickfleet.config import Config, checked, dump, override
 from clickfleet.config import load as load_config
@@ -141,8 +141,7 @@ def train(
             learner = Learner(settings, source.schema)
 
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(dump(settings), encoding="utf-8")
+        write_config(folder, settings)
     watch = Watch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
     saver = None
     if checkpoints is not None:
@@ -237,7 +236,7 @@ def _train_on_cluster(
     if not resume and checkpoint.steps(checkpoints):
         raise CheckpointError(f"{folder} holds a run already", "go on with --resume, or choose another run.dir")
     checkpoints.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(dump(settings), encoding="utf-8")
+    write_config(folder, settings)
     if copy is not None:
         copy.start()
     watch = ClusterWatch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
@@ -284,6 +283,12 @@ def opened(url: str, resume: bool, rows: bool) -> Mirror:
     elif found.steps():
         raise CheckpointError(f"{url} holds a run already", "go on with --resume, or choose another run.dir")
     return found
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Puts the configuration into a run folder, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    storage.replace(folder / "config.yaml", dump(config).encode())
 
 
 def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable[[str], None]) -> None:

@@ -23,7 +23,7 @@ from clickfleet.schema import Schema
 
 State = dict[str, Any]
 ROW_FILES = 8
-FREE = ("memory_limit", "snapshot_reserve")
+FREE = checkpoint.MEMORY
 """What a table may change on resuming."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from clickfleet.config import Config
-from clickfleet.errors import DataError, TrainingError
+from clickfleet.errors import CheckpointError, DataError, TrainingError
 from clickfleet.interrupts import interruptible
 from clickfleet.job import Job
 from clickfleet.saving import Saver, State
@@ -157,7 +157,15 @@ class Session:
             )
         if last and self.progress.epoch and self.signal is None:
             epoch = self.progress.epoch - 1
-        self.saver.save(job.learner, job.metrics, self.state(job), epoch, best=self._is_best(job))
+        try:
+            state = self.state(job)
+        except CheckpointError as error:  # the disk is full: what is not written down yet cannot be saved as done
+            if last:
+                raise
+            self.watch.log(f"no checkpoint: {error}")
+            self._saved_at = time.monotonic()
+            return
+        self.saver.save(job.learner, job.metrics, state, epoch, best=self._is_best(job))
         if last:
             self.saver.wait(last=True)
         took = time.monotonic() - begin

@@ -9,7 +9,6 @@ nothing under `path`. The manifest is canonical JSON (sorted keys, no blanks, UT
 file that is missing, has another length or another checksum; it names the file and loads nothing.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from typing import IO, Any, Self
 
 import xxhash
 
+from clickfleet.appended import FULL
 from clickfleet.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -120,7 +120,8 @@ class Writer:
         if self.path.exists():
             raise CheckpointError(f"{self.path} exists already", "choose another name, or remove it first")
         shutil.rmtree(self.hidden, ignore_errors=True)  # of a writer that was killed
-        self.hidden.mkdir(parents=True)
+        with plainly(self.path):
+            self.hidden.mkdir(parents=True)
         return self
 
     def __exit__(
@@ -136,7 +137,7 @@ class Writer:
         if error is not None:
             shutil.rmtree(self.hidden, ignore_errors=True)
             if isinstance(error, OSError):
-                raise _plain(error, self.path) from error
+                raise refusal(error, self.path) from error
 
     def _finish(self) -> None:
         for file in self._files.values():
@@ -207,13 +208,23 @@ def verify_files(path: Path | str, manifest: Manifest) -> None:
 
 def write_pointer(path: Path, text: str) -> None:
     """Replaces a small file at once: readers see the old text or the new one."""
+    replace(path, f"{text}\n".encode())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replaces a whole file at once, or leaves it as it was."""
     hidden = path.parent / f".{path.name}.writing"
     with plainly(path):
-        with hidden.open("w") as out:
-            out.write(text + "\n")
-            out.flush()
-            os.fsync(out.fileno())
-        hidden.replace(path)
+        try:
+            with hidden.open("wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            hidden.replace(path)
+        except OSError:
+            with suppress(OSError):
+                hidden.unlink(missing_ok=True)
+            raise
         _flush_directory(path.parent)
 
 
@@ -223,13 +234,15 @@ def plainly(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _plain(error, path) from error
+        raise refusal(error, path) from error
 
 
-def _plain(error: OSError, path: Path) -> CheckpointError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def refusal(error: OSError, path: Path) -> CheckpointError:
+    """Why `path` could not be written, and what to do."""
+    if error.errno in FULL:
         return CheckpointError(
-            f"the disk is full: {path} was not written, older ones are as they were", "free space and save again"
+            f"the disk is full: {path} was not written, what was there before is as it was",
+            "free space and try again; a run that ended goes on from its newest checkpoint",
         )
     return CheckpointError(f"{path} was not written: {error.strerror or error}")
 

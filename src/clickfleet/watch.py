@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from clickfleet import storage
+from clickfleet.appended import Appended
 from clickfleet.events import Events
 from clickfleet.job import PHASES, Job
 from clickfleet.progress import INTERVAL_S, LiveBar, amount
@@ -44,7 +47,10 @@ class Watch:
         self.folder, self.total_bytes, self.epochs, self.quiet = folder, total_bytes, epochs, quiet
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty() and not quiet
+        self._lines = None if folder is None else Appended(folder / "metrics.jsonl")
+        self._words = None if folder is None else Appended(folder / "log.txt")
         self._events: Events | None = None
+        self._told_full = False
         self._bar: LiveBar | None = None
         self._begin = self._lined = self._pointed = Mark()
         self._shown = 0.0
@@ -129,14 +135,14 @@ class Watch:
 
     def record(self, kind: str, facts: dict[str, Any]) -> None:
         """A line of metrics.jsonl, and points of the curves."""
-        if self.folder is not None:
+        if self.folder is not None and self._lines is not None:
             clean = {
                 key: None if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in facts.items()
             }
-            with (self.folder / "metrics.jsonl").open("a") as out:
-                out.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **clean}) + "\n")
-
+            line = json.dumps({"kind": kind, "time": round(time.time(), 3), **clean})
+            self._lines.add(line.encode() + b"\n")
+            self._tell_full(self._lines)
             self._events = self._events or Events(self.folder / "tensorboard")
             numbers = {key: value for key, value in clean.items() if isinstance(value, int | float)}
             shares = {f"share_{phase}": share for phase, share in facts.get("shares", {}).items()}
@@ -146,23 +152,36 @@ class Watch:
             self._events.add(facts["step"], curves)
 
     def size(self) -> int:
-        """Bytes of metrics.jsonl."""
+        """Bytes of metrics.jsonl, for a checkpoint: all lines must be in it."""
+        if self._lines is None:
+            return 0
+        if not self._lines.flush():
+            assert self._lines.problem is not None
+            raise storage.refusal(self._lines.problem, self._lines.path)
         try:
-            return (self.folder / "metrics.jsonl").stat().st_size if self.folder else 0
+            return self._lines.path.stat().st_size
         except FileNotFoundError:
             return 0
 
+    def _tell_full(self, file: Appended) -> None:
+        if bool(file.waiting) and not self._told_full and not self.quiet:
+            print(
+                f"warning: the disk is full: lines of {file.path} wait until there is space",
+                file=self.stream,
+                flush=True,
+            )
+        self._told_full = bool(file.waiting)
+
     def forget_after(self, size: int) -> None:
         """Cuts metrics.jsonl to where a resumed run goes on."""
-        if self.folder is not None and self.size() > size:
-            with (self.folder / "metrics.jsonl").open("r+b") as out:
-                out.truncate(size)
+        if self._lines is not None and self.size() > size:
+            os.truncate(self._lines.path, size)
 
     def log(self, text: str, show: bool = True) -> None:
         """A line for people, in log.txt too."""
-        if self.folder is not None:
-            with (self.folder / "log.txt").open("a", encoding="utf-8") as out:
-                out.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
+        if self._words is not None:
+            self._words.add((time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n").encode())
+            self._tell_full(self._words)
         if show and not self.quiet:
             if self._bar is not None:
                 self._bar.print(text)
@@ -170,6 +189,9 @@ class Watch:
                 print(text, file=self.stream, flush=True)
 
     def close(self) -> None:
+        for file in (self._lines, self._words):
+            if file is not None:
+                file.flush()
         if self._bar is not None:
             self._bar.close()
             self._bar = None

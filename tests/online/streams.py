@@ -15,12 +15,12 @@ RULE = {"name": "adagrad", "lr": 0.1, "initial_g2sum": 0.3}
 START = 1767225600  # 2026-01-01 00:00 UTC
 
 
-def lines(rows: int, seed: int, start_s: int = START, span_s: int = 3600) -> list[str]:
+def lines(rows: int, seed: int, start_s: int = START, span_s: int = 3600, users: int = 40) -> list[str]:
     """Ads with an even number are clicked on more often."""
     rng = np.random.default_rng(seed)
     out = []
     for i in range(rows):
-        ad, user = int(rng.zipf(1.5)) % 50 + seed % 7, int(rng.integers(40))
+        ad, user = int(rng.zipf(1.5)) % 50 + seed % 7, int(rng.integers(users))
         click = int(rng.random() < (0.6 if ad % 2 == 0 else 0.1))
         out.append(
             f"{click},{start_s + i * span_s // max(rows, 1)},{rng.random():.3f},u{user},a{ad},s{ad % 5}|s{user % 3}"
@@ -28,7 +28,9 @@ def lines(rows: int, seed: int, start_s: int = START, span_s: int = 3600) -> lis
     return out
 
 
-def write_days(folder: Path, days: int = 2, splits: int = 2, rows: int = 60, done: str | None = "_DONE") -> Path:
+def write_days(
+    folder: Path, days: int = 2, splits: int = 2, rows: int = 60, done: str | None = "_DONE", users: int = 40
+) -> Path:
     """<folder>/logs with `splits` folders a day, one file each."""
     for day in range(days):
         for split in range(splits):
@@ -37,7 +39,7 @@ def write_days(folder: Path, days: int = 2, splits: int = 2, rows: int = 60, don
             where.mkdir(parents=True)
             seed = day * splits + split
             start = START + day * 86400 + split * 86400 // splits
-            (where / "part-0.csv").write_text("\n".join([HEADER, *lines(rows, seed, start)]) + "\n")
+            (where / "part-0.csv").write_text("\n".join([HEADER, *lines(rows, seed, start, users=users)]) + "\n")
             if done:
                 (where / done).touch()
     return folder / "logs"

@@ -48,15 +48,21 @@ def contents(folder: Path) -> dict[str, object]:
     return {"files": files, "state": state, "log": log.path.read_bytes(), "metrics": metrics}
 
 
+CASES = ["progressive", "pass", "evicting"] if SOAK else ["evicting"]
+
+
 @pytest.mark.parametrize("seed", range(10 if SOAK else 1))
-@pytest.mark.parametrize("validate", ["progressive", "pass"] if SOAK else ["progressive"])
-def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, validate):
-    write_days(tmp_path, days=3, splits=2, rows=90)
+@pytest.mark.parametrize("case", CASES)
+def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, case):
+    """`evicting`: new users all the time; what the memory limit takes, and when, is the same after any restart."""
+    evicting = case == "evicting"
+    write_days(tmp_path, days=3, splits=2, rows=2500 if evicting else 90, users=10**6 if evicting else 40)
     raw = settings(
         tmp_path,
-        online={"end_day": 20260103, "validate": validate},
-        run={"checkpoint_every_steps": 4},
-        table={"memory_limit": "5MB"} if seed % 3 == 2 else {},
+        data={"batch_size": 128} if evicting else {},
+        online={"end_day": 20260103, "validate": "pass" if case == "pass" else "progressive"},
+        run={"checkpoint_every_steps": 7 if evicting else 4},
+        table={"memory_limit": "900KB", "snapshot_reserve": "350KB", "delete_threshold": 0.0} if evicting else {},
         publish={"keep_chains": 2, "guard": {"auc_drop": 0.03, "copc": [0.7, 1.6], "min_rows": 10}},
     )
     config = tmp_path / "config.yaml"
@@ -66,8 +72,10 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, validate):
     shutil.copy(graph, folder / "graph.onnx")
     assert run(config, 0, seed) == 0
     wanted = contents(folder)
+    days = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"day"' in line]
+    assert (sum(line.get("evicted", 0) for line in days) > 1000) == evicting
     shutil.rmtree(folder)
     folder.mkdir()
     shutil.copy(graph, folder / "graph.onnx")
-    assert run(config, 60 if SOAK else 8, seed) > 0
+    assert run(config, 60 if SOAK else 6, seed) > 0
     assert contents(folder) == wanted

@@ -197,7 +197,7 @@ def test_a_full_disk_during_a_delta_loses_nothing(stream, online, tmp_path, monk
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(published, "write", full)
-    online(config)
+    online(config, "train.deterministic=false")
     assert alarms(tmp_path)[0]["reasons"] == ["the disk is full: nothing was written, older ones are as they were"]
     log = Log(tmp_path / "run/published")
     assert [line.kind for line in log.lines()] == ["base", "delta", "delta", "base"]

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from clickfleet.appended import FULL
 from clickfleet.errors import ClickfleetError
 
 USER_ERROR, USAGE_ERROR, OUR_FAULT = 1, 2, 3
@@ -94,7 +95,11 @@ def run(app: typer.Typer, argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            where = f": {error.filename} was not written" if error.filename else ""
+            print(f"error: the disk is full{where}\n  free space and try again", file=sys.stderr)
+            return USER_ERROR
         traceback.print_exc()
         print("\nThis is a fault of clickfleet, not yours: please report it with the lines above.", file=sys.stderr)
         return OUR_FAULT

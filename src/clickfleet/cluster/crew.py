@@ -20,7 +20,7 @@ from clickfleet.errors import ClusterError
 from clickfleet.exchange import Spread
 from clickfleet.schema import Schema
 
-POLL_S = 0.5
+POLL_S = 1.0
 
 
 class Crew:
@@ -149,6 +149,8 @@ class Crew:
         return self.overview.steps
 
     def _note(self, name: str, found: dict[str, Any]) -> dict[str, Any]:
+        if name.startswith("worker"):
+            self.overview.heard = time.monotonic()
         (self.overview.workers if name.startswith("worker") else self.overview.shards)[name] = found
         return found
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +13,11 @@ from clickfleet.online.passes import Patience
 from clickfleet.sections import Kafka
 
 POLL_S = 0.2
+LOOK_S = 5.0
+"""After so long without a record the broker is asked whether the topic is still there: a client is not told for minutes."""
+SURE = 3
+"""Answers that a topic is not there until it is believed: a broker that has just started may not know yet."""
+_NOISE = re.compile(r" \(after \d+ms in state .*\)$")
 
 
 class Record(NamedTuple):
@@ -32,10 +39,12 @@ class Broker:
 
     def __init__(self, config: Kafka) -> None:
         self.config = config
-        self.ended: set[int] = set()
-        """Partitions with nothing more to read just now."""
+        self._ended: set[int] = set()
         self._consumer: Any = None
         self._down: str | None = None
+        self._looked = time.monotonic()
+        self._missed = 0
+        """Answers in a row that the topic is not there."""
 
     @property
     def client(self) -> Any:
@@ -63,19 +72,46 @@ class Broker:
         return self._consumer
 
     def _on_error(self, error: Any) -> None:
-        self._down = str(error.str())
+        self._down = _plain(error)
 
-    def partitions(self, patience: Patience) -> list[int]:
-        """The numbers of the topic's partitions."""
+    def partitions(self, patience: Patience, known: bool = False) -> list[int]:
+        """The numbers of the topic's partitions; one that is not there is waited for, unless it is known to have been."""
         name = self.config.topic
+        self._missed = 0
 
         def ask() -> list[int] | str:
             found = self.client.list_topics(name, timeout=5).topics[name]
-            return (
-                sorted(found.partitions) if found.error is None and found.partitions else f"topic {name}: {found.error}"
-            )
+            if found.error is None and found.partitions:
+                return sorted(found.partitions)
+            self._note(found.error, known)
+            return f"topic {name}: {'no partitions' if found.error is None else _plain(found.error)}"
 
         return list(self._insist(ask, patience))
+
+    def _note(self, error: Any, known: bool = True) -> None:
+        """Counts answers that a topic is gone, and believes them at last."""
+        from confluent_kafka import KafkaError
+
+        gone = error is not None and error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+        self._missed = self._missed + 1 if gone else 0
+        if known and self._missed >= SURE:
+            raise DataError(
+                f"the topic {self.config.topic} is gone from Kafka at {self.config.brokers}",
+                "what was trained on is in the run folder; start a new run on another topic, "
+                "or on this one once it is made again",
+            )
+
+    def _look(self) -> None:
+        """Asks whether the topic is still there."""
+        from confluent_kafka import KafkaException
+
+        name = self.config.topic
+        try:
+            error = self.client.list_topics(name, timeout=5).topics[name].error
+            self._down = None if error is None else f"topic {name}: {_plain(error)}"
+            self._note(error)
+        except KafkaException as failure:
+            self._down = self._down or _plain(failure.args[0])
 
     def held(self, partition: int, patience: Patience) -> tuple[int, int]:
         """The offsets that a partition holds: the first, and the one after the last."""
@@ -100,15 +136,19 @@ class Broker:
                 if not isinstance(answer := ask(), str):
                     return answer
             except KafkaException as error:
-                answer = error.args[0].str()
+                answer = _plain(error.args[0])
             patience.wait(f"Kafka at {self.config.brokers}: {answer}")
 
     def assign(self, offsets: Mapping[int, int]) -> None:
         """Reading goes on at these offsets."""
         from confluent_kafka import TopicPartition
 
-        self.ended.clear()
+        self._ended.clear()
         self.client.assign([TopicPartition(self.config.topic, p, offset) for p, offset in offsets.items()])
+
+    def is_idle(self, partition: int) -> bool:
+        """Whether a partition has nothing more to read just now; of a broker that is down nobody knows."""
+        return partition in self._ended and self._down is None
 
     def records(self, patience: Patience) -> list[Record]:
         """What has arrived in a short time."""
@@ -121,19 +161,25 @@ class Broker:
             error, partition = message.error(), message.partition()
             if error is None:
                 self._down = None
-                self.ended.discard(partition)
+                self._ended.discard(partition)
                 place = message.topic(), partition, message.offset()
                 found.append(Record(*place, message.timestamp()[1] / 1000, message.value() or b""))
             elif error.code() == KafkaError._PARTITION_EOF:
-                self.ended.add(partition)
-            elif error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                self._ended.add(partition)
+            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 raise DataError(
-                    f"the topic {self.config.topic} is gone", "make it again, or start a new run on another"
+                    f"partition {partition} of {self.config.topic} lost the next offset ({_plain(error)}): "
+                    "records were lost to the topic's retention, or the topic was made anew",
+                    "raise the topic's retention; a new run starts from what is there",
                 )
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                raise DataError(f"partition {partition} of {self.config.topic} lost the next offset: {error.str()}")
             else:
-                self._down = error.str()
+                self._down = _plain(error)
+        now = time.monotonic()
+        if found:
+            self._looked = now
+        elif now - self._looked >= LOOK_S:
+            self._looked = now
+            self._look()
         if not got and self._down is not None:
             patience.wait(f"Kafka at {self.config.brokers}: {self._down}")
         return found
@@ -142,3 +188,8 @@ class Broker:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+
+
+def _plain(error: Any) -> str:
+    """An error of librdkafka without the parts that change each time."""
+    return _NOISE.sub("", str(error.str()))

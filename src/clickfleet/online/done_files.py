@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from clickfleet import storage
+from clickfleet.appended import Appended
 from clickfleet.machine import WINDOWS
 from clickfleet.online.passes import Position, number_of, parse_day
 from clickfleet.published import Entry
@@ -27,6 +29,8 @@ class DoneFiles:
     def __init__(self, folder: Path, first_day: int | None) -> None:
         self.folder, self.first_day = folder, first_day
         self._pending: tuple[int, int, Path] | None = None
+        self._waiting: list[tuple[str, Path, str, str]] = []
+        """What a full disk did not take: a link, where it points, a file and its line."""
 
     def published(self, entry: Entry, position: Position | None, results: dict[str, Any] | None) -> None:
         """An entry was published after the pass of a position (None: before the first)."""
@@ -40,31 +44,37 @@ class DoneFiles:
             day = position["day"]
             name, path = "patch_donefile.txt", f"{day}/delta-{position['pass']}"
             key = self._base_key() or now
-        self._link(f"{path}/000", entry.path)
         facts = {
             "id": key if entry.base else now,
             "key": key,
             "input": f"{self.folder / path}/000",
             "monitor_data": "" if results is None else _monitor(results),
         }
-        if not any(line["input"] == facts["input"] for line in self._lines(name)):
-            self._append(name, json.dumps(facts))
+        known = any(line["input"] == facts["input"] for line in self._lines(name))
+        self._waiting.append((f"{path}/000", entry.path, name, "" if known else json.dumps(facts)))
+        self._settle()
 
     def checkpointed(self, position: Position, end_of_day: bool, path: Path) -> None:
         """A checkpoint is being written; its line follows once it is there, which is when the next one begins."""
-        self.flush()
+        self._due()
         day, number = position["day"], position["pass"]
         self._pending = (_next(day), -1, path) if end_of_day else (day, number, path)
+        self._settle()
 
     def flush(self) -> None:
+        """The line of the last checkpoint, which is there."""
+        self._due()
+        self._settle()
+
+    def _due(self) -> None:
         if self._pending is None:
             return
         (day, number, path), self._pending = self._pending, None
         file = self.folder / "donefile.txt"
         known = {tuple(line.split("\t")[::3]) for line in file.read_text().splitlines()} if file.exists() else set()
         if path.exists() and (str(day), str(number)) not in known:
-            self._link(f"{day}/{max(number, 0)}", path)
-            self._append("donefile.txt", f"{day}\t{self._base_key() or 0}\t{path}\t{number}\t0")
+            line = f"{day}\t{self._base_key() or 0}\t{path}\t{number}\t0"
+            self._waiting.append((f"{day}/{max(number, 0)}", path, "donefile.txt", line))
 
     def _base_key(self) -> int | None:
         lines = self._lines("base_donefile.txt")
@@ -74,10 +84,18 @@ class DoneFiles:
         file = self.folder / name
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def _append(self, name: str, line: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / name).open("a") as out:
-            out.write(line + "\n")
+    def _settle(self) -> None:
+        """Writes what waits, in order; what the disk has no space for waits on, and is told."""
+        with storage.plainly(self.folder):
+            while self._waiting:
+                link, path, name, line = self._waiting[0]
+                self._link(link, path)
+                if line:
+                    file = Appended(self.folder / name)
+                    file.add(line.encode() + b"\n")
+                    if file.problem is not None:
+                        raise file.problem
+                del self._waiting[0]
 
     def _link(self, name: str, path: Path) -> None:
         link = self.folder / name

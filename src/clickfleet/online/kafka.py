@@ -129,14 +129,14 @@ class Topic:
                     continue
                 seen.setdefault(p, day)
                 self._rest.append(record)
-            if seen and all(p in seen or p in self.broker.ended for p in parts):
+            if seen and all(p in seen or self.broker.is_idle(p) for p in parts):
                 break
             arrived = self.broker.records(patience)
         first = min(seen.values())
         return None if self.end_day is not None and first > self.end_day else first
 
     def _start(self, position: Position | None, patience: Patience) -> dict[int, _Partition]:
-        partitions = self.broker.partitions(patience)
+        partitions = self.broker.partitions(patience, known=position is not None)
         known = {} if position is None else {int(p): o for p, o in position["offsets"].items()}
         if missing := [p for p in known if p not in partitions]:
             raise DataError(
@@ -159,7 +159,7 @@ class Topic:
 
     def _over(self, parts: dict[int, _Partition], end_s: float) -> bool:
         beyond = [part.ahead is not None for part in parts.values()]
-        idle = [p in self.broker.ended for p in parts]
+        idle = [self.broker.is_idle(p) for p in parts]
         if not all(a or b for a, b in zip(beyond, idle, strict=True)):
             return False
         return any(beyond) or self.clock() >= end_s + self.kafka.idle

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import torch
 
 from clickfleet import checkpoint, modes, saving
-from clickfleet.config import Config, dump
+from clickfleet.config import Config
 from clickfleet.errors import ConfigError
 from clickfleet.feeds import Feed
 from clickfleet.learner import Learner
@@ -26,7 +26,16 @@ from clickfleet.online.release import Release
 from clickfleet.online.session import PassJob, PassSession
 from clickfleet.online.supply import Supply
 from clickfleet.opening import schema_of
-from clickfleet.run import LoadedLater, check, check_arrangement, configure, cpu_class, hogwild, not_finite
+from clickfleet.run import (
+    LoadedLater,
+    check,
+    check_arrangement,
+    configure,
+    cpu_class,
+    hogwild,
+    not_finite,
+    write_config,
+)
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
 from clickfleet.step import NotFiniteError
@@ -115,7 +124,7 @@ def _learn(
     else:
         torch.manual_seed(config.train.seed)
         learner = start(config, schema, watch)
-    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
+    write_config(folder, config)
     fresh = Freshness(time.time)
     source = make_source(config, folder, stream, watch)
     supply = Supply(config, schema, source, folder, watch.log)
@@ -168,7 +177,7 @@ def _lead(
 
     watch = ClusterWatch(folder, quiet=quiet)
     session = led.prepare(config, schema, folder, watch, make_source(config, folder, stream, watch))
-    (folder / "config.yaml").write_text(dump(config), encoding="utf-8")
+    write_config(folder, config)
     before = session.driver.base.rows
     led.lead(session)
     rows = session.driver.base.rows - before

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from clickfleet import storage
 from clickfleet.config import Config
 from clickfleet.errors import DataError
 from clickfleet.online.broker import Record
@@ -40,19 +41,26 @@ class Spool:
         ordered = [record for p in sorted(records) for record in records[p] if record.value]
         if not ordered:
             return (), ()
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / (f"{name}.txt" if self.columns is None else f"{name}.arrow")
         hidden = path.with_name(f".{path.name}.writing")
+        with storage.plainly(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._fill(hidden, ordered)
+                hidden.replace(path)
+            finally:
+                hidden.unlink(missing_ok=True)
+        return (str(path),), (path.stat().st_size,)
+
+    def _fill(self, path: Path, ordered: list[Record]) -> None:
         if self.columns is None:
-            with hidden.open("wb") as out:
+            with path.open("wb") as out:
                 for record in ordered:
                     out.write(record.value.rstrip(b"\n") + b"\n")
-        else:
-            with hidden.open("wb") as sink, pa.ipc.new_stream(sink, self.columns) as writer:
-                for start in range(0, len(ordered), 4096):
-                    writer.write_table(self._table(ordered[start : start + 4096]))
-        hidden.replace(path)
-        return (str(path),), (path.stat().st_size,)
+            return
+        with path.open("wb") as sink, pa.ipc.new_stream(sink, self.columns) as writer:
+            for start in range(0, len(ordered), 4096):
+                writer.write_table(self._table(ordered[start : start + 4096]))
 
     def _table(self, records: list[Record]) -> pa.Table:
         assert self.columns is not None

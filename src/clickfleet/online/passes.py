@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import threading
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from clickfleet import storage
 from clickfleet.errors import ConfigError
 from clickfleet.sections import Plugin
 
@@ -142,15 +144,17 @@ class Plan:
         names = [(one.day, one.number) for one in self._passes]
         if (planned.day, planned.number) in names:
             kept = self._passes[: names.index((planned.day, planned.number))]
-            self._passes = []
-            hidden = self.path.with_name(f".{self.path.name}.writing")
-            hidden.write_bytes(b"".join(map(_line, kept)))
-            hidden.replace(self.path)
+            storage.replace(self.path, b"".join(map(_line, kept)))
             self._passes = kept
-        with self.path.open("ab") as out:
-            out.write(_line(planned))
-            out.flush()
-            os.fsync(out.fileno())
+        with storage.plainly(self.path), self.path.open("ab", buffering=0) as out:
+            size, line = out.tell(), _line(planned)
+            try:
+                if out.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(out.fileno())
+            except OSError:
+                out.truncate(size)
+                raise
         self._passes.append(planned)
 
 

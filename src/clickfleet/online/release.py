@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,8 +77,10 @@ class Release:
         try:
             with Lock(self.log.folder / ".lock", "publishes", patience_s=60.0):
                 entry = self._append(kind, job.steps)
-        except CheckpointError as error:  # the disk is full: training goes on
-            self.problem = str(error)
+        except CheckpointError as error:
+            if self.config.train.deterministic:  # its log must come out the same: a restart makes this very entry
+                raise
+            self.problem = str(error)  # the disk is full: training goes on
             self._hold(kind, [self.problem], job.steps)
             return
         self.head = {"sequence": entry.sequence, "hash": entry.hash}
@@ -93,9 +96,9 @@ class Release:
             f"{facts['entry_bytes']:,} bytes in {time.monotonic() - begin:.2f} s{_words(ages)}"
         )
         self._compare(ages)
-        if self.done is not None:
-            self.done.published(entry, course.position, course.undelivered[-1] if course.undelivered else None)
+        judged_by = course.undelivered[-1] if course.undelivered else None
         course.undelivered.clear()
+        self.tell_consumers(lambda done: done.published(entry, course.position, judged_by))
         self._keep()
 
     def _compare(self, ages: dict[str, float]) -> None:
@@ -149,7 +152,8 @@ class Release:
                 changes.abort()
                 return None
             changes.commit()
-            return self.log.entry(line)
+            made.path = self.log.folder / line.name
+            return self.log.entry(line) if made.path.exists() else made  # it may have been removed with its chain
         except BaseException:
             with contextlib.suppress(ClickfleetError):
                 changes.abort()
@@ -180,8 +184,19 @@ class Release:
 
     def checkpointed(self, course: Course, path: Path) -> None:
         """A checkpoint is being written under that path."""
-        if self.done is not None and course.position is not None:
-            self.done.checkpointed(course.position, course.open_day is None, path)
+        if (position := course.position) is not None:
+            self.tell_consumers(lambda done: done.checkpointed(position, course.open_day is None, path))
+
+    def tell_consumers(self, act: Callable[[DoneFiles], None]) -> None:
+        """Writes done files, where they are wanted; what the disk does not take is written later."""
+        if self.done is None:
+            return
+        try:
+            act(self.done)
+        except CheckpointError as error:
+            if self.config.train.deterministic:
+                raise
+            self.watch.log(f"warning: {error}")
 
     def state(self) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from clickfleet.config import Config
 from clickfleet.job import Job
 from clickfleet.metrics import Metrics
 from clickfleet.online.ahead import Ahead
+from clickfleet.online.done_files import DoneFiles
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.passes import Pass, Position
 from clickfleet.online.release import Release
@@ -232,8 +233,7 @@ class PassSession(Session):
             self._save(job, last=True)
         assert self.saver is not None
         self.saver.wait(last=True)
-        if self.release.done is not None:
-            self.release.done.flush()
+        self.release.tell_consumers(DoneFiles.flush)
         self.trained_s, self.last_save_s = self._elapsed() - (time.monotonic() - begin), time.monotonic() - begin
 
     def state(self, job: Job) -> State:

@@ -1,0 +1,190 @@
+"""A disk that is really full: clear words, nothing torn, and after space was freed the run ends as if nothing had been."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clickfleet import checkpoint, published, run, storage
+from clickfleet.errors import CheckpointError
+from clickfleet.online.learn import learn
+from streams import HEADER, lines, settings, write_days
+from test_kills import contents
+
+SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
+SIZE = 24 << 20
+
+
+class Disk:
+    """A small file system and a balloon that leaves only so much of it free."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._balloon = folder, folder / "balloon"
+
+    def leave(self, free: int) -> None:
+        found = os.statvfs(self.folder)
+        wanted = found.f_bavail * found.f_frsize - free
+        with self._balloon.open("ab", buffering=0) as out:
+            for _ in range(max(wanted, 0) // 4096):
+                out.write(bytes(4096))
+
+    def free(self) -> None:
+        self._balloon.unlink(missing_ok=True)
+
+    @property
+    def used(self) -> int:
+        found = os.statvfs(self.folder)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.strip()}")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def stream_on(tmp_path, disk, graph):
+    """A deterministic stream whose run folder is on the small disk, and what it gives undisturbed."""
+    write_days(tmp_path, days=2, splits=2, rows=60)
+    config = settings(tmp_path, run={"dir": str(disk.folder / "run"), "checkpoint_every_steps": 3, "keep": 2})
+
+    def anew() -> Path:
+        shutil.rmtree(disk.folder / "run", ignore_errors=True)
+        (disk.folder / "run").mkdir()
+        shutil.copy(graph, disk.folder / "run/graph.onnx")
+        return disk.folder / "run"
+
+    folder = anew()
+    learn(config, quiet=True)
+    return config, contents(folder), anew
+
+
+def check_whole(folder: Path) -> None:
+    """All that can be found is whole."""
+    log = published.Log(folder / "published")
+    for line in log.lines():
+        if (log.folder / line.name).exists():
+            log.entry(line).verify()
+    for step in checkpoint.steps(folder / "checkpoints"):
+        checkpoint.verify(folder / f"checkpoints/step-{step:012d}")
+    for name in ("metrics.jsonl", "passes.jsonl"):
+        if (folder / name).exists():
+            for line in (folder / name).read_text().splitlines():
+                json.loads(line)
+
+
+@pytest.mark.parametrize("part", ["delta", "base", "step-"])
+def test_it_fills_while_an_entry_or_a_checkpoint_is_written(disk, stream_on, monkeypatch, part):
+    config, wanted, anew = stream_on
+    folder = anew()
+    began, filled = storage.Writer.__enter__, []
+
+    def fill(self):
+        if part in self.path.name and not filled and self.path.name != "000001-base" and disk.used > 200_000:
+            filled.append(self.path)
+            disk.leave(4096)
+        return began(self)
+
+    monkeypatch.setattr(storage.Writer, "__enter__", fill)
+    with pytest.raises(CheckpointError, match=r"the disk is full: .* was not written") as told:
+        learn(config, quiet=True)
+    assert filled
+    assert "free space" in str(told.value)
+    if part != "step-":
+        assert str(filled[0]) in str(told.value)
+    check_whole(folder)
+    disk.free()
+    learn(config, quiet=True)
+    assert contents(folder) == wanted
+
+
+def test_it_fills_at_any_moment(disk, stream_on):
+    config, wanted, anew = stream_on
+    needs = disk.used
+    told = []
+    shares = 40 if SOAK else 5
+    for share in range(shares):
+        folder = anew()
+        disk.leave(needs * share // shares)
+        try:
+            learn(config, quiet=True)
+        except CheckpointError as error:
+            told.append(str(error))
+        check_whole(folder)
+        disk.free()
+        learn(config, quiet=True)
+        assert contents(folder) == wanted, share
+    assert len(told) > shares // 2
+    assert all("disk is full" in text or "No space" in text for text in told)
+
+
+def test_a_run_that_need_not_be_the_same_holds_entries_and_goes_on(disk, stream_on, monkeypatch):
+    config, _, anew = stream_on
+    folder = anew()
+    config["train"] = {**config["train"], "deterministic": False}
+    began, filled = storage.Writer.__enter__, []
+
+    def fill(self):
+        if self.path.name == "000002-delta" and not filled:
+            filled.append(self.path)
+            disk.leave(4096)
+        elif filled and self.path.name.endswith("-base"):
+            disk.free()
+        return began(self)
+
+    monkeypatch.setattr(storage.Writer, "__enter__", fill)
+    done = learn(config, quiet=True)
+    log = published.Log(folder / "published")
+    assert [line.kind for line in log.lines()] == ["base", "base", "delta", "delta", "base"]
+    assert (done.passes, done.held) == (4, 0)
+    said = (folder / "log.txt").read_text()
+    assert f"ALARM: a delta is held back: the disk is full: {filled[0]} was not written" in said
+    alarms = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"alarm"' in line]
+    assert [alarm["held"] for alarm in alarms] == [1, 2]
+    check_whole(folder)
+
+
+def test_training_on_files(disk, tmp_path):
+    (tmp_path / "train.csv").write_text("\n".join([HEADER, *lines(200, 1)]) + "\n")
+    config = settings(tmp_path, run={"dir": str(disk.folder / "run"), "checkpoint_every_steps": 4, "report": False})
+    del config["online"], config["publish"]
+    config["data"] = {**config["data"], "train": [str(tmp_path / "train.csv")]}
+
+    def final(folder: Path) -> dict[str, bytes]:
+        last = checkpoint.latest(folder / "checkpoints")
+        files = {path.name: path.read_bytes() for path in last.iterdir()}
+        state = json.loads(files.pop("state.json"))
+        del files["manifest.json"], state["metrics_bytes"]
+        return {**files, "state": json.dumps(state).encode()}
+
+    folder = disk.folder / "run"
+    run.train(config, quiet=True)
+    wanted, needs, told = final(folder), disk.used, []
+    shares = 24 if SOAK else 4
+    for share in range(shares):
+        shutil.rmtree(folder)
+        disk.leave(needs * share // shares)
+        try:
+            run.train(config, quiet=True)
+        except CheckpointError as error:
+            told.append(str(error))
+        check_whole(folder)
+        disk.free()
+        run.train(config, resume=bool(checkpoint.steps(folder / "checkpoints")), quiet=True)
+        assert final(folder) == wanted, share
+    assert len(told) > shares // 2
+    assert all("disk is full" in text or "No space" in text for text in told)
