@@ -48,7 +48,7 @@ def contents(folder: Path) -> dict[str, object]:
     return {"files": files, "state": state, "log": log.path.read_bytes(), "metrics": metrics}
 
 
-CASES = ["progressive", "pass", "evicting"] if SOAK else ["evicting"]
+CASES = ["progressive", "pass", "evicting", "at a URL"] if SOAK else ["evicting"]
 
 
 @pytest.mark.parametrize("seed", range(10 if SOAK else 1))
@@ -65,6 +65,8 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, case):
         table={"memory_limit": "900KB", "snapshot_reserve": "350KB", "delete_threshold": 0.0} if evicting else {},
         publish={"keep_chains": 2, "guard": {"auc_drop": 0.03, "copc": [0.7, 1.6], "min_rows": 10}},
     )
+    if case == "at a URL":
+        raw["run"]["dir"] = f"file://{tmp_path}/run"
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(raw))
     folder = tmp_path / "run"

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -12,6 +14,7 @@ import pytest
 from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.online.learn import learn
 from clickfleet.published import Log
+from clickfleet.run import train
 from streams import HEADER, SCHEMA, lines
 
 
@@ -178,6 +181,30 @@ def test_one_trainer_per_run_folder(stream, online, tmp_path):
     ):
         online(config)
     online(config)
+
+
+def test_training_on_files_takes_the_same_lock(stream, online, tmp_path):
+    """Held by a process that is killed, it is free at once."""
+    config = stream(days=1)
+    files = {**config, "data": {**config["data"], "train": [str(tmp_path / "logs/20260101/0000")]}}
+    del files["online"], files["publish"]
+    program = (
+        "import sys, time; from clickfleet.lock import Lock; from pathlib import Path\n"
+        "with Lock(Path(sys.argv[1]), 'trains'): print('held', flush=True); time.sleep(600)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "run/.lock")], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    for refused in (lambda: train(files, quiet=True), lambda: online(config)):
+        with pytest.raises(CheckpointError, match=rf"run is in use: process {other.pid} on .* trains there"):
+            refused()
+    other.kill()
+    other.communicate()
+    assert train(files, quiet=True).rows == 60
+    with pytest.raises(ConfigError, match="holds a run of `train`"):
+        online(config)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from clickfleet.config import Config
 from clickfleet.errors import ConfigError
 from clickfleet.feeds import Feed
 from clickfleet.learner import Learner
-from clickfleet.lock import Lock
 from clickfleet.metrics import Metrics
+from clickfleet.mirror import Mirror, origin
 from clickfleet.online.directories import Directories
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.own import Own
@@ -28,6 +28,7 @@ from clickfleet.online.supply import Supply
 from clickfleet.opening import schema_of
 from clickfleet.run import (
     LoadedLater,
+    at_home,
     check,
     check_arrangement,
     configure,
@@ -76,7 +77,7 @@ class Learned(Trained):
             "seconds": self.seconds,
             "rows_per_s": self.rows_per_s,
             "auc": self.last.get("auc"),
-            "checkpoint": None if self.path is None else str(self.path),
+            "checkpoint": None if self.path is None else origin(self.path) or str(self.path),
         }
 
 
@@ -93,22 +94,30 @@ def learn(
     """
     settings = configure(config, overrides)
     check(settings)
-    folder = Path(settings.run.dir).absolute()
-    settings = replace(settings, run=replace(settings.run, dir=str(folder)))
     check_online(settings, source is not None)
     schema = schema or schema_of(settings)
-    with Lock(folder / ".lock", "trains"):
-        return (_lead if modes.distributed(settings) else _learn)(settings, schema, folder, source, quiet)
+    with at_home(settings.run.dir, rows=settings.cluster.address is None) as (folder, copy):
+        settings = replace(settings, run=replace(settings.run, dir=str(folder)))
+        work = _lead if modes.distributed(settings) else _learn
+        return work(settings, schema, folder, copy, source, quiet)
 
 
 def _learn(
-    config: Config, schema: Schema, folder: Path, stream: Iterable[tuple[Any, int, int]] | None, quiet: bool
+    config: Config,
+    schema: Schema,
+    folder: Path,
+    copy: Mirror | None,
+    stream: Iterable[tuple[Any, int, int]] | None,
+    quiet: bool,
 ) -> Learned:
     metrics = make_metrics(config, schema)
     arrangement = arrange(config)
     checkpoints = folder / "checkpoints"
     watch = Watch(folder, quiet=quiet)
     saver = saving.Saver(checkpoints, config.run.keep, False, watch.log)
+    if copy is not None:
+        saver.written = copy.wake
+        copy.start(watch.log)
     state: saving.State | None = None
     if checkpoint.steps(checkpoints):
         path = checkpoint.latest(checkpoints)
@@ -129,6 +138,7 @@ def _learn(
     source = make_source(config, folder, stream, watch)
     supply = Supply(config, schema, source, folder, watch.log)
     release = Release(config, learner, folder, watch, fresh)
+    release.copy = copy
     session = PassSession(config, watch, saver, supply, release, arrangement)
     nothing = Feed([], schema)
     trainers, threads = arrangement["hogwild"], arrangement["threads"]
@@ -170,13 +180,21 @@ class Distant(LoadedLater, Learned):
 
 
 def _lead(
-    config: Config, schema: Schema, folder: Path, stream: Iterable[tuple[Any, int, int]] | None, quiet: bool
+    config: Config,
+    schema: Schema,
+    folder: Path,
+    copy: Mirror | None,
+    stream: Iterable[tuple[Any, int, int]] | None,
+    quiet: bool,
 ) -> Learned:
     from clickfleet.cluster.overview import ClusterWatch
     from clickfleet.online import led
 
     watch = ClusterWatch(folder, quiet=quiet)
     session = led.prepare(config, schema, folder, watch, make_source(config, folder, stream, watch))
+    session.driver.copy = session.release.copy = copy
+    if copy is not None:
+        copy.start(watch.log)
     write_config(folder, config)
     before = session.driver.base.rows
     led.lead(session)
