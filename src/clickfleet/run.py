@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,10 +26,12 @@ from clickfleet.files import expand
 from clickfleet.job import Job, Source
 from clickfleet.learner import Learner
 from clickfleet.lock import Lock
+from clickfleet.machine import free_memory
 from clickfleet.metrics import Metrics
 from clickfleet.mirror import Mirror
 from clickfleet.opening import Data, open_source, total_bytes
 from clickfleet.profiling import Profile
+from clickfleet.progress import amount
 from clickfleet.reader import Reader
 from clickfleet.report.evidence import Evidence
 from clickfleet.schema import Schema
@@ -39,6 +41,9 @@ from clickfleet.session import Session
 from clickfleet.step import NotFiniteError
 from clickfleet.trained import Trained, cores
 from clickfleet.watch import Watch
+
+if TYPE_CHECKING:
+    from clickfleet.cluster.driver import Driver
 
 
 @dataclass
@@ -207,7 +212,8 @@ class LoadedLater:
     def __getattr__(self, name: str) -> Any:
         if name != "learner" or self.path is None:
             raise AttributeError(name)
-        self.learner = saving.load(saving.resolve(mirror.origin(self.path) or self.path))
+        whole = any(self.path.glob("rows-*"))  # or only at its URL
+        self.learner = saving.load(self.path if whole else saving.resolve(mirror.origin(self.path) or self.path))
         return self.learner
 
 
@@ -273,6 +279,9 @@ def _train_on_cluster(
         best=checkpoint.best(checkpoints),
         best_auc=done.progress.best_auc,
     )
+    if settings.run.report and rows and done.signal is None:
+        evidence = Evidence(results=done.progress.test or {})
+        write_led_report(folder, outcome, evidence, done, watch)
     return outcome
 
 
@@ -317,6 +326,17 @@ def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable
         report.write(folder, model, evidence)
     except Exception as error:
         log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
+
+
+def write_led_report(folder: Path, model: Trained, evidence: Evidence, driver: Driver, watch: Watch) -> None:
+    """The same after a run on a cluster, where this machine has memory for the whole table."""
+    bytes_ = driver.overview.table.stats()["bytes"]
+    if bytes_ > free_memory() / 2:
+        watch.log(
+            f"no report: the table takes {amount(bytes_, 'bytes')}; clickfleet report {folder} writes it elsewhere"
+        )
+        return
+    write_report(folder, model, evidence, watch.log)
 
 
 def show_profile(profile: Profile, folder: Path | None, watch: Watch) -> None:

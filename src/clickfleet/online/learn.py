@@ -20,12 +20,14 @@ from clickfleet.metrics import Metrics
 from clickfleet.mirror import Mirror, origin
 from clickfleet.online.directories import Directories
 from clickfleet.online.freshness import Freshness
+from clickfleet.online.gauges import Gauges
 from clickfleet.online.own import Own
 from clickfleet.online.passes import PassSource, parse_day
 from clickfleet.online.release import Release
 from clickfleet.online.session import PassJob, PassSession
 from clickfleet.online.supply import Supply
 from clickfleet.opening import schema_of
+from clickfleet.report.evidence import Evidence
 from clickfleet.run import (
     LoadedLater,
     at_home,
@@ -36,6 +38,8 @@ from clickfleet.run import (
     hogwild,
     not_finite,
     write_config,
+    write_led_report,
+    write_report,
 )
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
@@ -135,6 +139,7 @@ def _learn(
         learner = start(config, schema, watch)
     write_config(folder, config)
     fresh = Freshness(time.time)
+    watch.listen = Gauges(folder, fresh, config.publish.freshness_slo).take
     source = make_source(config, folder, stream, watch)
     supply = Supply(config, schema, source, folder, watch.log)
     release = Release(config, learner, folder, watch, fresh)
@@ -166,13 +171,16 @@ def _learn(
         supply.close()
         watch.close()
     rows = job.rows - before
-    return Learned(
+    learned = Learned(
         learner,
         None if saver.last is None else saver.last[1],
         threads,
         rows=rows,
         **_outcome(session, release, rows),
     )
+    if config.run.report and rows and session.signal is None:
+        write_report(folder, learned, Evidence(), watch.log)
+    return learned
 
 
 class Distant(LoadedLater, Learned):
@@ -196,6 +204,7 @@ def _lead(
     if copy is not None:
         copy.start(watch.log)
     write_config(folder, config)
+    watch.listen = Gauges(folder, session.release.fresh, config.publish.freshness_slo).take
     before = session.driver.base.rows
     led.lead(session)
     rows = session.driver.base.rows - before
@@ -203,6 +212,8 @@ def _lead(
     vars(learned).update(
         path=session.driver.path, threads=cores(config), rows=rows, **_outcome(session, session.release, rows)
     )
+    if config.run.report and rows and session.signal is None:
+        write_led_report(folder, learned, Evidence(), session.driver, watch)
     return learned
 
 
