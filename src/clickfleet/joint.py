@@ -102,7 +102,7 @@ def _led_in(config: Config, folder: Path, copy: mirror.Mirror | None, resume: bo
     driver = Driver(config, opening.schema_of(config), [], test, watch)
     driver.copy = copy
     if copy is not None:
-        copy.start(watch.log)
+        copy.start(watch.log, apart=config.cluster.address is not None)
     if resume:
         driver.resume(checkpoint.latest(checkpoints))
         checkpoint.forget_after(checkpoints, driver.base.steps)

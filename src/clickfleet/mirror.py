@@ -90,15 +90,18 @@ class Mirror:
             if path.name != ".lock":
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def start(self, say: Callable[[str], None]) -> None:
-        """Puts what is new every now and then, until `close`; says why where it cannot, and tries again later."""
+    def start(self, say: Callable[[str], None], apart: bool = False) -> None:
+        """Puts what is new every now and then, until `close`; says why where it cannot, and tries again later.
+
+        `apart`: not checkpoints, whose rows come from other hosts; who knows that they are there calls `push`.
+        """
 
         def work() -> None:
             while not self._stop.is_set():
                 self._woken.wait(PUSH_S)
                 self._woken.clear()
                 try:
-                    self.push()
+                    self.push(apart)
                 except CheckpointError as error:
                     say(f"warning: {error}")
 
@@ -155,12 +158,12 @@ class Mirror:
         """Whether there is a checkpoint."""
         return f"checkpoints/{checkpoint.LATEST}" in self._names()
 
-    def push(self) -> None:
-        """Makes the URL hold what is complete here."""
+    def push(self, apart: bool = False) -> None:
+        """Makes the URL hold what is complete here, or all of it but checkpoints."""
         with self._lock, self._plainly("written"):
             for attempt in range(TRIES):
                 try:
-                    self._push()
+                    self._push("checkpoints/" if apart else PASSING)
                     break
                 except FileNotFoundError:  # a file went while it was put: look again at what is there
                     if attempt == TRIES - 1:
@@ -168,13 +171,18 @@ class Mirror:
                             f"{self.url} cannot be written: files vanish from {self.folder}"
                         ) from None
 
-    def _push(self) -> None:
+    def _push(self, but: str) -> None:
         # What names point at is there before they are: read now, they name nothing that is not put below.
-        names = {name: (self.folder / name).read_bytes() for name in self._pointers()}
+        left_out = (PASSING, but)
+        names = {n: (self.folder / n).read_bytes() for n in self._pointers() if not n.startswith(left_out)}
         here = {}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
-            if path.is_file() and not name.startswith(PASSING) and not any(p.startswith(".") for p in Path(name).parts):
+            if (
+                path.is_file()
+                and not name.startswith(left_out)
+                and not any(p.startswith(".") for p in Path(name).parts)
+            ):
                 facts = path.stat()
                 here[name] = (facts.st_size, facts.st_mtime_ns)
         for name in sorted((name for name in here if not _points(name)), key=_last):
@@ -188,7 +196,7 @@ class Mirror:
                 self._fs.makedirs(f"{self._root}/{Path(name).parent.as_posix()}", exist_ok=True)
                 self._fs.pipe_file(f"{self._root}/{name}", content)
                 self._there[name] = facts_of
-        gone = self._there.keys() - here.keys() - names.keys()
+        gone = {name for name in self._there if not name.startswith(left_out)} - here.keys() - names.keys()
         for name in sorted(gone, key=lambda name: not name.endswith(storage.MANIFEST)):
             self._remove(name)
 

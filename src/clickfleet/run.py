@@ -246,7 +246,7 @@ def _train_on_cluster(
     write_config(folder, settings)
     watch = ClusterWatch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
     if copy is not None:
-        copy.start(watch.log)
+        copy.start(watch.log, apart=settings.cluster.address is not None)
     before = 0
 
     def prepare(run: driver.Driver) -> None:

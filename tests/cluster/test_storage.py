@@ -38,6 +38,7 @@ def test_a_run_on_s3_is_saved_resumed_and_evaluated(ray: Any, config: dict[str, 
         "metrics.jsonl",
         "config.yaml",
         "checkpoints/LATEST",
+        "report.html",
         "logs/shard-0.log",
         "logs/worker-0.log",
     } <= names

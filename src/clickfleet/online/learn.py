@@ -202,7 +202,7 @@ def _lead(
     session = led.prepare(config, schema, folder, watch, make_source(config, folder, stream, watch))
     session.driver.copy = session.release.copy = copy
     if copy is not None:
-        copy.start(watch.log)
+        copy.start(watch.log, apart=config.cluster.address is not None)
     write_config(folder, config)
     watch.listen = Gauges(folder, session.release.fresh, config.publish.freshness_slo).take
     before = session.driver.base.rows
