@@ -75,8 +75,9 @@ class CutFiles:
         """Writes the rows of a cut into a directory in the making, once the cut is taken; facts of the files, and the dense part."""
         with self._change:
             there = self._change.wait_for(lambda: number in self._cuts or number <= self._dropped, timeout_s)
-            if not there or number not in self._cuts:
-                raise ClusterError(f"{self._name}: cut {number} was not complete within {timeout_s:.0f} s")
+            if number not in self._cuts:
+                problem = "was dropped" if there else f"was not complete within {timeout_s:.0f} s"
+                raise ClusterError(f"{self._name}: cut {number} {problem}")
             cut = self._cuts.pop(number)
         found: list[Any] = []
 
