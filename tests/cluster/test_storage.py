@@ -11,8 +11,8 @@ import pytest
 
 import clickfleet
 from clickfleet import checkpoint, mirror
-from clickfleet.cluster.actors import Origin, ShardActor
 from clickfleet.cluster.shard import Rules
+from clickfleet.cluster.shard_actor import Origin, ShardActor
 from clickfleet.config import load
 from clickfleet.errors import CheckpointError
 from clickfleet.mirror import Mirror

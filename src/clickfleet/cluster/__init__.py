@@ -5,9 +5,10 @@
       cuts.py      when to cut, and an evaluation at that instant; cutting.py: the parts of a cut become a checkpoint
       exams.py     evaluation and scores by all workers
       recovery.py  what follows a loss
-    actors.py    what Ray starts: a process with a shard, a process with a worker
-    worker.py    a mode over a share of the files
+    shard_actor.py, worker_actor.py: what Ray starts, processes with a shard or a worker; process.py: what both have
+    worker.py    a mode over a share of the files (streams.py); examined.py: the shards' model where it evaluates
     shard.py     one part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts
+    cut_files.py the cuts of a shard on their way to files, slowly while nobody waits for them
     wire.py      messages between the two over ZeroMQ
     remote.py    the same for a worker: requests to all shards at once, and the verbs of Table
     roles.py     who a process is, by its environment; nodes.py: its node of one Ray cluster; joining.py: how it takes part

@@ -12,6 +12,7 @@ from safetensors import torch as torch_tensors
 
 from clickfleet import checkpoint, saving
 from clickfleet.config import Config
+from clickfleet.exchange import Spread
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.schema import Schema
@@ -141,3 +142,15 @@ def _replicas(
 
 def kept_name(worker: int, name: str) -> str:
     return f"worker-{worker:05d}-{name}"
+
+
+def split_dense(spread: Spread, dense: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The parts of the dense state that each shard keeps; numbers that are not per value go to all."""
+    return [
+        {key: tensor[first:last].clone() if tensor.ndim else tensor for key, tensor in dense.items()}
+        for first, last in spread.spans
+    ]
+
+
+def join_dense(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {key: torch.cat([p[key] for p in parts]) if parts[0][key].ndim else parts[0][key] for key in parts[0]}

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from clickfleet.cluster.actors import Origin, ShardActor, WorkerActor, split_dense
-from clickfleet.cluster.base import Base
+from clickfleet.cluster.base import Base, split_dense
 from clickfleet.cluster.fleet import Fleet, Log, LostError
 from clickfleet.cluster.overview import Overview
 from clickfleet.cluster.remote import AbandonedError
 from clickfleet.cluster.shard import rules_of
-from clickfleet.cluster.worker import links_of
+from clickfleet.cluster.shard_actor import Origin, ShardActor
+from clickfleet.cluster.streams import links_of
+from clickfleet.cluster.worker_actor import WorkerActor
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
 from clickfleet.exchange import Spread

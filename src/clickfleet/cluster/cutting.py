@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from clickfleet import checkpoint, saving, storage
-from clickfleet.cluster.actors import join_dense
-from clickfleet.cluster.base import Base, adopt_buffers, kept_name, more_of
+from clickfleet.cluster.base import Base, adopt_buffers, join_dense, kept_name, more_of
 from clickfleet.config import Config, dump
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics

@@ -22,7 +22,7 @@ from clickfleet.cluster.exams import Exams
 from clickfleet.cluster.fleet import LostError
 from clickfleet.cluster.overview import ClusterWatch, closing_facts, closing_table
 from clickfleet.cluster.recovery import Recovery
-from clickfleet.cluster.worker import ROUNDS, Assignment, Stream
+from clickfleet.cluster.streams import ROUNDS, Assignment, Stream
 from clickfleet.config import Config
 from clickfleet.errors import ClickfleetError, ClusterError, DataError
 from clickfleet.exchange import Spread

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clickfleet.cluster.fleet import LostError
-from clickfleet.cluster.worker import Assignment, links_of
+from clickfleet.cluster.streams import Assignment, links_of
 from clickfleet.errors import ClusterError
 from clickfleet.session import Progress
 

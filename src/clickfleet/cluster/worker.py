@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,11 +14,11 @@ import torch
 import zmq
 
 from clickfleet import modes, scoring
-from clickfleet.bad_lines import Counters
-from clickfleet.batch import Batch
-from clickfleet.cluster.base import adopt_buffers, metrics_of, pack_buffers
+from clickfleet.cluster.base import metrics_of, pack_buffers
+from clickfleet.cluster.examined import Examined, files_to_score
 from clickfleet.cluster.process import Stopwatch
-from clickfleet.cluster.remote import AbandonedError, Remote, RemoteTable
+from clickfleet.cluster.remote import AbandonedError, Remote
+from clickfleet.cluster.streams import ROUNDS, Assignment, Stream, Streams, links_of
 from clickfleet.cluster.wire import Identity
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
@@ -30,70 +30,6 @@ from clickfleet.reader import Reader
 from clickfleet.schema import Schema
 from clickfleet.share import Share
 from clickfleet.step import NotFiniteError
-from clickfleet.table import Table
-
-ROUNDS = ("sync", "half_async")
-"""Modes that send a worker's gradients as one, over one link, and take part in cuts by themselves."""
-
-
-def links_of(config: Config) -> int:
-    """Links of a worker: one, unless its trainers send each for itself."""
-    return config.cluster.threads if config.mode.name == "async" else 1
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A share of the files of an epoch, with how far it has been trained on."""
-
-    number: int
-    files: tuple[str, ...]
-    state: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What a worker is to do in one epoch over the data."""
-
-    epoch: int
-    streams: tuple[Stream, ...]
-    saved: dict[str, bytes] = field(default_factory=dict)
-    """What the mode had kept for itself."""
-    skip: int = 0
-    """Batches to leave out, as the shards have learned them."""
-    reading: Config | None = None
-    """How the files are to be read, where not as the worker's own configuration says."""
-    score_first: bool = False
-    """Score each batch in evaluation mode before it is trained on, where training adds noise."""
-
-
-class Streams:
-    """The streams of a worker one after the other."""
-
-    def __init__(self, schema: Schema, epoch: int, readers: dict[int, Reader], skip: int = 0) -> None:
-        self.schema, self.epoch, self.readers = schema, epoch, readers
-        self.ended: set[int] = set()
-        self._skip = skip
-
-    def __iter__(self) -> Iterator[Batch]:
-        for number, reader in self.readers.items():
-            if number not in self.ended:
-                for batch in reader:
-                    if self._skip:
-                        self._skip -= 1
-                    else:
-                        yield batch
-                self.ended.add(number)
-
-    @property
-    def counters(self) -> Counters:
-        total = Counters()
-        for reader in self.readers.values():
-            total.bytes += reader.counters.bytes
-            total.bad_lines += reader.counters.bad_lines
-        return total
-
-    def state(self) -> dict[str, Any]:
-        return {str(number): None if number in self.ended else r.state() for number, r in self.readers.items()}
 
 
 class Worker:
@@ -337,49 +273,19 @@ class Worker:
 
     def measure(self, files: Sequence[str], buffers: bytes = b"") -> dict[str, Any]:
         """The metrics of the shards' model on files: what a worker found in its share of them."""
-        with self._scoring(buffers) as learner:
-            source = self._test_source(files) if files else ()
+        with self._examined(buffers) as learner:
+            source = files_to_score(self.config, self.schema, files) if files else ()
             return scoring.measure(learner, source).state()
 
     def score(self, files: Sequence[str], buffers: bytes = b"") -> list[np.ndarray[Any, Any]]:
         """The scores of every row of each file, in order."""
-        with self._scoring(buffers) as learner:
+        with self._examined(buffers) as learner:
             out = []
             for file in files:
-                parts = [scores for _, scores in scoring.Scorer(learner)(self._test_source([file], labels=False))]
+                source = files_to_score(self.config, self.schema, [file], labels=False)
+                parts = [scores for _, scores in scoring.Scorer(learner)(source)]
                 out.append(np.concatenate([np.empty(0, np.float32), *parts]))
             return out
 
-    def _test_source(self, files: Sequence[str], labels: bool = True) -> Any:
-        data = self.config.data
-        size = data.test_batch_size or data.batch_size
-        bad = "skip" if data.bad_lines == "quarantine" else data.bad_lines
-        config = replace(self.config, data=replace(data, batch_size=size, bad_lines=bad, shuffle=0))
-        return open_source(config, list(files), self.schema, labels=labels)
-
-    def _scoring(self, buffers: bytes) -> _Scoring:
-        return _Scoring(self, buffers)
-
-
-class _Scoring:
-    """The learner of a worker with the shards' rows and dense values behind it."""
-
-    def __init__(self, worker: Worker, buffers: bytes) -> None:
-        self._worker, self._buffers = worker, buffers
-
-    def __enter__(self) -> Learner:
-        worker, learner = self._worker, self._worker.learner
-        self._link = worker._link(1_000_000 + worker.index)
-        self._table, self._values = learner.table, learner.flat.values.clone()
-        values = self._link.ask(Request(values=True)).wait().values
-        assert values is not None
-        learner.flat.values.copy_(torch.from_numpy(values))
-        adopt_buffers(learner, self._buffers)
-        learner.table = cast(Table, RemoteTable(self._link, learner.table.factors))
-        return learner
-
-    def __exit__(self, *_: object) -> None:
-        learner = self._worker.learner
-        learner.table = self._table
-        learner.flat.values.copy_(self._values)
-        self._link.close()
+    def _examined(self, buffers: bytes) -> Examined:
+        return Examined(self.learner, self._link(1_000_000 + self.index), buffers)

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from clickfleet import checkpoint, saving
-from clickfleet.cluster.actors import join_dense
-from clickfleet.cluster.base import adopt_buffers
+from clickfleet.cluster.base import adopt_buffers, join_dense
 from clickfleet.cluster.driver import Driver
 from clickfleet.cluster.fleet import LostError
 from clickfleet.cluster.overview import ClusterWatch
-from clickfleet.cluster.worker import Assignment, Stream
+from clickfleet.cluster.streams import Assignment, Stream
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
 from clickfleet.interrupts import interruptible

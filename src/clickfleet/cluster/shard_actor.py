@@ -1,4 +1,4 @@
-"""What Ray starts: a process with a shard, a process with a worker. Thin: what they do is in shard.py and worker.py."""
+"""A process with a shard, as Ray starts it. Thin: what a shard does is in shard.py."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from typing import Any
 import torch
 
 from clickfleet import checkpoint, mirror, saving
-from clickfleet.cluster.base import adopt_buffers, pack_buffers
 from clickfleet.cluster.cut_files import CutFiles
 from clickfleet.cluster.process import Stopwatch, describe_process, keep_memory, log, log_to, own_address, said
 from clickfleet.cluster.shard import Rules, Shard
 from clickfleet.cluster.wire import Identity, Server
-from clickfleet.cluster.worker import Assignment, Worker
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
-from clickfleet.exchange import Spread
 from clickfleet.table import Changes, Columns, Table
 
 
@@ -217,74 +214,3 @@ class ShardActor:
             self.server.close()
         if self._socket_file and os.path.exists(self._socket_file):
             os.unlink(self._socket_file)
-
-
-class WorkerActor:
-    """One worker."""
-
-    def __init__(self, index: int, config: Config, schema: dict[str, Any], logs: str) -> None:
-        log_to(logs, f"worker-{index}")
-        keep_memory()
-        self.worker = Worker(config, schema, index, config.cluster.workers)
-        log(f"worker {index} of {config.cluster.workers} with {config.cluster.threads} threads is ready")
-
-    def process(self) -> dict[str, Any]:
-        return describe_process()
-
-    def connect(self, endpoints: list[list[str]], who: tuple[int, int, int], buffers: bytes = b"") -> None:
-        self.worker.connect(endpoints, who)
-        adopt_buffers(self.worker.learner, buffers)
-        log(f"connected to {len(endpoints)} shards, epoch {who[2]}")
-
-    def train(self, task: Assignment) -> dict[str, Any]:
-        files = sum(len(stream.files) for stream in task.streams)
-        log(f"epoch {task.epoch}: {len(task.streams)} streams, {files} files")
-        done = self.worker.train(task)
-        log(f"epoch {task.epoch} done: {done['rows']:,} rows, {done['steps']:,} steps")
-        return done
-
-    def cut(self, number: int, hold: bool = False) -> dict[str, Any]:
-        return self.worker.cut(number, hold)
-
-    def release(self) -> None:
-        self.worker.release()
-
-    def move(self, shard: int, addresses: list[str]) -> None:
-        log(f"shard {shard} is now at {addresses[0]}")
-        self.worker.move(shard, addresses)
-
-    def abandon(self, epoch: int) -> None:
-        self.worker.abandon(epoch)
-
-    def metrics(self) -> dict[str, Any]:
-        return self.worker.metrics.state()
-
-    def said(self) -> str:
-        return said()
-
-    def reset_metrics(self) -> None:
-        self.worker.metrics.reset()
-
-    def look(self) -> dict[str, Any]:
-        return self.worker.progress()
-
-    def measure(self, files: list[str], buffers: bytes) -> dict[str, Any]:
-        return self.worker.measure(files, buffers)
-
-    def score(self, files: list[str], buffers: bytes) -> list[Any]:
-        return self.worker.score(files, buffers)
-
-    def buffers(self) -> bytes:
-        return pack_buffers(self.worker.learner)
-
-
-def split_dense(spread: Spread, dense: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The parts of the dense state that each shard keeps; numbers that are not per value go to all."""
-    return [
-        {key: tensor[first:last].clone() if tensor.ndim else tensor for key, tensor in dense.items()}
-        for first, last in spread.spans
-    ]
-
-
-def join_dense(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {key: torch.cat([p[key] for p in parts]) if parts[0][key].ndim else parts[0][key] for key in parts[0]}
