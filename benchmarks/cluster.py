@@ -37,6 +37,7 @@ from clickfleet.session import Progress
 MODES: dict[str, dict[str, Any]] = {
     "local": {},
     "async": {"pull_every": 8, "independent_recv": True},  # dense values every 8 steps, while a batch is computed
+    "async-defaults": {},  # every 2 steps, waited for: keeps the AUC
     "geo": {"k_steps": 100},
     "half_async": {},
     "sync": {},
@@ -51,7 +52,7 @@ def settings(data: Path, run: Path, mode: str, arguments: argparse.Namespace, **
         "model": {"name": "dnn", "hidden": [400, 400, 400]},
         "table": {"dim": 10},
         "train": {"threads": 2},
-        "mode": {"name": mode, **MODES[mode]},
+        "mode": {"name": mode.partition("-")[0], **MODES[mode]},
         "cluster": {"shards": arguments.shards, "workers": arguments.workers},
         "run": {"dir": str(run), "checkpoint_every": None, "keep_epochs": False, "report": False},
         **more,
@@ -95,6 +96,8 @@ def measure(data: Path, mode: str, arguments: argparse.Namespace) -> Found:
         result: Found = {"rows_per_s": done.rows_per_s, "auc": done.test["auc"] if done.test else None}
         if mode != "local":
             result |= lines(run, "cluster")[0]
+            first, last = lines(run, "train")[0], lines(run, "epoch")[0]
+            result["steady_rows_per_s"] = (last["rows"] - first["rows"]) / (last["time"] - first["time"])
             spent = [1e6 * (end - begin) / done.rows for begin, end in zip(*noted, strict=True)]
             result |= {"ray_cpu_ms_per_step": spent[0], "driver_cpu_ms_per_step": spent[1]}
     return result

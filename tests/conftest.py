@@ -60,6 +60,27 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """S3 on this machine, with a bucket `models`."""
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    found = fsspec.filesystem("s3", endpoint_url=f"http://{host}:{port}")
+    found.makedirs("models", exist_ok=True)
+    yield found
+    server.stop()
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
 @pytest.fixture(scope="session")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The exported network of the streams' model, made once for all tests: exporting takes seconds."""

@@ -58,9 +58,8 @@ def join(
         raise ConfigError(
             f"mode {settings.mode.name} runs in one process", "set mode.name=async, sync, half_async or geo"
         )
-    if url := mirror.url_of(settings.run.dir):
-        raise ConfigError(f"run.dir is {url}, and a program writes to a folder", "name one that all hosts see")
-    settings = replace(settings, run=replace(settings.run, dir=str(Path(settings.run.dir).absolute())))
+    if mirror.url_of(settings.run.dir) is None:
+        settings = replace(settings, run=replace(settings.run, dir=str(Path(settings.run.dir).absolute())))
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -85,7 +84,14 @@ def join(
 @contextmanager
 def _led(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
     """A driver with its processes there, until the block ends."""
-    folder = Path(config.run.dir)
+    with run.at_home(config.run.dir, resume, rows=config.cluster.address is None) as (folder, copy):
+        settings = replace(config, run=replace(config.run, dir=str(folder)))
+        with _led_in(settings, folder, copy, resume, quiet) as driver:
+            yield driver
+
+
+@contextmanager
+def _led_in(config: Config, folder: Path, copy: mirror.Mirror | None, resume: bool, quiet: bool) -> Iterator[Driver]:
     checkpoints = folder / "checkpoints"
     if not resume and checkpoint.steps(checkpoints):
         raise CheckpointError(f"{folder} holds a run already", "go on with resume=True, or choose another run.dir")
@@ -94,6 +100,9 @@ def _led(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
     test = expand(config.data.test) if config.data.test else []
     watch = ClusterWatch(folder, quiet=quiet)
     driver = Driver(config, opening.schema_of(config), [], test, watch)
+    driver.copy = copy
+    if copy is not None:
+        copy.start(watch.log, apart=config.cluster.address is not None)
     if resume:
         driver.resume(checkpoint.latest(checkpoints))
         checkpoint.forget_after(checkpoints, driver.base.steps)
@@ -154,11 +163,13 @@ class JointJob:
         def lead(driver: Driver) -> str:
             driver.cuts.last()
             if kind == "checkpoint":
-                return str(driver.path)
-            done = by_hand.publish(driver.folder.parent, kind)
+                return mirror.origin(str(driver.path)) or str(driver.path)
+            done = by_hand.publish(driver.folder.parent, kind, alone=True)
             driver.resume(checkpoint.latest(driver.folder))  # what was published is no longer changed
             driver.crew.run_epoch += 1
             driver.begin()
+            if driver.copy is not None:
+                driver.copy.push()
             return str(done["entry"])
 
         return self._led(lead)

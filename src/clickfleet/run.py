@@ -8,10 +8,11 @@ trained.test["auc"], trained.predict("more/*.tsv")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,10 +25,13 @@ from clickfleet.errors import CheckpointError, ConfigError, TrainingError
 from clickfleet.files import expand
 from clickfleet.job import Job, Source
 from clickfleet.learner import Learner
+from clickfleet.lock import Lock
+from clickfleet.machine import free_memory
 from clickfleet.metrics import Metrics
 from clickfleet.mirror import Mirror
 from clickfleet.opening import Data, open_source, total_bytes
 from clickfleet.profiling import Profile
+from clickfleet.progress import amount
 from clickfleet.reader import Reader
 from clickfleet.report.evidence import Evidence
 from clickfleet.schema import Schema
@@ -37,6 +41,9 @@ from clickfleet.session import Session
 from clickfleet.step import NotFiniteError
 from clickfleet.trained import Trained, cores
 from clickfleet.watch import Watch
+
+if TYPE_CHECKING:
+    from clickfleet.cluster.driver import Driver
 
 
 @dataclass
@@ -86,27 +93,22 @@ def train(
     settings = configure(config, overrides)
     check(settings)
     in_memory = data is not None and not isinstance(data, str | Path)
-    folder = None if in_memory and settings.run.dir == Run.dir else Path(settings.run.dir).absolute()
-    copy: Mirror | None = None
-    if (url := mirror.url_of(settings.run.dir)) is not None:
-        if not modes.distributed(settings):
-            raise ConfigError(
-                f"run.dir is {url}, and mode local writes to a folder", "copy it there, or train on a cluster"
-            )
-        copy = opened(url, resume, rows=settings.cluster.address is None)
-        folder = copy.folder
-    if folder is not None:
-        settings = replace(settings, run=replace(settings.run, dir=str(folder)))
+    where = None if in_memory and settings.run.dir == Run.dir else settings.run.dir
+    folder = None if where is None else home_of(where)
     source = open_source(
         settings, data if data is not None else settings.data.train, schema, labels=True, folder=folder
     )
-    if modes.distributed(settings):
-        held_out = test if test is not None else settings.data.test
-        try:
-            return _train_on_cluster(settings, source, held_out, folder, resume, quiet, copy)
-        finally:
-            if copy is not None:
-                copy.close()
+    work = _train_on_cluster if modes.distributed(settings) else _train
+    if where is None:
+        return work(settings, source, test, None, resume, quiet, None)
+    with at_home(where, resume, rows=settings.cluster.address is None) as (folder, copy):
+        settings = replace(settings, run=replace(settings.run, dir=str(folder)))
+        return work(settings, source, test, folder, resume, quiet, copy)
+
+
+def _train(
+    settings: Config, source: Source, test: Data, folder: Path | None, resume: bool, quiet: bool, copy: Mirror | None
+) -> Outcome:
     metrics_of = settings.train.metrics
     metrics = Metrics(metrics_of.thresholds, metrics_of.sliding or None, groups=source.schema.group is not None)
     scoring.slice_slot(source.schema, metrics_of.slices)
@@ -146,6 +148,9 @@ def train(
     saver = None
     if checkpoints is not None:
         saver = saving.Saver(checkpoints, settings.run.keep, settings.run.keep_epochs, watch.log)
+        if copy is not None:
+            saver.written = copy.wake
+            copy.start(watch.log)
         if state is not None:
             saver.last = (state["step"], path)
     held_out = test if test is not None else settings.data.test or None
@@ -207,7 +212,8 @@ class LoadedLater:
     def __getattr__(self, name: str) -> Any:
         if name != "learner" or self.path is None:
             raise AttributeError(name)
-        self.learner = saving.load(self.path)
+        whole = any(self.path.glob("rows-*"))  # or only at its URL
+        self.learner = saving.load(self.path if whole else saving.resolve(mirror.origin(self.path) or self.path))
         return self.learner
 
 
@@ -229,6 +235,7 @@ def _train_on_cluster(
 
     if not isinstance(source, Reader) or folder is None:
         raise ConfigError(f"mode {settings.mode.name} reads files", "give paths, or use mode local for data in memory")
+    test = test if test is not None else settings.data.test
     held_out = expand(test) if test else []
     if not held_out and (settings.train.patience or settings.train.eval_every or settings.run.keep_best):
         raise ConfigError("train.patience, train.eval_every and run.keep_best need test data", "set data.test")
@@ -237,9 +244,9 @@ def _train_on_cluster(
         raise CheckpointError(f"{folder} holds a run already", "go on with --resume, or choose another run.dir")
     checkpoints.mkdir(parents=True, exist_ok=True)
     write_config(folder, settings)
-    if copy is not None:
-        copy.start()
     watch = ClusterWatch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
+    if copy is not None:
+        copy.start(watch.log, apart=settings.cluster.address is not None)
     before = 0
 
     def prepare(run: driver.Driver) -> None:
@@ -272,23 +279,45 @@ def _train_on_cluster(
         best=checkpoint.best(checkpoints),
         best_auc=done.progress.best_auc,
     )
+    if settings.run.report and rows and done.signal is None:
+        evidence = Evidence(results=done.progress.test or {})
+        write_led_report(folder, outcome, evidence, done, watch)
     return outcome
 
 
-def opened(url: str, resume: bool, rows: bool) -> Mirror:
-    """A run folder at a URL, with what is there of it if it is to go on; `rows` says whether this machine needs its rows."""
-    found = Mirror(url)
-    if resume:
-        found.fetch(rows)
-    elif found.steps():
-        raise CheckpointError(f"{url} holds a run already", "go on with --resume, or choose another run.dir")
-    return found
+def home_of(where: str | Path) -> Path:
+    """The folder of a run on this machine."""
+    url = mirror.url_of(where)
+    return Path(where).absolute() if url is None else mirror.home(url)
+
+
+@contextmanager
+def at_home(where: str | Path, resume: bool | None = None, rows: bool = True) -> Iterator[tuple[Path, Mirror | None]]:
+    """The folder of a run, which no other process has meanwhile; of one at a URL, with what it needs to go on, and kept the same there.
+
+    `resume` says whether there must or must not be a checkpoint (None: either), `rows` whether this machine needs its rows.
+    """
+    url, folder = mirror.url_of(where), home_of(where)
+    with Lock(folder / ".lock", "trains" if url is None else f"trains {url}"):
+        if url is None:
+            yield folder, None
+            return
+        copy = Mirror(url, folder)
+        copy.empty()
+        if resume is False and copy.steps():
+            raise CheckpointError(f"{url} holds a run already", "go on with --resume, or choose another run.dir")
+        if resume is not False:
+            copy.fetch(rows, must=resume is True)
+        try:
+            yield folder, copy
+        finally:
+            copy.close()
 
 
 def write_config(folder: Path, config: Config) -> None:
     """Puts the configuration into a run folder, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    storage.replace(folder / "config.yaml", dump(config).encode())
+    storage.replace(folder / "config.yaml", dump(saving.at_origin(config)).encode())
 
 
 def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable[[str], None]) -> None:
@@ -297,6 +326,17 @@ def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable
         report.write(folder, model, evidence)
     except Exception as error:
         log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
+
+
+def write_led_report(folder: Path, model: Trained, evidence: Evidence, driver: Driver, watch: Watch) -> None:
+    """The same after a run on a cluster, where this machine has memory for the whole table."""
+    bytes_ = driver.overview.table.stats()["bytes"]
+    if bytes_ > free_memory() / 2:
+        watch.log(
+            f"no report: the table takes {amount(bytes_, 'bytes')}; clickfleet report {folder} writes it elsewhere"
+        )
+        return
+    write_report(folder, model, evidence, watch.log)
 
 
 def show_profile(profile: Profile, folder: Path | None, watch: Watch) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class Saver:
         self.folder, self.keep, self.keep_epochs, self.warn = folder, keep, keep_epochs, warn
         self.last: tuple[int, Path] | None = None
         """Step and path of the last one written."""
+        self.written: Callable[[], None] = lambda: None
+        """Called after each one."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -70,6 +73,7 @@ class Saver:
                         **facts,
                     )
                 self.last = (step, path)
+                self.written()
             except BaseException as error:
                 self._error = error
 
@@ -93,6 +97,12 @@ class Saver:
             raise error
 
 
+def at_origin(config: Config) -> Config:
+    """The configuration with the URL of its run in the place of the folder that is kept the same there."""
+    url = mirror.origin(config.run.dir)
+    return config if url is None else replace(config, run=replace(config.run, dir=url))
+
+
 def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes]:
     """Everything but the rows, as files."""
     rng = {"rng": _text(torch.get_rng_state())}
@@ -103,7 +113,7 @@ def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes
         "optimizer.safetensors": torch_tensors.save(learner.optimizer_state()),
         "metrics.safetensors": numpy_tensors.save(metrics.state()),
         "state.json": storage.canonical({**state, **rng}),
-        "config.yaml": dump(learner.config).encode(),
+        "config.yaml": dump(at_origin(learner.config)).encode(),
         **learner.model.attached(learner.config),
     }
 

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -49,6 +50,8 @@ class Watch:
         self.live = self.stream.isatty() and not quiet
         self._lines = None if folder is None else Appended(folder / "metrics.jsonl")
         self._words = None if folder is None else Appended(folder / "log.txt")
+        self.listen: Callable[[str, dict[str, Any]], None] = lambda kind, facts: None
+        """Called with everything recorded."""
         self._events: Events | None = None
         self._told_full = False
         self._bar: LiveBar | None = None
@@ -135,6 +138,7 @@ class Watch:
 
     def record(self, kind: str, facts: dict[str, Any]) -> None:
         """A line of metrics.jsonl, and points of the curves."""
+        self.listen(kind, facts)
         if self.folder is not None and self._lines is not None:
             clean = {
                 key: None if isinstance(value, float) and not math.isfinite(value) else value

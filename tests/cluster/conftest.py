@@ -45,6 +45,6 @@ def config(data: Path, tmp_path: Path) -> dict[str, Any]:
         "data": {"train": [str(data / "train" / "*")], "test": [str(data / "test" / "*")], "batch_size": 60},
         "model": {"name": "dnn", "hidden": [16]},
         "table": {"dim": 4},
-        "run": {"dir": str(tmp_path / "run"), "checkpoint_every": None},
+        "run": {"dir": str(tmp_path / "run"), "checkpoint_every": None, "report": False},
         "cluster": {"shards": 2, "workers": 2, "start_timeout": "250s"},
     }

@@ -90,6 +90,6 @@ def test_a_dropped_cut_is_not_saved(table: Table, tmp_path: Path) -> None:
     files = CutFiles(0, 1, 8)
     files.drop(1)
     files.put(taken(table))
-    with pytest.raises(ClusterError, match="cut 1 was not complete"):
+    with pytest.raises(ClusterError, match="cut 1 was dropped"):
         files.save(1, str(tmp_path), 30.0, 1.0, table)
     table.snapshot().close()  # the dropped one is no longer open

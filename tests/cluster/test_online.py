@@ -69,7 +69,12 @@ def test_deltas_on_a_base_are_the_next_base(ray: Any, days: dict[str, Any]) -> N
 def test_one_worker_and_one_process_learn_the_same(ray: Any, days: dict[str, Any], tmp_path: Path) -> None:
     days["mode"], days["cluster"] = {"name": "sync"}, {**days["cluster"], "workers": 1}
     days["online"] |= {"validate": "pass"}
-    there = learn(days, quiet=True)
+    url = f"file://{tmp_path}/there"
+    there = learn(days, f"run.dir={url}", "run.report=true", quiet=True)
+    assert there.to_dict()["checkpoint"].startswith(f"{url}/checkpoints/step-")
+    for name in ("report.html", "metrics.prom", "published/LOG.jsonl", "checkpoints/LATEST"):
+        assert (tmp_path / "there" / name).exists()
+    assert learn(days, f"run.dir={url}", quiet=True).rows == 0  # goes on from there
     here = learn({**days, "mode": {"name": "local"}, "train": {"threads": 1}}, f"run.dir={tmp_path}/here", quiet=True)
     assert tables(there.learner, here.learner) == (0.0, 0.0)
     assert there.validated == pytest.approx(here.validated)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import clickfleet
@@ -16,7 +14,7 @@ from clickfleet import checkpoint, mirror
 from clickfleet.cluster.actors import Origin, ShardActor
 from clickfleet.cluster.shard import Rules
 from clickfleet.config import load
-from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.errors import CheckpointError
 from clickfleet.mirror import Mirror
 from fleet import ROWS, SLOTS, shows
 
@@ -25,25 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from moto.server import ThreadedMotoServer
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    found = fsspec.filesystem("s3", endpoint_url=f"http://{host}:{port}")
-    found.makedirs("models", exist_ok=True)
-    yield found
-    server.stop()
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def test_a_run_on_s3_is_saved_resumed_and_evaluated(ray: Any, config: dict[str, Any], bucket: Any) -> None:
@@ -59,6 +38,7 @@ def test_a_run_on_s3_is_saved_resumed_and_evaluated(ray: Any, config: dict[str, 
         "metrics.jsonl",
         "config.yaml",
         "checkpoints/LATEST",
+        "report.html",
         "logs/shard-0.log",
         "logs/worker-0.log",
     } <= names
@@ -104,7 +84,7 @@ def test_shards_of_other_hosts_put_their_rows_and_get_them_back(ray: Any, bucket
     assert 150 < len(actor.shard.table) < 350
     mine = tmp_path / "rows.arrow"
     mine.write_bytes(b"rows")
-    actor._files = [mine]
+    actor.cuts.written = [mine]
     actor.deliver(1, "s3://models/apart/there")
     assert bucket.cat_file("models/apart/there/rows.arrow") == b"rows"
     assert not mine.exists()
@@ -130,9 +110,3 @@ def test_a_mirror_holds_what_is_complete(tmp_path: Path) -> None:
     assert checkpoint.steps(two.folder / "checkpoints") == [3]
     assert mirror.origin(two.folder / "checkpoints") == f"{url}/checkpoints"
     assert len(checkpoint.load(checkpoint.latest(two.folder / "checkpoints"))) == 0
-
-
-def test_what_needs_a_folder_says_so(config: dict[str, Any]) -> None:
-    config["run"]["dir"] = "s3://models/run"
-    with pytest.raises(ConfigError, match="mode local writes to a folder"):
-        clickfleet.train({**config, "mode": {"name": "local"}}, quiet=True)

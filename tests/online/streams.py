@@ -53,7 +53,7 @@ def settings(folder: Path, splits: int = 2, **more: Any) -> dict[str, Any]:
         "model": {"name": "deepfm", "hidden": [4]},
         "table": {"dim": 2, "rule": RULE, "decay_rate": 0.9, "delete_threshold": 0.15, "base_threshold": 0.15},
         "train": {"deterministic": True, "threads": 1},
-        "run": {"dir": str(folder / "run"), "checkpoint_every": None},
+        "run": {"dir": str(folder / "run"), "checkpoint_every": None, "report": False},
         "online": {
             "dir": str(folder / "logs"),
             "start_day": 20260101,

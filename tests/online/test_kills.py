@@ -48,7 +48,7 @@ def contents(folder: Path) -> dict[str, object]:
     return {"files": files, "state": state, "log": log.path.read_bytes(), "metrics": metrics}
 
 
-CASES = ["progressive", "pass", "evicting"] if SOAK else ["evicting"]
+CASES = ["progressive", "pass", "evicting", "at a URL"] if SOAK else ["evicting"]
 
 
 @pytest.mark.parametrize("seed", range(10 if SOAK else 1))
@@ -59,12 +59,14 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, case):
     write_days(tmp_path, days=3, splits=2, rows=2500 if evicting else 90, users=10**6 if evicting else 40)
     raw = settings(
         tmp_path,
-        data={"batch_size": 128} if evicting else {},
+        data={"batch_size": 256} if evicting else {},
         online={"end_day": 20260103, "validate": "pass" if case == "pass" else "progressive"},
-        run={"checkpoint_every_steps": 7 if evicting else 4},
+        run={"checkpoint_every_steps": 4},
         table={"memory_limit": "900KB", "snapshot_reserve": "350KB", "delete_threshold": 0.0} if evicting else {},
         publish={"keep_chains": 2, "guard": {"auc_drop": 0.03, "copc": [0.7, 1.6], "min_rows": 10}},
     )
+    if case == "at a URL":
+        raw["run"]["dir"] = f"file://{tmp_path}/run"
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(raw))
     folder = tmp_path / "run"
@@ -77,5 +79,5 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, case):
     shutil.rmtree(folder)
     folder.mkdir()
     shutil.copy(graph, folder / "graph.onnx")
-    assert run(config, 60 if SOAK else 6, seed) > 0
+    assert run(config, 60 if SOAK else 4, seed) > 0
     assert contents(folder) == wanted

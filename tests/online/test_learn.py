@@ -3,15 +3,19 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.online.learn import learn
 from clickfleet.published import Log
+from clickfleet.run import train
 from streams import HEADER, SCHEMA, lines
 
 
@@ -180,6 +184,30 @@ def test_one_trainer_per_run_folder(stream, online, tmp_path):
     online(config)
 
 
+def test_training_on_files_takes_the_same_lock(stream, online, tmp_path):
+    """Held by a process that is killed, it is free at once."""
+    config = stream(days=1)
+    files = {**config, "data": {**config["data"], "train": [str(tmp_path / "logs/20260101/0000")]}}
+    del files["online"], files["publish"]
+    program = (
+        "import sys, time; from clickfleet.lock import Lock; from pathlib import Path\n"
+        "with Lock(Path(sys.argv[1]), 'trains'): print('held', flush=True); time.sleep(600)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "run/.lock")], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    for refused in (lambda: train(files, quiet=True), lambda: online(config)):
+        with pytest.raises(CheckpointError, match=rf"run is in use: process {other.pid} on .* trains there"):
+            refused()
+    other.kill()
+    other.communicate()
+    assert train(files, quiet=True).rows == 60
+    with pytest.raises(ConfigError, match="holds a run of `train`"):
+        online(config)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -251,6 +279,34 @@ def test_event_times_are_followed_to_the_entry(stream, online, tmp_path):
     assert entry["event_to_published_p99"] >= entry["event_to_published_p50"] >= entry["event_to_trained_p50"] > 0
     assert now - entry["event_to_published_p50"] == pytest.approx(1767225600 + 1800, abs=120)
     assert "freshness is missed" in (tmp_path / "run/log.txt").read_text()
+
+
+def test_the_report_and_the_gauges_tell_how_it_went(stream, online, tmp_path):
+    online(stream(days=1, online={"end_day": 20260101}), "publish.freshness_slo=1s", "run.report=true")
+    page = (tmp_path / "run/report.html").read_text()
+    assert all(text in page for text in ("Passes", "Freshness", "AUC of passes"))
+    text = (tmp_path / "run/metrics.prom").read_text()
+    found = {
+        f"{sample.name}{''.join(sample.labels.values())}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    of = "clickfleet_online_"
+    assert (found[of + "passes_total"], found[of + "rows_total"], found[of + "sequence"]) == (2, 120, 3)
+    assert (found[of + "entries_totalbase"], found[of + "entries_totaldelta"]) == (2, 1)
+    assert (found[of + "held"], found[of + "freshness_missed"], found[of + "freshness_objective_seconds"]) == (0, 1, 1)
+    assert found[of + "event_to_published_seconds0.99"] >= found[of + "event_to_trained_seconds0.5"] > 0
+    assert found[of + "newest_event_timestamp_seconds"] == 1767225600 + 43200 + 3540
+    last = metrics(tmp_path, "pass")[-1]
+    assert found[of + "auc"] == last["validation_auc"]
+
+
+def test_an_alarm_is_a_gauge_too(stream, online, tmp_path):
+    online(stream(days=1, online={"end_day": 20260101}), "publish.guard={copc: [5.0, 6.0], min_rows: 0}")
+    text = (tmp_path / "run/metrics.prom").read_text()
+    assert "clickfleet_online_held 4.0\n" in text
+    assert "clickfleet_online_alarms_total 4.0\n" in text
+    assert "clickfleet_online_sequence" not in text
 
 
 def test_memory_limit_holds_while_ids_drift(stream, online, tmp_path):

@@ -45,7 +45,7 @@ def online(
         raise typer.Exit(128 + done.signal)
     say(f"{done.passes:,} passes, {done.rows:,} rows in {done.seconds:.1f} s, {done.rows_per_s:,.0f} rows/s")
     held = f", {done.held} held back" if done.held else ""
-    say(f"last published entry: {done.last_sequence or 'none'}{held}; checkpoint: {done.path}")
+    say(f"last published entry: {done.last_sequence or 'none'}{held}; checkpoint: {done.to_dict()['checkpoint']}")
     return done.to_dict()
 
 

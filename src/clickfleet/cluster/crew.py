@@ -20,7 +20,7 @@ from clickfleet.errors import ClusterError
 from clickfleet.exchange import Spread
 from clickfleet.schema import Schema
 
-POLL_S = 1.0
+POLL_S = 0.5
 
 
 class Crew:

@@ -39,7 +39,7 @@ class CutFiles:
         self._cuts: dict[int, Cut] = {}
         self._dropped = self._hurried = 0
         self._change = threading.Condition()
-        self._written: list[Path] = []
+        self.written: list[Path] = []
 
     def put(self, cut: Cut) -> None:
         """A cut was taken."""
@@ -75,8 +75,9 @@ class CutFiles:
         """Writes the rows of a cut into a directory in the making, once the cut is taken; facts of the files, and the dense part."""
         with self._change:
             there = self._change.wait_for(lambda: number in self._cuts or number <= self._dropped, timeout_s)
-            if not there or number not in self._cuts:
-                raise ClusterError(f"{self._name}: cut {number} was not complete within {timeout_s:.0f} s")
+            if number not in self._cuts:
+                problem = "was dropped" if there else f"was not complete within {timeout_s:.0f} s"
+                raise ClusterError(f"{self._name}: cut {number} {problem}")
             cut = self._cuts.pop(number)
         found: list[Any] = []
 
@@ -115,7 +116,7 @@ class CutFiles:
             for each in written.values():
                 each.abandon()
         self.forget()
-        self._written = [Path(folder) / name for name in written]
+        self.written = [Path(folder) / name for name in written]
         used = f"{time.thread_time():.2f} s of CPU"
         log(f"cut {cut.number}: {sum(counts):,} rows written in {time.monotonic() - begin:.2f} s, {used}")
         return {
@@ -149,12 +150,12 @@ class CutFiles:
 
     def deliver(self, number: int, url: str) -> None:
         """Puts the row files of the last cut to a URL."""
-        mirror.put(self._written, url)
+        mirror.put(self.written, url)
         log(f"cut {number}: put to {url}")
         self.forget()
 
     def forget(self) -> None:
         """Row files that were put elsewhere, or whose cut came to nothing; in a folder that all see they have moved."""
-        for file in self._written:
+        for file in self.written:
             file.unlink(missing_ok=True)
-        self._written = []
+        self.written = []

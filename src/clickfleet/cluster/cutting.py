@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clickfleet import checkpoint, mirror, saving, storage
+from clickfleet import checkpoint, saving, storage
 from clickfleet.cluster.actors import join_dense
 from clickfleet.cluster.base import Base, adopt_buffers, kept_name, more_of
 from clickfleet.config import Config, dump
@@ -75,8 +75,7 @@ def finish(
         "keep": {str(worker): sorted(files) for worker, files in kept.items()},
     }
     attached = saving.capture(learner, metrics, state)
-    kept_at = mirror.origin(config.run.dir) or config.run.dir
-    attached["config.yaml"] = dump(replace(config, run=replace(config.run, dir=kept_at))).encode()
+    attached["config.yaml"] = dump(saving.at_origin(config)).encode()
     for worker, files in kept.items():
         attached |= {kept_name(worker, name): content for name, content in files.items()}
     out = work.writer

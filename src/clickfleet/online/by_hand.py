@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from clickfleet import checkpoint, saving
+from clickfleet import checkpoint, mirror, saving
 from clickfleet.errors import CheckpointError
 from clickfleet.feeds import Feed
 from clickfleet.job import Job
@@ -23,6 +23,7 @@ from clickfleet.online.release import Release
 from clickfleet.online.repair import rollback as go_back
 from clickfleet.online.session import Course
 from clickfleet.published import Entry, Log
+from clickfleet.run import at_home
 from clickfleet.watch import Watch
 
 
@@ -55,11 +56,14 @@ class Opened:
 
 
 @contextmanager
-def opened(run: Path | str) -> Iterator[Opened]:
-    folder = Path(run).absolute()
-    if not (folder / "checkpoints").is_dir():
+def opened(run: Path | str, alone: bool = False) -> Iterator[Opened]:
+    """`alone`: the caller holds the lock of the run."""
+    if mirror.url_of(run) is None and not (Path(run) / "checkpoints").is_dir():
         raise CheckpointError(f"{run} is no run folder with checkpoints in it")
-    with Lock(folder / ".lock", "trains"):
+    if alone:
+        yield Opened(Path(run))
+        return
+    with at_home(run, resume=True) as (folder, _):
         yield Opened(folder)
 
 
@@ -68,7 +72,7 @@ def shrink(run: Path | str) -> dict[str, Any]:
     with opened(run) as one:
         removed = one.learner.table.shrink()
         path = one.save()
-        return {"removed": removed, "rows": len(one.learner.table), "checkpoint": str(path)}
+        return {"removed": removed, "rows": len(one.learner.table), "checkpoint": mirror.origin(path) or str(path)}
 
 
 def publish(
@@ -77,15 +81,19 @@ def publish(
     *,
     rollback: int | None = None,
     to: str | None = None,
+    alone: bool = False,
 ) -> dict[str, Any]:
     """An entry by hand, which no guard looks at, or the way back to entry `rollback`; `to` is where entries are copied."""
+    if rollback is not None and mirror.url_of(run) is not None:
+        with at_home(run, resume=True) as (folder, _):
+            return publish(folder, rollback=rollback, to=to)
     if rollback is not None:
         log = Log(Path(run) / "published" if (Path(run) / "published").is_dir() else run)
         with Lock(log.folder / ".lock", "publishes", patience_s=60.0):
             entry = go_back(log, rollback)
     else:
         assert kind is not None
-        with opened(run) as one:
+        with opened(run, alone) as one:
             entry = _release(one, kind)
             log = Log(entry.path.parent)
     copied = 0 if to is None else copy_to(log, to)
@@ -93,7 +101,7 @@ def publish(
     return {
         "sequence": entry.sequence,
         "kind": facts["kind"],
-        "entry": str(entry.path),
+        "entry": mirror.origin(entry.path) or str(entry.path),
         "rows": facts["rows"],
         "deleted": facts["deleted"],
         "copied": copied,

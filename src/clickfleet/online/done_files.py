@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clickfleet import storage
+from clickfleet import mirror, storage
 from clickfleet.appended import Appended
 from clickfleet.machine import WINDOWS
 from clickfleet.online.passes import Position, number_of, parse_day
@@ -47,7 +47,7 @@ class DoneFiles:
         facts = {
             "id": key if entry.base else now,
             "key": key,
-            "input": f"{self.folder / path}/000",
+            "input": mirror.origin(entry.path) or f"{self.folder / path}/000",
             "monitor_data": "" if results is None else _monitor(results),
         }
         known = any(line["input"] == facts["input"] for line in self._lines(name))
@@ -73,7 +73,7 @@ class DoneFiles:
         file = self.folder / "donefile.txt"
         known = {tuple(line.split("\t")[::3]) for line in file.read_text().splitlines()} if file.exists() else set()
         if path.exists() and (str(day), str(number)) not in known:
-            line = f"{day}\t{self._base_key() or 0}\t{path}\t{number}\t0"
+            line = f"{day}\t{self._base_key() or 0}\t{mirror.origin(path) or path}\t{number}\t0"
             self._waiting.append((f"{day}/{max(number, 0)}", path, "donefile.txt", line))
 
     def _base_key(self) -> int | None:

@@ -29,10 +29,14 @@ class Freshness:
         self._happened: Counter[int] = Counter()
         self._ages: Counter[int] = Counter()
         self._unit = 1
+        self.newest_s: int | None = None
+        """The newest event of all."""
 
     def trained(self, times: NDArray[np.int64], rows: int | None = None) -> None:
         """Events of these times were trained on now; with `rows`, so many, spread evenly over the times."""
         now = self.clock()
+        if len(times):
+            self.newest_s = max(self.newest_s or 0, int(times.max()))
         seconds, counts = np.unique(times // self._unit * self._unit, return_counts=True)
         share = 1.0 if rows is None else rows / max(len(times), 1)
         for second, count in zip(seconds.tolist(), (counts * share).tolist(), strict=True):

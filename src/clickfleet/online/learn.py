@@ -16,18 +16,21 @@ from clickfleet.config import Config
 from clickfleet.errors import ConfigError
 from clickfleet.feeds import Feed
 from clickfleet.learner import Learner
-from clickfleet.lock import Lock
 from clickfleet.metrics import Metrics
+from clickfleet.mirror import Mirror, origin
 from clickfleet.online.directories import Directories
 from clickfleet.online.freshness import Freshness
+from clickfleet.online.gauges import Gauges
 from clickfleet.online.own import Own
 from clickfleet.online.passes import PassSource, parse_day
 from clickfleet.online.release import Release
 from clickfleet.online.session import PassJob, PassSession
 from clickfleet.online.supply import Supply
 from clickfleet.opening import schema_of
+from clickfleet.report.evidence import Evidence
 from clickfleet.run import (
     LoadedLater,
+    at_home,
     check,
     check_arrangement,
     configure,
@@ -35,6 +38,8 @@ from clickfleet.run import (
     hogwild,
     not_finite,
     write_config,
+    write_led_report,
+    write_report,
 )
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
@@ -76,7 +81,7 @@ class Learned(Trained):
             "seconds": self.seconds,
             "rows_per_s": self.rows_per_s,
             "auc": self.last.get("auc"),
-            "checkpoint": None if self.path is None else str(self.path),
+            "checkpoint": None if self.path is None else origin(self.path) or str(self.path),
         }
 
 
@@ -93,22 +98,30 @@ def learn(
     """
     settings = configure(config, overrides)
     check(settings)
-    folder = Path(settings.run.dir).absolute()
-    settings = replace(settings, run=replace(settings.run, dir=str(folder)))
     check_online(settings, source is not None)
     schema = schema or schema_of(settings)
-    with Lock(folder / ".lock", "trains"):
-        return (_lead if modes.distributed(settings) else _learn)(settings, schema, folder, source, quiet)
+    with at_home(settings.run.dir, rows=settings.cluster.address is None) as (folder, copy):
+        settings = replace(settings, run=replace(settings.run, dir=str(folder)))
+        work = _lead if modes.distributed(settings) else _learn
+        return work(settings, schema, folder, copy, source, quiet)
 
 
 def _learn(
-    config: Config, schema: Schema, folder: Path, stream: Iterable[tuple[Any, int, int]] | None, quiet: bool
+    config: Config,
+    schema: Schema,
+    folder: Path,
+    copy: Mirror | None,
+    stream: Iterable[tuple[Any, int, int]] | None,
+    quiet: bool,
 ) -> Learned:
     metrics = make_metrics(config, schema)
     arrangement = arrange(config)
     checkpoints = folder / "checkpoints"
     watch = Watch(folder, quiet=quiet)
     saver = saving.Saver(checkpoints, config.run.keep, False, watch.log)
+    if copy is not None:
+        saver.written = copy.wake
+        copy.start(watch.log)
     state: saving.State | None = None
     if checkpoint.steps(checkpoints):
         path = checkpoint.latest(checkpoints)
@@ -126,9 +139,11 @@ def _learn(
         learner = start(config, schema, watch)
     write_config(folder, config)
     fresh = Freshness(time.time)
+    watch.listen = Gauges(folder, fresh, config.publish.freshness_slo).take
     source = make_source(config, folder, stream, watch)
     supply = Supply(config, schema, source, folder, watch.log)
     release = Release(config, learner, folder, watch, fresh)
+    release.copy = copy
     session = PassSession(config, watch, saver, supply, release, arrangement)
     nothing = Feed([], schema)
     trainers, threads = arrangement["hogwild"], arrangement["threads"]
@@ -156,13 +171,16 @@ def _learn(
         supply.close()
         watch.close()
     rows = job.rows - before
-    return Learned(
+    learned = Learned(
         learner,
         None if saver.last is None else saver.last[1],
         threads,
         rows=rows,
         **_outcome(session, release, rows),
     )
+    if config.run.report and rows and session.signal is None:
+        write_report(folder, learned, Evidence(), watch.log)
+    return learned
 
 
 class Distant(LoadedLater, Learned):
@@ -170,14 +188,23 @@ class Distant(LoadedLater, Learned):
 
 
 def _lead(
-    config: Config, schema: Schema, folder: Path, stream: Iterable[tuple[Any, int, int]] | None, quiet: bool
+    config: Config,
+    schema: Schema,
+    folder: Path,
+    copy: Mirror | None,
+    stream: Iterable[tuple[Any, int, int]] | None,
+    quiet: bool,
 ) -> Learned:
     from clickfleet.cluster.overview import ClusterWatch
     from clickfleet.online import led
 
     watch = ClusterWatch(folder, quiet=quiet)
     session = led.prepare(config, schema, folder, watch, make_source(config, folder, stream, watch))
+    session.driver.copy = session.release.copy = copy
+    if copy is not None:
+        copy.start(watch.log, apart=config.cluster.address is not None)
     write_config(folder, config)
+    watch.listen = Gauges(folder, session.release.fresh, config.publish.freshness_slo).take
     before = session.driver.base.rows
     led.lead(session)
     rows = session.driver.base.rows - before
@@ -185,6 +212,8 @@ def _lead(
     vars(learned).update(
         path=session.driver.path, threads=cores(config), rows=rows, **_outcome(session, session.release, rows)
     )
+    if config.run.report and rows and session.signal is None:
+        write_led_report(folder, learned, Evidence(), session.driver, watch)
     return learned
 
 

@@ -16,6 +16,7 @@ from clickfleet.exporting import Publisher
 from clickfleet.job import Job
 from clickfleet.learner import Learner
 from clickfleet.lock import Lock
+from clickfleet.mirror import Mirror
 from clickfleet.online.done_files import DoneFiles
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.guard import Judge
@@ -39,6 +40,8 @@ class Release:
         self.judge = Judge(config.publish.guard)
         self.publisher = Publisher(learner, self.log.folder, cache=folder / "graph.onnx")
         self.done = DoneFiles(folder / "model", config.online.start_day) if config.publish.done_files else None
+        self.copy: Mirror | None = None
+        """Where the run folder is also kept."""
         self.head: dict[str, Any] | None = None
         """Sequence and hash of the entry that the table's recorded changes begin after."""
         self.due = False
@@ -179,6 +182,8 @@ class Release:
             prune(self.log, self.config.publish.keep_chains)
             if self.config.publish.to is not None:
                 copy_to(self.log, self.config.publish.to)
+            if self.copy is not None:
+                self.copy.push()
         except (ClickfleetError, OSError) as error:
             self.watch.log(f"warning: {error}")
 

@@ -49,7 +49,8 @@ def attempt(config: Config) -> dict[str, Any]:
     folder = Path(config.run.dir)
     try:
         with Lock(folder / ".lock", "trains", patience_s=LOCK_S):
-            return train(config, folder)
+            pass  # nobody else trains there any more
+        return train(config, folder)
     except ClickfleetError as error:
         return {"error": str(error)}
     except Exception as error:
