@@ -68,17 +68,16 @@ def test_memory_is_that_of_one_engine_and_batch_size(
     weights = 4 * sum(p.numel() for p in learner.model.parameters())
     assert weights > 9e6
     onnx = [Way(Engine("onnx"), 1, size) for size in (2, 2, 4000, 2)]
-    ways = [Way(None, 2, 2), *onnx, Way(Engine("int8"), 1, 2)]
-    torch, first, again, large, last, int8 = weigh(learner, scoring.exported(learner), ways, print)
-    assert capsys.readouterr().out == ""
-    assert None not in (torch, first, again, large, last, int8)
+    ways = [Way(None, 2, 2), *onnx, Way(Engine("int8"), 1, 2), Way(Engine("CUDA"), 1, 2)]
+    torch, first, again, large, last, int8, absent = weigh(learner, scoring.exported(learner), ways, print)
+    assert absent is None
+    assert "memory was not weighed everywhere: " in (said := capsys.readouterr().out)
+    assert "there is no engine 'CUDA' here" in said
     assert weights < torch < weights + 2e7  # type: ignore[operator]
     assert weights < first < 4 * weights  # type: ignore[operator]
     assert abs(again - first) < 1e6 > abs(last - first)  # type: ignore[operator]
     assert large - first > 4 * 4000 * 1500  # type: ignore[operator]
     assert weights / 4 < int8 < first  # type: ignore[operator]
-    assert weigh(learner, b"no graph", [Way(Engine(), 1, 2)], print) == [None]
-    assert "memory was not weighed everywhere" in capsys.readouterr().out
 
 
 def test_the_inference_matrix(run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

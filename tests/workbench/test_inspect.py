@@ -15,6 +15,7 @@ from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.scoring import Scorer
 from clickfleet.serve.fields import Fields
 from clickfleet.workbench.explain import explain
+from clickfleet.workbench.explain import words as explained
 from clickfleet.workbench.inspection import describe, removable, scores
 from clickfleet.workbench.movers import movers
 from clickfleet.workbench.row import check_key, key_of, look_up, words
@@ -125,6 +126,9 @@ def test_what_moved_between_two_checkpoints(stream: Path, capsys: pytest.Capture
     assert all(share > 0 for share in facts["dense"].values())
     same = movers(last, last)
     assert (same["moved"], same["born"], same["gone"], same["movers"]) == (0, 0, 0, [])
+    entries = sorted((stream / "published").glob("0*"))
+    told = movers(stream / "published", entries[0], 3)["movers"]
+    assert [one["show"] for one in told] == [None] * 3  # not 0: readers get no statistics
 
 
 def test_why_a_row_is_scored_so(stream: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,6 +151,11 @@ def test_why_a_row_is_scored_so(stream: Path, capsys: pytest.CaptureFixture[str]
     as_json = {"price": float(text[2]), "user": text[3], "ad": text[4], "site": text[5].split("|")}
     assert from_file["score"] == pytest.approx(explain(stream, as_json)["score"], abs=1e-6)
     assert from_file["label"] == float(text[0])
+    part = next(part for part in from_file["contributions"] if part["field"] == "ad")
+    assert f"ad (key {part['keys'][0]})  {part['show']:g} shows" in "\n".join(explained(from_file))
+    there = explain(stream / "published", row)
+    assert {part.get("show") for part in there["contributions"]} == {None}
+    assert "shows" not in "\n".join(explained(there))
     with pytest.raises(DataError, match="has only 60 rows"):
         explain(stream, str(data), line=61)
 

@@ -99,6 +99,8 @@ def in_child(learner: Learner, graphs: dict[str, bytes], way: dict[str, Any]) ->
     if child == 0:
         try:
             os.write(send, json.dumps(_run(learner, graphs, way)).encode())
+        except Exception as error:  # whatever an engine raises: the others are weighed all the same
+            os.write(2, f"{way}: {type(error).__name__}: {error}".splitlines()[0].encode() + b"\n")
         finally:
             os._exit(0)  # nothing of the parent's is closed twice
     os.close(send)

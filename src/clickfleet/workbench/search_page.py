@@ -116,7 +116,7 @@ def slices(found: Search, config: Config) -> list[str]:
             ]
             if points:
                 parts.append(Series(state, points, kind, line=False))
-        figures.append(charts.lines(key, parts, key, f"test {found.metric}", log=one.log, names=names))
+        figures.append(charts.lines(key, parts, key, f"test {NAMES[found.metric]}", log=one.log, names=names))
     return figures
 
 
