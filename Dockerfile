@@ -1,7 +1,8 @@
 # syntax=docker/dockerfile:1
 # Two images from one file:
 #   docker build -t clickfleet-serve .                    serves what is mounted at /model; no torch, no compiler
-#   docker build -t clickfleet-train --target train .     everything: training, the cluster, online learning
+#   docker build -t clickfleet-train --target train .     everything: training, the cluster, online learning;
+#       with --build-arg TORCH_INDEX=URL of PyTorch's CPU builds it is gigabytes smaller
 #   docker run -p 8080:8080 -v "$PWD/artifact:/model:ro" clickfleet-serve
 
 FROM python:3.12-slim-bookworm AS wheel
@@ -22,8 +23,9 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["clickfleet"]
 
 FROM base AS train
+ARG TORCH_INDEX=
 COPY --from=wheel /wheels /wheels
-RUN pip install -c /etc/clickfleet/constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu torch \
+RUN pip install -c /etc/clickfleet/constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch \
     && wheel=$(ls /wheels/clickfleet-*.whl) \
     && pip install -c /etc/clickfleet/constraints.txt "$wheel[cluster,kafka,plots,redis,remote,serve]" \
     && rm -rf /wheels

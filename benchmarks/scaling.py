@@ -1,16 +1,19 @@
 """Where a cluster's speed ends: what a step costs each part, a model of S shards and N workers made of it, and the model against reality.
 
-    python benchmarks/scaling.py --rows 60000 --rounds 2
+    python benchmarks/scaling.py --rows 160000 --rounds 2
 
-async, `dnn` 400×3, dim 10, batches of 1000. Measured per step: CPU of a worker, CPU of the shards (a part that is spread over them, and
-one per message), CPU of Ray and the driver, bytes on the wire. The model, in steps per second of the whole cluster:
+async, `dnn` 400×3, dim 10, batches of 1000. CPU per step is measured while training goes on: of a worker's trainer thread, of its other
+threads (text, sockets), of the shards (a part that is spread over them, and one for each of them), bytes on the wire; and cores that Ray
+and the driver use all the time. The model, in steps per second of the whole cluster:
 
-    workers   N / t_worker                 each has a core
-    shards    1 / (t_spread / S + t_message)    each has a core
-    wire      min(N, S) · B / bytes        of B bytes per second for every host
-    cores     C / (t_worker + S · t_message + t_spread + t_ray)   all on one machine with C cores
+    workers   N / t_trainer                                   a trainer has a core
+    shards    1 / (t_spread / S + t_each)                     each has a core
+    wire      min(N, S) · B / bytes                           of B bytes per second for every host
+    cores     (C − ray) / (t_trainer + t_beside + t_spread + S · t_each)    all on one machine with C cores
 
-Prints it beside what 1×1, 1×2, 2×1 and 2×2 (shards × workers) reach on this machine, then what it says of larger clusters.
+The cores of one chip slow each other down, so costs are taken for as many busy workers as an arrangement has. Speeds are those
+between the first step and the last. Prints the model beside what 1×1, 1×2, 2×1 and 2×2 (shards × workers) reach here, then what it
+says of larger clusters.
 """
 
 from __future__ import annotations
@@ -24,92 +27,110 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clickfleet.cluster.fleet import ray_module
+from clickfleet.job import PHASES
 from clickfleet.logs.synth import Options, synth
 from cluster import measure
 
 ARRANGEMENTS = [(1, 1), (1, 2), (2, 1), (2, 2)]
 HOST_BYTES_PER_S = 1.25e9
 """10 Gbit/s."""
+Runs = dict[tuple[int, int], list[dict[str, Any]]]
 
 
 class Costs(NamedTuple):
     """Seconds of CPU, and bytes, of one step of one worker."""
 
-    worker: float
+    trainer: float
+    beside: float
+    """Of the worker's other threads."""
     spread: float
     """Of all shards together, however many they are."""
-    message: float
+    each: float
     """Of each shard besides."""
     ray: float
+    """Cores that Ray and the driver use, whatever is trained."""
     wire: float
 
     def limits(self, shards: int, workers: int, cores: int | None = None) -> dict[str, float]:
         """Rows per second at which each part is busy all the time."""
         found = {
-            "workers": workers / self.worker,
-            "shards": 1 / (self.spread / shards + self.message),
+            "workers": workers / self.trainer,
+            "shards": 1 / (self.spread / shards + self.each),
             "wire": min(workers, shards) * HOST_BYTES_PER_S / self.wire,
         }
         if cores is not None:
-            found["cores"] = cores / (self.worker + self.spread + shards * self.message + self.ray)
+            found["cores"] = (cores - self.ray) / (self.trainer + self.beside + self.spread + shards * self.each)
         return {name: 1000 * steps for name, steps in found.items()}
 
 
-def fit(found: dict[tuple[int, int], list[dict[str, Any]]]) -> Costs:
-    def median(key: str, shards: int | None = None) -> float:
-        runs = [run for (s, _), all_ in found.items() if shards in (None, s) for run in all_]
-        return statistics.median(run[key] for run in runs)
+def fit(found: Runs, workers: int) -> Costs:
+    """The costs while so many workers are busy."""
 
+    def median(key: str, shards: int | None = None) -> float:
+        runs = [run for (s, n), all_ in found.items() if n == workers and shards in (None, s) for run in all_]
+        return statistics.median(run[key] for run in runs) / 1e3
+
+    def trainer(run: dict[str, Any]) -> float:
+        return float(sum(run[f"{phase}_cpu_ms_per_step"] for phase in PHASES))
+
+    mine = [run for (_, n), all_ in found.items() if n == workers for run in all_]
+    busy = statistics.median(map(trainer, mine)) / 1e3
     one, two = (median("shard_cpu_ms_per_step", shards) for shards in (1, 2))
-    message = max(0.0, two - one)
-    return Costs(
-        median("worker_cpu_ms_per_step") / 1e3,
-        (one - message) / 1e3,
-        message / 1e3,
-        (median("ray_cpu_ms_per_step") + median("driver_cpu_ms_per_step")) / 1e3,
-        1000 * median("wire_bytes_per_row"),
-    )
+    each = max(0.0, two - one)
+    behind = [run["ray_cpu_ms_per_step"] + run["driver_cpu_ms_per_step"] for run in mine]
+    ray = statistics.median(ms * run["steady_rows_per_s"] / 1e6 for ms, run in zip(behind, mine, strict=True))
+    wire = 1e6 * median("wire_bytes_per_row")
+    return Costs(busy, max(0.0, median("worker_cpu_ms_per_step") - busy), one - each, each, ray, wire)
+
+
+def show(found: Runs, costs: dict[int, Costs], cores: int) -> dict[str, float]:
+    """The model against what was measured; their ratio."""
+    ratios = {}
+    for (shards, workers), runs in found.items():
+        limits = costs[workers].limits(shards, workers, cores)
+        name = min(limits, key=lambda key: limits[key])
+        real = statistics.median(run["steady_rows_per_s"] for run in runs)
+        ratios[f"{shards}x{workers}"] = limits[name] / real
+        error = f"{limits[name] / real - 1:+.0%}"
+        print(f"{shards}×{workers}: model {limits[name]:>8,.0f} rows/s ({name})  measured {real:>8,.0f}  error {error}")
+    return ratios
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--rows", type=int, default=160_000)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--data", type=Path, help="a folder made by `clickfleet synth` before")
     arguments = parser.parse_args()
     ray = ray_module()
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 28)
-    found: dict[tuple[int, int], list[dict[str, Any]]] = {each: [] for each in ARRANGEMENTS}
+    found: Runs = {each: [] for each in ARRANGEMENTS}
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data"
-        synth(data, Options(rows=arguments.rows, test_rows=2_000, parts=4))
+        data = arguments.data or Path(folder) / "data"
+        if not data.exists():
+            synth(data, Options(rows=arguments.rows, test_rows=2_000, parts=4))
         for _ in range(arguments.rounds):
             for shards, workers in ARRANGEMENTS:
                 run = measure(data, "async", argparse.Namespace(shards=shards, workers=workers))
                 found[shards, workers].append(run)
-                print(f"{shards}×{workers} {run['rows_per_s']:,.0f} rows/s", flush=True)
+                print(f"{shards}×{workers} {run['steady_rows_per_s']:,.0f} rows/s", flush=True)
     ray.shutdown()
-    costs, cores = fit(found), os.cpu_count() or 1
-    print(
-        f"a step: worker {1e3 * costs.worker:.2f} ms  shards {1e3 * costs.spread:.2f} ms spread + {1e3 * costs.message:.2f} ms each  "
-        f"Ray and driver {1e3 * costs.ray:.2f} ms  wire {costs.wire / 1e6:.2f} MB"
-    )
-    errors = {}
-    for (shards, workers), runs in found.items():
-        limits = costs.limits(shards, workers, cores)
-        name = min(limits, key=lambda key: limits[key])
-        real = statistics.median(run["rows_per_s"] for run in runs)
-        errors[f"{shards}x{workers}"] = limits[name] / real
+    costs, cores = {workers: fit(found, workers) for workers in (1, 2)}, os.cpu_count() or 1
+    for workers, mine in costs.items():
         print(
-            f"{shards}×{workers}: model {limits[name]:>9,.0f} rows/s ({name})  measured {real:>9,.0f}  {limits[name] / real:.2f}"
+            f"a step with {workers} busy: trainer {1e3 * mine.trainer:.1f} ms, beside it {1e3 * mine.beside:.1f} ms, "
+            f"shards {1e3 * mine.spread:.1f} ms spread and {1e3 * mine.each:.1f} ms each, {mine.wire / 1e6:.2f} MB; "
+            f"Ray and the driver {mine.ray:.2f} cores"
         )
+    ratios = show(found, costs, cores)
     for shards, workers in ((1, 4), (2, 8), (4, 16), (8, 32), (16, 64), (32, 128)):
-        limits = costs.limits(shards, workers)
+        limits = costs[2].limits(shards, workers)
         name = min(limits, key=lambda key: limits[key])
         each = "  ".join(f"{key} {value:,.0f}" for key, value in limits.items())
         print(
             f"{shards}×{workers} on hosts of their own: {limits[name]:,.0f} rows/s, the {name} are the limit ({each})"
         )
-    print(json.dumps({"benchmark": "scaling", **costs._asdict(), **errors}))
+    print(json.dumps({"benchmark": "scaling", **costs[2]._asdict(), **ratios}))
 
 
 if __name__ == "__main__":

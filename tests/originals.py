@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from clickfleet import checkpoint
+
 SLOTS, DENSE, DIM = 5, 3, 4
 
 HYPER: dict[str, dict[str, Any]] = {
@@ -148,3 +150,9 @@ def write_pickle(path: Path, content: Any, protocol: int = 2) -> Path:
     data = pickle.dumps(content, protocol)
     path.write_bytes(data.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n") if protocol == 2 else data)
     return path
+
+
+def rows_of(run: Path) -> dict[str, bytes]:
+    """The rows and the network of a run's last checkpoint."""
+    path = checkpoint.latest(run / "checkpoints")
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name.startswith(("rows-", "dense."))}

@@ -64,6 +64,7 @@ def test_the_image() -> None:
     ends = {stage.split()[2]: stage for stage in stages if " AS " in stage.partition("\n")[0]}
     assert list(ends) == ["wheel", "base", "train", "serve"]  # the last one is built by default
     words = {
+        "ARG",
         "FROM",
         "RUN",
         "WORKDIR",

@@ -30,6 +30,20 @@ void bind_spread(nb::module_& m) {
       },
       "keys"_a, "owner"_a, nb::arg("sorted").noconvert(), nb::arg("order").noconvert(), nb::arg("starts").noconvert(),
       "Keys sorted by the shard that owns them, where they came from, and where each shard's begin.");
+  m.def(
+      "pack_rows",
+      [](const Array<const uint32_t>& order, const Array<const uint64_t>& keys, const Array<const float, 2>& grads,
+         const Array<const float>& show, const Array<const float>& click, const Array<const uint16_t>& slots,
+         const Array<uint8_t>& out) {
+        const size_t n = order.size(), width = grads.shape(1);
+        if (keys.size() != n || out.size() != n * (8 + 4 * width + 4 + 4 + 2))
+          throw nb::value_error("a key for each row, and room for all of them");
+        const nb::gil_scoped_release nogil;
+        pack_rows(order.data(), n, keys.data(), grads.data(), width, show.data(), click.data(), slots.data(),
+                  out.data());
+      },
+      "order"_a, "keys"_a, "grads"_a, "show"_a, "click"_a, "slots"_a, nb::arg("out").noconvert(),
+      "The rows of a push for one shard, as a message has them.");
   m.def("take_rows", &moving<take_rows>, "where"_a, "rows"_a, nb::arg("out").noconvert(), "out[i] = rows[where[i]]");
   m.def("put_rows", &moving<put_rows>, "where"_a, "rows"_a, nb::arg("out").noconvert(), "out[where[i]] = rows[i]");
   m.def("add_rows", &moving<add_rows>, "where"_a, "rows"_a, nb::arg("out").noconvert(), "out[where[i]] += rows[i]");

@@ -97,12 +97,19 @@ struct Init {
     }
     constexpr uint64_t step = 0x9e3779b97f4a7c15ULL;
     const uint64_t start = mix64(key ^ mix64(seed + step));
+    if (kind == uniform) {
+      // 24 bits fit into an int, which a compiler turns into a float at once, several in a row.
+      for (int i = 0; i < n; ++i) {
+        const uint64_t bits = mix64(start + step * (first + static_cast<uint64_t>(i) + 1));
+        out[i] = a + (b - a) * (static_cast<float>(static_cast<int32_t>(bits >> 40)) * 0x1p-24F);
+      }
+      return;
+    }
     for (int i = 0; i < n; ++i) out[i] = value(mix64(start + step * (first + static_cast<uint64_t>(i) + 1)));
   }
 
  private:
   float value(uint64_t bits) const {
-    if (kind == uniform) return a + (b - a) * (static_cast<float>(bits >> 40) * 0x1p-24F);
     double p = (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
     constexpr double below = 0.022750131948179207;  // the mass below -2 standard deviations
     if (kind == truncated) p = below + (1 - 2 * below) * p;

@@ -29,6 +29,20 @@ inline void take_rows(const uint32_t* where, size_t n, const float* rows, size_t
   for (size_t i = 0; i < n; ++i) std::memcpy(out + i * width, rows + where[i] * width, width * sizeof(float));
 }
 
+// The rows of a push for one shard as a message has them: keys, then gradients, shows, clicks and slots of order[i].
+inline void pack_rows(const uint32_t* order, size_t n, const uint64_t* keys, const float* grads, size_t width,
+                      const float* show, const float* click, const uint16_t* slots, uint8_t* out) {
+  std::memcpy(out, keys, n * sizeof(uint64_t));
+  out += n * sizeof(uint64_t);
+  take_rows(order, n, grads, width, reinterpret_cast<float*>(out));
+  out += n * width * sizeof(float);
+  take_rows(order, n, show, 1, reinterpret_cast<float*>(out));
+  out += n * sizeof(float);
+  take_rows(order, n, click, 1, reinterpret_cast<float*>(out));
+  out += n * sizeof(float);
+  for (size_t i = 0; i < n; ++i) std::memcpy(out + i * sizeof(uint16_t), slots + order[i], sizeof(uint16_t));
+}
+
 // out[where[i]] = rows[i]
 inline void put_rows(const uint32_t* where, size_t n, const float* rows, size_t width, float* out) {
   for (size_t i = 0; i < n; ++i) std::memcpy(out + where[i] * width, rows + i * width, width * sizeof(float));

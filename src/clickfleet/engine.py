@@ -67,10 +67,14 @@ class Engine:
 
     def session(self, graph: bytes) -> Any:
         """The graph, ready to run; what runs it is what was asked for."""
+        return self.open(quantised(graph) if self.int8 else graph)
+
+    def open(self, graph: bytes) -> Any:
+        """The same for a graph that is quantised already, where that is wanted."""
         ort = _runtime()
         provider = self.provider
         options = self.options()
-        run = ort.InferenceSession(quantised(graph) if self.int8 else graph, options, providers=_order(provider))
+        run = ort.InferenceSession(graph, options, providers=_order(provider))
         if provider not in run.get_providers():
             raise ConfigError(
                 f"{provider} does not start here", "its libraries are missing or there is no such device; see its log"

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from clickfleet import _core
 from clickfleet.batch import Floats, Keys
 from clickfleet.checkpoint import span
 from clickfleet.embedding import Push
+from clickfleet.errors import ClusterError
 
 BLOCK = 1024
 """Floats of a dense block; a block never lies on two shards."""
@@ -64,6 +65,8 @@ class Request:
     """The cut that a mark belongs to, or that is wanted after this round."""
     seen: list[int] = field(default_factory=list)
     """Pushes each shard had learned when the rows of this push were read."""
+    rows: NDArray[np.uint8] | None = None
+    """The arrays of `push` as bytes, one behind the other, in the part for one shard."""
 
 
 @dataclass(slots=True)
@@ -140,22 +143,21 @@ class Spread:
     def split(self, keys: Keys) -> Split:
         return Split(self, keys)
 
-    def cut(self, request: Request, pull: Split | None) -> list[Request]:
-        """The request as each shard sees it; its arrays are copies, so that the worker may go on with its own."""
+    def cut(self, request: Request, pull: Split | None, push: Split | None = None) -> list[Request]:
+        """The request as each shard sees it; keys and rows are copies, the dense gradient is not."""
         parts = [
             Request(request.kind, values=request.values, training=request.training, cut=request.cut)
             for _ in range(self.shards)
         ]
         if request.push is not None:
-            push = request.push
-            by = self.split(push.keys)
-            grads = by.take(push.grads)
-            show, click, slots = push.show[by.order], push.click[by.order], push.slots[by.order]
+            by = push or self.split(request.push.keys)
             for part, own in zip(parts, by.spans, strict=True):
-                part.push = Push(by.keys[own], grads[own], show[own], click[own], slots[own], push.n)
+                part.rows = np.empty((own.stop - own.start) * row_bytes(self.width), np.uint8)
+                _core.pack_rows(by.order[own], by.keys[own], *request.push[1:5], part.rows)
+                part.push = rows_of(part.rows, self.width, request.push.n)
         if request.dense is not None:
             for part, (first, last) in zip(parts, self.spans, strict=True):
-                part.dense = request.dense._replace(vector=request.dense.vector[first:last].copy())
+                part.dense = request.dense._replace(vector=request.dense.vector[first:last])
         if pull is not None:
             for part, own in zip(parts, pull.spans, strict=True):
                 part.pull = pull.keys[own]
@@ -179,18 +181,13 @@ class Split:
     """Keys sorted by shard."""
 
     def __init__(self, spread: Spread, keys: Keys) -> None:
+        self.given = keys
         self.keys, self.order = np.empty_like(keys), np.empty(len(keys), np.uint32)
         starts = np.empty(spread.shards + 1, np.int64)
         _core.split(keys, spread.owner, self.keys, self.order, starts)
         edges = starts.tolist()
         self.spans = [slice(first, last) for first, last in itertools.pairwise(edges)]
         self._width = spread.width
-
-    def take(self, rows: Floats) -> Floats:
-        """Rows of the keys as they were given, sorted by shard."""
-        out = np.empty_like(rows)
-        _core.take_rows(self.order, rows, out)
-        return out
 
     def put(self, parts: Sequence[Floats | None]) -> Floats:
         """Rows by shard back into the order the keys were given in."""
@@ -199,6 +196,29 @@ class Split:
             assert part is not None
             _core.put_rows(self.order[own], part, out)
         return out
+
+
+def row_bytes(width: int) -> int:
+    """Of one row of a push: its key, gradients, show, click and slot."""
+    return 8 + 4 * width + 4 + 4 + 2
+
+
+def rows_of(packed: Any, width: int, n: float) -> Push:
+    """The push whose arrays lie one behind the other in some bytes; those before keep each of them aligned."""
+    size = memoryview(packed).nbytes
+    count, rest = divmod(size, row_bytes(width))
+    if rest:
+        raise ClusterError(f"a push of {size} bytes does not hold rows of {width} weights")
+    keys = array(packed, np.uint64, count)
+    grads = array(packed, np.float32, count * width, 8 * count).reshape(count, width)
+    show, click = (array(packed, np.float32, count, (8 + 4 * width + 4 * i) * count) for i in (0, 1))
+    return Push(keys, grads, show, click, array(packed, np.uint16, count, (16 + 4 * width) * count), n)
+
+
+def array(packed: Any, kind: type[np.generic], count: int = -1, offset: int = 0) -> Any:
+    """Some of the bytes as an array, without a copy unless they lie askew."""
+    found = np.frombuffer(packed, kind, count, offset) if len(packed) else np.empty(0, kind)
+    return found if found.flags.aligned else found.copy()
 
 
 def merged(pushes: Sequence[Push], mean: bool = False) -> Push:

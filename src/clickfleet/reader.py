@@ -201,7 +201,7 @@ class Reader:
         if self.require_labels and batch.labels is None and len(batch):
             raise DataError(
                 f"{taken.path}: its rows have no label ({self.schema.label}), and training and evaluation need one",
-                "rows without a label can be predicted, converted and described",
+                self.format.about_no_labels(self.schema),
             )
         return batch
 

@@ -310,6 +310,13 @@ class Changes(Snapshot):
 
 def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:
     """`array`, contiguous, after saying clearly what is wrong with it."""
+    if (
+        type(array) is np.ndarray
+        and array.dtype == dtype
+        and array.ndim == len(shape)
+        and all(want is None or want == got for want, got in zip(shape, array.shape, strict=True))
+    ):
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
     wanted = f"{np.dtype(dtype).name}[{', '.join('n' if size is None else str(size) for size in shape)}]"
     if not isinstance(array, np.ndarray):
         raise TableError(f"{name} must be a NumPy array {wanted}, not {type(array).__name__}")

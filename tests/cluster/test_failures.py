@@ -39,8 +39,8 @@ def test_a_process_killed_in_the_last_cut(
     run = Path(config["run"]["dir"])
     begin = Cuts.begin
 
-    def kill_after(self: Cuts, epoch: int | None) -> None:
-        begin(self, epoch)
+    def kill_after(self: Cuts, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
         if self.number == 1:
             kill(run, victim)
 

@@ -15,7 +15,7 @@ import yaml
 
 from clickfleet.cluster import roles
 from clickfleet.errors import ConfigError
-from fleet import ROWS, SLOTS, shows
+from fleet import ROWS, SLOTS, shows, when_saved
 
 JOB = {
     "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:6170, 10.0.0.2:6170,10.0.0.2:6171",
@@ -104,40 +104,77 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+class Processes:
+    """Two servers and two workers, each a process that knows its role by its environment alone."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        path = Path(config["run"]["dir"]).parent / "config.yaml"
+        path.write_text(yaml.safe_dump({**config, "mode": {"name": "async"}}))
+        self._command = [str(Path(sys.executable).with_name("clickfleet")), "train", str(path)]
+        self.ports = free_ports(3)
+        first, second, head = map(str, self.ports)
+        self._job = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{first},127.0.0.1:{second}",
+            "PADDLE_TRAINERS_NUM": "2",
+            "POD_IP": "127.0.0.1",
+            "CPU_NUM": "2",
+            "CLICKFLEET_RAY_PORT": head,
+        }
+        self._roles = {
+            "server 0": {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": first},
+            "server 1": {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": second},
+            "worker 0": {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"},
+            "worker 1": {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"},
+        }
+        self.running: dict[str, subprocess.Popen[str]] = {}
+        for name in self._roles:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        env = {**self._job, **self._roles[name]}
+        self.running[name] = subprocess.Popen(
+            self._command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def kill(self, name: str) -> None:
+        self.running[name].kill()
+        self.running[name].communicate()
+
+    def ends(self) -> dict[str, str]:
+        """What each said, once all have ended well."""
+        try:
+            said = {name: process.communicate(timeout=500)[0] for name, process in self.running.items()}
+        finally:
+            for process in self.running.values():
+                process.kill()
+        assert {name: process.returncode for name, process in self.running.items()} == dict.fromkeys(said, 0), said
+        return said
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("cluster")
 def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(config: dict[str, Any]) -> None:
-    run = Path(config["run"]["dir"])
-    path = run.parent / "config.yaml"
-    path.write_text(yaml.safe_dump({**config, "mode": {"name": "async"}}))
-    first, second, head = free_ports(3)
-    job = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{first},127.0.0.1:{second}",
-        "PADDLE_TRAINERS_NUM": "2",
-        "POD_IP": "127.0.0.1",
-        "CPU_NUM": "2",
-        "CLICKFLEET_RAY_PORT": str(head),
-    }
-    mine = [
-        {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(first)},
-        {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(second)},
-        {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"},
-        {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"},
-    ]
-    command = [str(Path(sys.executable).with_name("clickfleet")), "train", str(path)]
-    started = [
-        subprocess.Popen(command, env={**job, **each}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for each in mine
-    ]
-    try:
-        said = [process.communicate(timeout=500)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0, 0, 0], said
-    assert "2 shards and 2 workers are there" in said[2]
-    assert all("the job has ended" in said[i] for i in (0, 1, 3))
+    run, processes = Path(config["run"]["dir"]), Processes(config)
+    said = processes.ends()
+    assert "2 shards and 2 workers are there" in said["worker 0"]
+    assert all("the job has ended" in said[name] for name in ("server 0", "server 1", "worker 1"))
     assert shows(run) == ROWS * SLOTS
-    assert f"tcp://127.0.0.1:{second}" in (run / "processes.json").read_text()  # the wire port of the list
+    assert f"tcp://127.0.0.1:{processes.ports[1]}" in (run / "processes.json").read_text()  # the wire port of the list
     assert "with 2 threads" in (run / "logs" / "worker-1.log").read_text()
+
+
+@pytest.mark.skipif(not os.environ.get("CLICKFLEET_SOAK"), reason="takes a minute each: CLICKFLEET_SOAK=1")
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("cluster")
+@pytest.mark.parametrize("victim", ["worker 1", "server 1"])
+def test_a_killed_process_that_is_started_again_takes_its_place(config: dict[str, Any], victim: str) -> None:
+    config["data"]["batch_size"], config["run"]["checkpoint_every_steps"], config["train"] = 20, 100, {"epochs": 3}
+    run, processes = Path(config["run"]["dir"]), Processes(config)
+    when_saved(run, lambda: processes.kill(victim)).join(300)
+    processes.start(victim)
+    said = processes.ends()
+    assert f"lost {victim.replace('server', 'shard')}" in said["worker 0"]
+    assert "back to step" in said["worker 0"]
+    assert "the job has ended" in said[victim]
+    assert shows(run) == 3 * ROWS * SLOTS

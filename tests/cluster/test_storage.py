@@ -84,7 +84,7 @@ def test_shards_of_other_hosts_put_their_rows_and_get_them_back(ray: Any, bucket
     assert 150 < len(actor.shard.table) < 350
     mine = tmp_path / "rows.arrow"
     mine.write_bytes(b"rows")
-    actor._files = [mine]
+    actor.cuts.written = [mine]
     actor.deliver(1, "s3://models/apart/there")
     assert bucket.cat_file("models/apart/there/rows.arrow") == b"rows"
     assert not mine.exists()

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import yaml
 
-from clickfleet import checkpoint, migrate
+from clickfleet import migrate
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
 from clickfleet.config import load
 from clickfleet.errors import ConfigError
 from clickfleet.migrate.original import flatten
 from clickfleet.migrate.reasons import NOT_APPLICABLE
-from originals import HYPER, READER, project
+from originals import HYPER, READER, project, rows_of
 
 SAME = ["train.deterministic=true", "train.threads=1", "run.report=false"]
 
@@ -44,11 +44,6 @@ def edit(path: Path, **changes: Any) -> Path:
         place[last] = value
     path.write_text(yaml.safe_dump(raw))
     return path
-
-
-def rows_of(folder: Path) -> dict[str, bytes]:
-    path = checkpoint.latest(folder / "checkpoints")
-    return {file.name: file.read_bytes() for file in path.iterdir() if file.name.startswith(("rows-", "dense."))}
 
 
 @pytest.mark.parametrize("network", HYPER)
@@ -106,7 +101,7 @@ def test_the_same_file_drives_evaluate_predict_and_export(tmp_path: Path, capsys
     ours = result(capsys, "predict", "output", path.parent / "data" / "test", "--out", "ours.npy")
     assert ours["rows"] == 40
     np.testing.assert_array_equal(np.load("scores.npy"), np.load("ours.npy"))
-    exported = result(capsys, "export", edit(path, runner__save_inference_feed_varnames=["C1", "dense_input"]))
+    exported = result(capsys, "export", edit(path, runner__save_inference_feed_varnames=["label", "C1", "dense_input"]))
     assert exported["path"] == str(tmp_path / "output" / "inference")
     assert exported["inputs"] == ["1", "I1", "I2", "I3"]
 
@@ -298,3 +293,21 @@ def test_online_learns_from_the_days_of_slot_dnn(tmp_path: Path, capsys: pytest.
     done = result(capsys, "online", "-m", home / "config_online.yaml", *SAME)
     assert (done["passes"], done["rows"]) == (2, 60)
     assert (tmp_path / "stream" / "model" / "base_donefile.txt").exists()
+    rows = tmp_path / "days" / "20190720" / "1200"
+    assert result(capsys, "evaluate", home / "config_online.yaml", rows)["rows"] == 30
+    assert run(build(), ["train", "-m", str(home / "config_online.yaml")]) == 1
+    assert "clickfleet online" in capsys.readouterr().err
+    written = result(capsys, "migrate", "paddlerec", home / "config_online.yaml")["path"]
+    assert yaml.safe_load(Path(written).read_text())["online"]["start_day"] == 20190720
+    assert result(capsys, "online", written, "run.dir=../again", *SAME)["rows"] == 60
+    assert rows_of(tmp_path / "stream") == rows_of(tmp_path / "again") != {}
+
+
+@pytest.mark.parametrize("raw", [{"train": {"trainer": {"strategy": "async"}}}, {"runner": [{"class": "train"}]}])
+def test_configurations_of_release_1_are_told_apart(
+    raw: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**raw, "hyper_parameters": {"sparse_feature_dim": 9}}))
+    assert run(build(), ["train", "-m", str(path)]) == 1
+    assert "a configuration of PaddleRec 1" in capsys.readouterr().err

@@ -10,7 +10,10 @@ import yaml
 from clickfleet import migrate
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
+from clickfleet.migrate.vectors import NAMES
 from clickfleet.migrate.words import write_questions, write_vocabulary
+from clickfleet.words import vectors
+from originals import rows_of, write_pickle
 
 WORDS = ["<UNK>", "paris", "france", "rome", "italy", "the"]
 
@@ -63,12 +66,36 @@ def test_train_and_evaluate(
     monkeypatch.chdir(tmp_path)
     path = project(tmp_path)
     translated = migrate.translate(migrate.read(path))
-    assert translated.raw["model"] == {"name": "word2vec", "decay": False, "window": 3, "negatives": 5}
+    assert translated.raw["model"] == {"name": "word2vec", "decay": False, "sample": 0, "window": 3, "negatives": 5}
     assert translated.raw["table"] == {"dim": 8, "rule": {"name": "sgd", "lr": 0.01, "scale": "none"}}
     assert not [line for line in translated.report.lines if line.kind == "unknown"]
-    assert run(build(), ["train", str(path)]) == 0
+    same = ["train.deterministic=true", "train.threads=1"]
+    assert run(build(), ["train", str(path), *same]) == 0
     assert run(build(), ["evaluate", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["rows"], found["known"]) == (2, 1)
     assert run(build(), ["migrate", "paddlerec", str(path)]) == 0
-    assert run(build(), ["train", str(path.with_suffix(".clickfleet.yaml")), "run.dir=../ours"]) == 0
+    assert run(build(), ["train", str(path.with_suffix(".clickfleet.yaml")), "run.dir=../ours", *same]) == 0
+    assert rows_of(tmp_path / "output") == rows_of(tmp_path / "ours") != {}
+
+
+@pytest.mark.parametrize("names", list(zip(*NAMES.values(), strict=True)))
+def test_saved_vectors_are_imported(
+    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, rng = project(tmp_path), np.random.default_rng(5)
+    u, v, bias = rng.normal(size=(9, 8)), rng.normal(size=(9, 8)), rng.normal(size=(9, 1))
+    u[4] = u[2] - u[1] + u[3]  # france - paris + rome = italy
+    matrices = zip(names, (u, v, bias), strict=True)
+    write_pickle(tmp_path / "output/0/rec.pdparams", {name: m.astype(np.float32) for name, m in matrices})
+    assert run(build(), ["migrate", "table", str(path), "output/0", "imported", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (done["rows"], done["compared"], done["ok"]) == (12, 64, True)
+    assert "3 vectors belong to no word" in done["notes"][0]
+    np.testing.assert_array_equal(vectors.load(tmp_path / "imported")["4"], u[4].astype(np.float32))
+    assert run(build(), ["evaluate", str(path), "--json"]) == 0  # the original's file, where the configuration has it
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["right"] == 1
+    assert run(build(), ["train", str(path), "-o", "runner.model_init_path=output/0", "run.dir=more"]) == 0
+    assert run(build(), ["migrate", "table", str(path), "nowhere", "other"]) == 1
+    assert "expected rec.pdparams" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -13,7 +14,10 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.engine import Engine
 from clickfleet.errors import ConfigError
+from clickfleet.learner import Learner
+from clickfleet.run import configure
 from clickfleet.workbench.infer import measure
+from clickfleet.workbench.scales import Way, weigh
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,27 @@ def test_predict_by_every_engine(
     capsys.readouterr()
 
 
+def test_memory_is_that_of_one_engine_and_batch_size(
+    config: dict[str, Any], loaded: trained.Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner = Learner(configure({**config, "model": {"name": "dnn", "hidden": [1500, 1500]}}), loaded.schema)
+    learner.model.eval()
+    weights = 4 * sum(p.numel() for p in learner.model.parameters())
+    assert weights > 9e6
+    onnx = [Way(Engine("onnx"), 1, size) for size in (2, 2, 4000, 2)]
+    ways = [Way(None, 2, 2), *onnx, Way(Engine("int8"), 1, 2)]
+    torch, first, again, large, last, int8 = weigh(learner, scoring.exported(learner), ways, print)
+    assert capsys.readouterr().out == ""
+    assert None not in (torch, first, again, large, last, int8)
+    assert weights < torch < weights + 2e7  # type: ignore[operator]
+    assert weights < first < 4 * weights  # type: ignore[operator]
+    assert abs(again - first) < 1e6 > abs(last - first)  # type: ignore[operator]
+    assert large - first > 4 * 4000 * 1500  # type: ignore[operator]
+    assert weights / 4 < int8 < first  # type: ignore[operator]
+    assert weigh(learner, b"no graph", [Way(Engine(), 1, 2)], print) == [None]
+    assert "memory was not weighed everywhere" in capsys.readouterr().out
+
+
 def test_the_inference_matrix(run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["bench", "infer", str(run), str(log / "test"), "--batch-sizes", "1,50", "--threads", "1"]
     argv += ["--batches", "10", "--graph", "all,off", "--arena", "on", "--out", str(tmp_path), "--json"]
@@ -71,7 +96,7 @@ def test_the_inference_matrix(run: Path, log: Path, tmp_path: Path, capsys: pyte
         parts = [row[f"{stage}_ms"] for stage in ("preparing", "running", "collecting")]
         assert all(part > 0 for part in parts)
         assert row["total_s"] > 0
-        assert row["memory_bytes"] is None or row["memory_bytes"] >= 0
+        assert row["memory_bytes"] > 0
     assert found["accuracy"]["onnx"]["max_drift"] < 1e-6 < found["accuracy"]["int8"]["max_drift"] < 0.05
     wanted = trained.load(run).evaluate(str(log / "test"))["auc"]
     assert found["accuracy"]["torch"]["auc"] == pytest.approx(wanted, abs=1e-9)

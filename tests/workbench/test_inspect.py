@@ -1,6 +1,7 @@
 """What a model is made of, one row of it, what moved, and what a score is made of."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,6 @@ def test_a_row_and_what_becomes_of_it(stream: Path, capsys: pytest.CaptureFixtur
         assert ("not admitted yet: its score is" in text) == (not row["full"])
     full = next(key for key, row in rows.items() if row["full"])
     told = look_up(stream, full)
-    assert told["history"]["first_checkpoint_with_factors"] in told["history"]["checkpoints"]
-    assert "the table keeps no time of it" in told["admission"]
-    assert told["history"]["first_entry"]["entry"].endswith(("base", "delta"))
     there = look_up(stream / "published", full)
     assert there["embed_w"] == told["embed_w"]
     assert "hold no statistics" in "\n".join(words(there))
@@ -79,6 +77,36 @@ def test_a_row_and_what_becomes_of_it(stream: Path, capsys: pytest.CaptureFixtur
         check_key("-3")
     with pytest.raises(ConfigError, match="no slot town"):
         key_of(saving.load(saving.resolve(stream)).schema, "town", "x")
+
+
+def test_when_a_row_was_admitted(stream: Path, run: Path, tmp_path: Path) -> None:
+    checkpoints = sorted((stream / "checkpoints").glob("step-*"))  # one per pass, and one per day
+    full = {int(path.name[5:]): {k for k, row in rows_of(path).items() if row["full"]} for path in checkpoints}
+    steps = [0, *full]
+    few = shutil.copytree(stream, tmp_path / "few", symlinks=True)
+    for path in checkpoints[:-1]:
+        shutil.rmtree(few / "checkpoints" / path.name)
+    passes = set()
+    for key in sorted(full[steps[-1]])[:40]:
+        by = max((step for step in full if key not in full[step]), default=0)  # the last one without it
+        after, by = by, next(step for step in full if step > by)
+        found = look_up(stream, key)["admitted"]
+        assert after <= found["after"]["step"] < found["by"]["step"] <= by  # entries may tell more
+        assert found["passes"]["first"] == found["passes"]["last"]
+        passes.add((found["passes"]["first"]["day"], found["passes"]["first"]["pass"]))
+        less = look_up(few, key)["admitted"]  # by its entries
+        assert less["after"]["step"] < by
+        assert less["by"]["step"] > after
+        assert look_up(few / "published", key)["admitted"]["by"] == less["by"]
+        (text,) = [line for line in words(look_up(stream, key)) if line.startswith("admitted by score(2.0), between")]
+        assert f"step {found['by']['step']} ({found['by']['where']}, 20" in text
+        assert f"in pass {found['passes']['last']['pass']} of 2026" in text
+    assert len(passes) > 1
+    key = next(iter(rows_of(run)))
+    assert "made whole by their first push: this one came, between step" in look_up(run, key)["admission"]
+    alone = shutil.copytree(saving.resolve(run), tmp_path / "alone" / "model")
+    assert "nothing is kept here that tells when" in look_up(alone, key)["admission"]
+    assert look_up(alone, 12345)["admitted"] is None
 
 
 def test_what_moved_between_two_checkpoints(stream: Path, capsys: pytest.CaptureFixture[str]) -> None:

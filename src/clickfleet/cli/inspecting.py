@@ -81,7 +81,9 @@ def _describe(model: Path, top: int) -> Result:
     ranked = sorted(facts["per_slot"].items(), key=lambda item: -item[1]["rows"])
     columns = [Column("slot"), Column("rows", "rows", "{:,}"), Column("full_rows", "with factors", "{:,}")]
     columns += [Column("mean_abs_weight", "mean |weight|", "{:.4g}"), Column("mean_norm", "mean norm", "{:.4g}")]
-    say(Table(columns, [{"slot": name, **one} for name, one in ranked]).text())
+    say(Table(columns, [{"slot": name, **one} for name, one in ranked[:top]]).text())
+    if len(ranked) > top:
+        say(f"{len(ranked) - top} more slots with fewer rows: --top {len(ranked)} shows all")
     return facts
 
 
@@ -115,6 +117,8 @@ def _movers(model: Path, against: Path, top: int) -> Result:
     ]
     say(Table([*columns, Column("show", "shows", "{:g}"), Column("click", "clicks", "{:g}")], facts["movers"]).text())
     changed: dict[str, Any] = facts["dense"]
+    if changed:
+        say("the network's tensors, the way they went as a share of their norm:")
     for name, share in changed.items():
         say(f"{'new' if share is None else f'{share:.2%}':>9}  {name}")
     return facts

@@ -37,7 +37,10 @@ def paddlerec(
     out: Annotated[
         Path | None, typer.Option(help="File for our YAML (default: CONFIG.clickfleet.yaml beside it).")
     ] = None,
-    purpose: Annotated[str, typer.Option(help="What the YAML is for: train, launch (a cluster) or online.")] = "train",
+    purpose: Annotated[
+        str | None,
+        typer.Option(help="What the YAML is for: train, launch (a cluster) or online (default where it has days)."),
+    ] = None,
     native: Annotated[
         bool,
         typer.Option(
@@ -48,7 +51,7 @@ def paddlerec(
     """Write our own YAML for a PaddleRec configuration, and a report of what each key became."""
     from clickfleet import migrate
 
-    if purpose not in ("train", "launch", "online"):
+    if purpose not in (None, "train", "launch", "online"):
         raise typer.BadParameter("--purpose is train, launch or online")
     translated = translation(config, settings or [], purpose)
     if native:
@@ -81,12 +84,12 @@ def table(
     """Import a saved model or table as a run folder, which evaluate, predict, export and train.init_from take."""
     from clickfleet.migrate.importing import import_model
 
-    done = import_model(translation(config, settings or [], "train"), source, out, deltas=delta or [])
+    done = import_model(translation(config, settings or []), source, out, deltas=delta or [])
     say(done.text())
     return done.to_dict()
 
 
-def translation(path: Path, settings: Sequence[str], purpose: str) -> "Translated":
+def translation(path: Path, settings: Sequence[str], purpose: str | None = None) -> "Translated":
     """A PaddleRec configuration with settings over it: those of its sections as `-o` gave them, others are ours."""
     from clickfleet import migrate
     from clickfleet.errors import ConfigError
@@ -139,7 +142,7 @@ def of_model(
         return None
     others = [*([str(model)] if config is not None and model is not None else []), *more]
     given = [*(settings or []), *(item for item in others if "=" in item and not Path(item).exists())]
-    return translation(named, given, "train"), [item for item in others if item not in given]
+    return translation(named, given), [item for item in others if item not in given]
 
 
 def evaluate_old(
@@ -182,7 +185,9 @@ def _analogies(translated: "Translated", data: list[str], span: str | None) -> R
             with models.found(translated, epoch) as path:
                 results = vectors.load(path).evaluate([questions], raw=True)
             found.append({"epoch": epoch, **results})
-            say(f"epoch {epoch}: {results['right']:,} of {results['known']:,} analogies found")
+            say(
+                f"{'newest' if epoch is None else f'epoch {epoch}'}: {results['right']:,} of {results['known']:,} analogies found"
+            )
     return {**found[-1], "epochs": found}
 
 

@@ -195,9 +195,10 @@ def evaluate(
     return {**found[-1], "epochs": found}
 
 
-def epoch_line(epoch: int, results: Result) -> str:
-    """The metrics of an epoch for people."""
-    return f"epoch {epoch}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
+def epoch_line(epoch: int | None, results: Result) -> str:
+    """The metrics of an epoch, or of the newest model, for people."""
+    name = "newest" if epoch is None else f"epoch {epoch}"
+    return f"{name}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
 
 
 def _both(model: Path | None, data: list[str] | None) -> tuple[Path, list[str]]:

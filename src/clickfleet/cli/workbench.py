@@ -56,8 +56,10 @@ def compare(
     say(outcome.selection(found).text())
     for table in outcome.studies(found).values():
         say("\n" + table.text())
+    if found.failed:
+        say(f"\n{len(found.failed)} failed:")
     for name, error in found.failed.items():
-        say(f"\nfailed: {name}: {error}")
+        say(f"  {name}: {error}")
     say(f"\n{found.page}")
     if found.signal is not None:
         say("stopped by a signal; the same command goes on")

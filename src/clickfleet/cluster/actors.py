@@ -7,7 +7,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,18 +16,17 @@ from typing import Any
 
 import torch
 
-from clickfleet import checkpoint, mirror, saving, storage
+from clickfleet import checkpoint, mirror, saving
 from clickfleet.cluster.base import adopt_buffers, pack_buffers
-from clickfleet.cluster.shard import Cut, Rules, Shard
+from clickfleet.cluster.cut_files import CutFiles
+from clickfleet.cluster.process import Stopwatch, describe_process, keep_memory, log, log_to, own_address, said
+from clickfleet.cluster.shard import Rules, Shard
 from clickfleet.cluster.wire import Identity, Server
 from clickfleet.cluster.worker import Assignment, Worker
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
 from clickfleet.exchange import Spread
 from clickfleet.table import Changes, Columns, Table
-
-CUT_NICENESS = 10
-"""Of the thread that writes a cut: training comes first."""
 
 
 @dataclass(frozen=True)
@@ -41,58 +39,27 @@ class Origin:
     batches: int = 0
 
 
-def describe_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "address": own_address()}
-
-
-def log_to(folder: str, name: str) -> None:
-    """All that this process prints goes to a file of the run folder; without one it stays with Ray."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        out = open(Path(folder) / f"{name}.log", "a", buffering=1)  # noqa: SIM115  (for the life of the process)
-    except OSError:
-        return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(out.fileno(), 1)
-    os.dup2(out.fileno(), 2)
-
-
-def said() -> str:
-    """What this process has written to its log so far."""
-    try:
-        return Path("/proc/self/fd/1").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def log(text: str) -> None:
-    print(time.strftime("%Y-%m-%d %H:%M:%S "), text, sep="", flush=True)
-
-
 class ShardActor:
     """One shard and its end of the wire."""
 
     def __init__(self, number: int, config: Config, rules: Rules, who: tuple[int, int, int], logs: str) -> None:
         log_to(logs, f"shard-{number}")
+        keep_memory()
         torch.set_num_threads(1)
         sys.setswitchinterval(0.001)  # who writes a cut shares the interpreter with who answers
         self.number, self.config, self.rules = number, config, rules
         self.who = Identity(*who)
         self.shard: Shard | None = None
         self.server: Server | None = None
-        self._cuts: dict[int, Cut] = {}
-        self._dropped = 0
-        self._cut_taken = threading.Condition()
+        self.cuts = CutFiles(number, config.cluster.shards, rules.row_files)
         self._changes: Changes | None = None
         self._socket_file = ""
-        self._files: list[Path] = []
-        self._cpu = 0.0
+        self._cpu, self._trained = 0.0, Stopwatch()
 
     def load(self, origin: Origin, who: tuple[int, int, int], peers: list[int]) -> dict[str, Any]:
         """Starts, or starts anew, from an origin in that epoch of the run; its addresses."""
         shards = self.config.cluster.shards
-        self._forget_files()
+        self.cuts.forget()
         if origin.path is None:
             table = Table.like(origin.table)
         else:
@@ -109,11 +76,8 @@ class ShardActor:
         shard.begin(peers)
         if self.config.mode.name == "geo":
             shard.replicate(peers)
-        shard.on_cut = self._on_cut
-        with self._cut_taken:
-            for cut in self._cuts.values():
-                cut.rows.close()
-            self._cuts = {}
+        shard.on_cut = self.cuts.put
+        self.cuts.clear()
         self._changes = None
         if self.server is None:
             self.shard, self.who = shard, Identity(*who)
@@ -125,7 +89,7 @@ class ShardActor:
             f"shard {self.number} of {shards}: {len(table):,} rows from {origin.path or 'nothing'}, epoch {self.who.epoch}"
         )
         assert self.server is not None
-        self._cpu = time.process_time()
+        self._cpu, self._trained = time.process_time(), Stopwatch()
         return {**describe_process(), "endpoints": self.server.endpoints}
 
     def _listen(self, width: int) -> None:
@@ -150,99 +114,28 @@ class ShardActor:
         except OSError as error:
             raise ClusterError(f"shard {self.number} is to listen on {given[self.number]}: {error}") from None
 
-    def _on_cut(self, cut: Cut) -> None:
-        with self._cut_taken:
-            if cut.number <= self._dropped:
-                cut.rows.close()
-            else:
-                self._cuts[cut.number] = cut
-            self._cut_taken.notify_all()
-
     def drop_cut(self, number: int) -> None:
-        """Nobody will save that cut any more, taken or not."""
-        with self._cut_taken:
-            self._dropped = number
-            if number in self._cuts:
-                self._cuts.pop(number).rows.close()
-            self._cut_taken.notify_all()
+        self.cuts.drop(number)
+
+    def hurry(self, number: int) -> None:
+        self.cuts.hurry(number)
 
     def next_epoch(self) -> None:
         assert self.server is not None
         with self.server.lock:
             assert self.shard is not None
             self.shard.resume_rounds()
+        self._trained.start()
 
-    def save(self, number: int, folder: str, timeout_s: float) -> dict[str, Any]:
-        """Writes the rows of a cut into a directory in the making, once the cut is taken; facts of the files, and the dense part."""
-        with self._cut_taken:
-            there = self._cut_taken.wait_for(lambda: number in self._cuts or number <= self._dropped, timeout_s)
-            if not there or number not in self._cuts:
-                raise ClusterError(f"shard {self.number}: cut {number} was not complete within {timeout_s:.0f} s")
-            cut = self._cuts.pop(number)
-        found: list[Any] = []
-        # Behind everyone else: a thread of its own, as it stays so.
-        writer = threading.Thread(target=lambda: found.append(self._write(cut, folder)), name="clickfleet-cut")
-        writer.start()
-        writer.join()
-        if not found:
-            raise ClusterError(f"shard {self.number}: cut {number} could not be written", "see the shard's log")
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return dict(found[0])
+    def end_epoch(self) -> None:
+        self._trained.stop()
 
-    def _write(self, cut: Cut, folder: str) -> dict[str, Any] | Exception:
-        if sys.platform == "linux":  # elsewhere threads have no niceness of their own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CUT_NICENESS)
-        try:
-            return self._write_rows(cut, folder)
-        except Exception as error:
-            return error
-
-    def _write_rows(self, cut: Cut, folder: str) -> dict[str, Any]:
-        begin = time.monotonic()
-        shards, n = self.config.cluster.shards, self.rules.row_files
-        first, last = (edge * n // 1024 for edge in checkpoint.span(self.number, shards))
-        written: dict[str, storage.HashedFile] = {}
-
-        Path(folder).mkdir(parents=True, exist_ok=True)  # on another host than the driver's
-
-        def file(name: str) -> storage.HashedFile:
-            written[name] = storage.HashedFile(Path(folder) / name)
-            return written[name]
-
-        try:
-            with cut.rows:
-                counts = checkpoint.write_rows(file, cut.rows, n, range(first, last))
-                changed, deleted, tracking = cut.rows.changed, cut.rows.deleted, cut.rows.tracking
-                memory = cut.rows.memory
-        finally:
-            for each in written.values():
-                each.abandon()
-        self._forget_files()
-        self._files = [Path(folder) / name for name in written]
-        log(f"cut {cut.number}: {sum(counts):,} rows written in {time.monotonic() - begin:.2f} s")
-        return {
-            "files": {name: each.facts() for name, each in written.items()},
-            "counts": counts,
-            "changed": changed,
-            "deleted": deleted,
-            "tracking": tracking,
-            "memory": memory,
-            "dense": cut.dense,
-            "batches": cut.facts["batches"],
-        }
+    def save(self, number: int, folder: str, timeout_s: float, share: float) -> dict[str, Any]:
+        assert self.shard is not None
+        return self.cuts.save(number, folder, timeout_s, share, self.shard.table)
 
     def deliver(self, number: int, url: str) -> None:
-        """Puts the row files of the last cut to a URL."""
-        mirror.put(self._files, url)
-        log(f"cut {number}: put to {url}")
-        self._forget_files()
-
-    def _forget_files(self) -> None:
-        """Row files that were put elsewhere, or whose cut came to nothing; in a folder that all see they have moved."""
-        for file in self._files:
-            file.unlink(missing_ok=True)
-        self._files = []
+        self.cuts.deliver(number, url)
 
     def said(self) -> str:
         return said()
@@ -312,6 +205,7 @@ class ShardActor:
             "received": self.server.bytes_in,
             "sent": self.server.bytes_out,
             "cpu_s": time.process_time() - self._cpu,
+            "trained_cpu_s": self._trained.seconds,
         }
         return found
 
@@ -330,6 +224,7 @@ class WorkerActor:
 
     def __init__(self, index: int, config: Config, schema: dict[str, Any], logs: str) -> None:
         log_to(logs, f"worker-{index}")
+        keep_memory()
         self.worker = Worker(config, schema, index, config.cluster.workers)
         log(f"worker {index} of {config.cluster.workers} with {config.cluster.threads} threads is ready")
 
@@ -381,13 +276,6 @@ class WorkerActor:
 
     def buffers(self) -> bytes:
         return pack_buffers(self.worker.learner)
-
-
-def own_address() -> str:
-    """The address by which other hosts of the cluster reach this one."""
-    import ray.util
-
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def split_dense(spread: Spread, dense: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:

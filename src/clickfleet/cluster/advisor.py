@@ -20,11 +20,12 @@ from clickfleet.feeds import Feed
 
 Found = list[dict[str, Any]]
 
+OLD_DENSE = "async, dense every 8"
 TRIALS: dict[str, tuple[str, dict[str, Any]]] = {
     "sync": ("sync", {}),
     "half_async": ("half_async", {}),
     "async": ("async", {"pull_every": 1}),
-    "async, dense every 8": ("async", {"pull_every": 8}),
+    OLD_DENSE: ("async", {"pull_every": 8, "independent_recv": True}),
     "geo, k 25": ("geo", {"k_steps": 25}),
 }
 NOTICEABLE = 0.005
@@ -96,12 +97,15 @@ def advise(found: Found) -> list[str]:
     ...         {"mode": "async, batch 62", "workers": 16, "auc": 0.758, "staleness": 15.0}]
     >>> print(advise(rows)[0])
     16 workers: async collapses (AUC 0.6000, local 0.7600; gradients miss 15 pushes of others). It holds with async, batch 62 (0.7580).
+    >>> rows = [rows[0], {"mode": "async", "workers": 2, "auc": 0.757}, {"mode": OLD_DENSE, "workers": 2, "auc": 0.51}]
+    >>> advise(rows)[1].split(": ")[1]
+    'dense weights of every eighth step cost async 0.2470 of AUC (0.5100)'
     """
     local = next(each["auc"] for each in found if each["mode"] == "local")
     advice = []
     for count in sorted({each["workers"] for each in found if each["mode"] != "local"}):
         mine = {each["mode"]: each for each in found if each["workers"] == count and each["mode"] != "local"}
-        plain = mine.get("async")
+        plain, old = mine.get("async"), mine.pop(OLD_DENSE, None)
         best = max(
             (each for each in mine.values() if each is not plain), key=lambda each: float(each["auc"]), default=plain
         )
@@ -116,4 +120,9 @@ def advise(found: Found) -> list[str]:
             )
         else:
             advice.append(f"{count} workers: choose async, the fastest; it loses nothing here.")
+        if plain is not None and old is not None and old["auc"] < plain["auc"] - NOTICEABLE:
+            advice.append(
+                f"{count} workers: dense weights of every eighth step cost async {plain['auc'] - old['auc']:.4f} of AUC "
+                f"({old['auc']:.4f}): keep mode.pull_every at 1 or 2 and mode.independent_recv off."
+            )
     return advice

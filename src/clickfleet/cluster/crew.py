@@ -149,6 +149,8 @@ class Crew:
         return self.overview.steps
 
     def _note(self, name: str, found: dict[str, Any]) -> dict[str, Any]:
+        if name.startswith("worker"):
+            self.overview.heard = time.monotonic()
         (self.overview.workers if name.startswith("worker") else self.overview.shards)[name] = found
         return found
 

@@ -28,6 +28,7 @@ class Cuts:
         self.losses = 0
         """Since the last one."""
         self._unwanted: list[Any] = []
+        self._since = run.overview.moment
 
     def due(self) -> bool:
         if self._unwanted:  # of a cut that was dropped: a shard writes one at a time
@@ -44,17 +45,22 @@ class Cuts:
     def _exam_due(self) -> bool:
         return self.run.exams.due(self.run.overview.steps, self.run.progress)
 
-    def begin(self, epoch: int | None) -> None:
+    def note(self) -> None:
+        """From here on it counts how fast training is without a cut."""
+        self._since = self.run.overview.moment
+
+    def begin(self, epoch: int | None, share: float | None = None) -> None:
         """Asks all for their parts; where an evaluation is due, the workers stand still after theirs until it is over."""
         self.number += 1
         exam = epoch is None and self._exam_due()
         work = self.work = cutting.begin(self.number, self.run.folder, epoch, exam)
-        work.rows = self.run.overview.rows
+        work.speed, self._since = self._since.speed_until(self.run.overview.moment), self.run.overview.moment
+        share = share or self.run.config.cluster.cut_share
         hidden, limit = str(work.writer.hidden), self.run.config.cluster.timeout
         for name, actor in self.run.crew.trainers.items():
             work.calls[name] = actor.cut.remote(work.number, exam)
         for name, actor in self.run.crew.shards.items():
-            work.calls[name] = actor.save.remote(work.number, hidden, limit)
+            work.calls[name] = actor.save.remote(work.number, hidden, limit, share)
 
     def collect(self) -> None:
         """Takes what is there of a cut, and completes it when all is there."""
@@ -98,19 +104,24 @@ class Cuts:
         run.path, self.saved_at, self.losses = Path(str(run.base.path)), time.monotonic(), 0
         run.base.path = run.deliver(work.number, run.path)
         took = time.monotonic() - work.begin
-        rate = (run.overview.rows - work.rows) / max(took, 1e-9)
+        speed = self._since.speed_until(run.overview.moment)
         facts = {"epoch": run.overview.epoch, "step": state["step"], "rows": state["rows"], "seconds": took}
-        run.watch.record("cut", {**facts, "rows_per_s": rate, "table_rows": run.overview.table.stats()["rows"]})
+        facts |= {"rows_per_s": speed, "rows_per_s_before": work.speed}
+        run.watch.record("cut", {**facts, "table_rows": run.overview.table.stats()["rows"]})
+        self.note()
         run.watch.log(f"cut {work.number}: step {state['step']:,}, {state['rows']:,} rows, {took:.1f} s", show=False)
 
     def now(self, epoch: int | None) -> None:
         """A checkpoint of this moment, written when this returns."""
         self.wait()
-        self.begin(epoch)
+        self.begin(epoch, share=1.0)
         self.wait()
 
     def wait(self) -> None:
-        """Until none is under way."""
+        """Until none is under way; what is, is written as fast as can be."""
+        if self.work is not None:
+            for actor in self.run.crew.shards.values():
+                actor.hurry.remote(self.work.number)
         while (work := self.work) is not None:
             left = [call for name, call in work.calls.items() if name not in work.done]
             if left:

@@ -28,8 +28,8 @@ class Cutting:
     """The epoch that ends with it, if one does."""
     exam: bool = False
     """Whether the model is still to be evaluated at that instant."""
-    rows: int = 0
-    """Rows trained on when it began."""
+    speed: float = 0.0
+    """Rows per second before it began."""
     done: dict[str, Any] = field(default_factory=dict)
     begin: float = field(default_factory=time.monotonic)
 

@@ -194,6 +194,7 @@ class Driver:
         tasks = self._assign()
         self.crew.tell(self.crew.shards, "next_epoch")
         self.base.saved = {}  # the workers have it
+        self.cuts.note()
         calls = {name: self.crew.fleet.actors[name].train.remote(task) for name, task in tasks.items()}
         while calls and self.signal is None and not self.progress.stopped_early:
             try:
@@ -217,6 +218,7 @@ class Driver:
             self.cuts.begin(None)
 
     def _end_epoch(self) -> None:
+        self.crew.tell(self.crew.shards, "end_epoch")
         epoch, steps = self.progress.epoch, self.crew.count()
         if self.overview.rows == 0:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")

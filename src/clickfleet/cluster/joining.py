@@ -118,7 +118,7 @@ def serve(role: Role, config: Config, log: Log) -> None:
                     break
             except Exception as error:
                 raise ClusterError(
-                    f"{role.name}: worker 0, which drives, is gone ({type(error).__name__})",
+                    f"{role.name}: worker 0, which drives, or server 0 with Ray is gone ({type(error).__name__})",
                     "start all processes again; with --resume they go on from the last checkpoint",
                 ) from None
             time.sleep(POLL_S)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,17 @@ from clickfleet.job import PHASES, Job
 from clickfleet.metrics import Buckets
 from clickfleet.progress import amount
 from clickfleet.watch import Mark, Watch, describe
+
+
+class Moment(NamedTuple):
+    """How many rows were trained on at some time."""
+
+    time: float
+    rows: int
+
+    def speed_until(self, later: Moment) -> float:
+        """Rows per second; 0 if nothing was heard in between."""
+        return (later.rows - self.rows) / (later.time - self.time) if later.time > self.time else 0.0
 
 
 class Overview:
@@ -24,11 +36,19 @@ class Overview:
         """Numbers of the state that the workers started from."""
         self.epoch = 0
         self.losses = 0
+        self.heard = time.monotonic()
+        """When a worker last told how far it is."""
 
     def restart(self, steps: int, rows: int, buckets: Any) -> None:
         """The workers count from here."""
         self.base = {"steps": steps, "rows": rows, "buckets": buckets}
         self.workers = {}
+        self.heard = time.monotonic()
+
+    @property
+    def moment(self) -> Moment:
+        """What was heard last."""
+        return Moment(self.heard, self.rows)
 
     def _sum(self, key: str) -> Any:
         return sum(facts.get(key, 0) for facts in self.workers.values())
@@ -143,7 +163,7 @@ def closing_table(overview: Overview, facts: dict[str, dict[str, Any]], seconds:
 
 
 def closing_facts(overview: Overview, seconds: float) -> dict[str, Any]:
-    """The same in numbers, per step and per row: what the run cost beside the model."""
+    """The same in numbers, per step and per row: what training cost, without start, evaluation and the last checkpoint."""
     workers, shards = list(overview.workers.values()), list(overview.shards.values())
     steps = max(1, sum(found.get("steps", 0) for found in workers))
     rows = max(1, sum(found.get("rows", 0) for found in workers))
@@ -158,14 +178,14 @@ def closing_facts(overview: Overview, seconds: float) -> dict[str, Any]:
     return {
         "step": overview.steps,
         "seconds": seconds,
-        "worker_cpu_ms_per_step": 1e3 * sum(found.get("cpu_s", 0.0) for found in workers) / steps,
+        "worker_cpu_ms_per_step": 1e3 * sum(found.get("trained_cpu_s", 0.0) for found in workers) / steps,
         **{
             f"{phase}_cpu_ms_per_step": 1e3
             * sum(found["cpu_by_phase"][phase] for found in workers if found["steps"])
             / steps
             for phase in PHASES
         },
-        "shard_cpu_ms_per_step": 1e3 * sum(found.get("cpu_s", 0.0) for found in shards) / steps,
+        "shard_cpu_ms_per_step": 1e3 * sum(found.get("trained_cpu_s", 0.0) for found in shards) / steps,
         "wire_bytes_per_row": wire / rows,
         "staleness": overview.extra()["staleness"],
         "losses": overview.losses,

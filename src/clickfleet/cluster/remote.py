@@ -12,12 +12,14 @@ import numpy as np
 import zmq
 
 from clickfleet.batch import Floats, Keys
-from clickfleet.cluster.wire import STALE, Frames, Identity, pack_request, unpack_answer
+from clickfleet.cluster.wire import STALE, Frames, Identity, pack_request, unpack_answer, widen
 from clickfleet.errors import ClusterError
 from clickfleet.exchange import Answer, Piece, Reply, Request, Split, Spread
 
 RESEND_S = 10.0
 """A request without an answer is sent again after so long; the shard learns it once."""
+WAIT_MS = 200
+"""How long a worker waits for a message before it looks whether it is still wanted."""
 
 
 class AbandonedError(Exception):
@@ -48,6 +50,7 @@ class Remote:
         self._answers: list[dict[int, Answer]] = [{} for _ in endpoints]
         self._sent: list[dict[int, Frames]] = [{} for _ in endpoints]
         self._moves: dict[int, list[str]] = {}
+        self._splits: deque[Split] = deque(maxlen=3)
         self.bytes_in = self.bytes_out = 0
         self.waiting = False
         """Whether the worker's thread waits for an answer."""
@@ -57,24 +60,34 @@ class Remote:
     def _connect(self, addresses: Sequence[str]) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.connect(nearest(addresses))
+        socket.rcvtimeo = WAIT_MS
+        address = nearest(addresses)
+        widen(socket, address)
+        socket.connect(address)
         return socket
 
     def ask(self, request: Request) -> RemoteTicket:
         pull = None if request.pull is None else self.spread.split(request.pull)
+        push = None if request.push is None else self._known(request.push.keys)
         learns = request.push is not None or request.dense is not None
         self._sequence += max(1, request.dense.batches if request.dense is not None else 0) * learns
         self._move()
         self._number += 1
-        for i, part in enumerate(self.spread.cut(request, pull)):
+        for i, part in enumerate(self.spread.cut(request, pull, push)):
             seen = request.seen[i] if request.seen else 0
             piece = Piece(part, self._sequence if learns else 0, seen, self._number)
             self._send(i, self._number, pack_request(piece, self.who, self.peer))
+        if pull is not None:
+            self._splits.append(pull)
         return RemoteTicket(self, self._number, pull, learns)
+
+    def _known(self, keys: Keys) -> Split | None:
+        """Gradients go back for the very array of keys whose rows were read: it has been split already."""
+        return next((split for split in self._splits if split.given is keys), None)
 
     def _send(self, shard: int, number: int, frames: Frames) -> None:
         self._sent[shard][number] = frames
-        self.bytes_out += sum(memoryview(frame).nbytes for frame in frames)
+        self.bytes_out += sum(map(len, frames))
         self._sockets[shard].send_multipart(frames, copy=False)
 
     def move(self, shard: int, addresses: Sequence[str]) -> None:
@@ -92,8 +105,8 @@ class Remote:
     def there(self, number: int) -> bool:
         """Whether all shards have answered a request."""
         for i in range(len(self._sockets)):
-            while number not in self._answers[i] and self._sockets[i].poll(0):
-                self._receive(i)
+            while number not in self._answers[i] and self._receive(i, zmq.NOBLOCK):
+                pass
         return all(number in answers for answers in self._answers)
 
     def collect(self, number: int) -> list[Answer]:
@@ -109,8 +122,7 @@ class Remote:
         for i in range(len(self._sockets)):
             while number not in self._answers[i]:
                 self._move()
-                if self._sockets[i].poll(200):
-                    self._receive(i)
+                if self._receive(i):
                     continue
                 now = time.monotonic()
                 if self._abandoned():
@@ -127,9 +139,13 @@ class Remote:
                             self._send(j, number, self._sent[j][number])
         return [answers.pop(number) for answers in self._answers]
 
-    def _receive(self, shard: int) -> None:
-        frames = [frame.buffer for frame in self._sockets[shard].recv_multipart(copy=False)]
-        self.bytes_in += sum(frame.nbytes for frame in frames)
+    def _receive(self, shard: int, flags: int = 0) -> bool:
+        """Takes the next answer of a shard; False if there was none for a while."""
+        try:
+            frames = [frame.buffer for frame in self._sockets[shard].recv_multipart(flags, copy=False)]
+        except zmq.Again:
+            return False
+        self.bytes_in += sum(map(len, frames))
         answer = unpack_answer(frames, self.spread.width)
         if answer.error == STALE:
             raise AbandonedError
@@ -137,6 +153,7 @@ class Remote:
             raise ClusterError(f"shard {shard} ({self._names[shard]}) refuses worker {self.peer}: {answer.error}")
         if self._sent[shard].pop(answer.number, None) is not None:  # else it was asked twice and answered twice
             self._answers[shard][answer.number] = answer
+        return True
 
     def close(self) -> None:
         for socket in self._sockets:
@@ -149,14 +166,18 @@ class RemoteTicket:
     def __init__(self, link: Remote, number: int, pull: Split | None, learns: bool) -> None:
         self._link, self._number, self._pull, self._learns = link, number, pull, learns
         self._begin = time.perf_counter()
+        self._reply: Reply | None = None
 
     def ready(self) -> bool:
         return self._link.there(self._number)
 
     def wait(self) -> Reply:
-        answers = self._link.collect(self._number)
-        self._link.latencies.append((self._learns, time.perf_counter() - self._begin))
-        return self._link.spread.join(answers, self._pull)
+        """The reply; whoever waits for it again gets the same."""
+        if self._reply is None:
+            answers = self._link.collect(self._number)
+            self._link.latencies.append((self._learns, time.perf_counter() - self._begin))
+            self._reply = self._link.spread.join(answers, self._pull)
+        return self._reply
 
 
 class RemoteTable:

@@ -84,6 +84,8 @@ class Near:
         self._number += 1
         for i, part in enumerate(spread.cut(request, pull)):
             seen = request.seen[i] if request.seen else 0
+            if part.dense is not None:  # a shard may keep it while the worker goes on
+                part.dense = part.dense._replace(vector=part.dense.vector.copy())
             piece = Piece(part, self._sequence if learns else 0, seen, self._number)
             for whom, answer in self.fleet.shards[i].handle(self.worker, piece):
                 self.fleet.boxes[whom].setdefault(answer.number, {})[i] = answer
@@ -94,16 +96,20 @@ class Near:
 class NearTicket:
     def __init__(self, link: Near, pull: Split | None, number: int) -> None:
         self._link, self._pull, self._number = link, pull, number
+        self._reply: Reply | None = None
 
     def ready(self) -> bool:
         return len(self._link.fleet.boxes[self._link.worker].get(self._number, ())) == self._link.fleet.spread.shards
 
     def wait(self) -> Reply:
         fleet, worker = self._link.fleet, self._link.worker
-        while not self.ready():
-            fleet.turns.give(worker)
-        answers = fleet.boxes[worker].pop(self._number)
-        return fleet.spread.join([answers[i] for i in range(fleet.spread.shards)], self._pull)
+        while self._reply is None:
+            if self.ready():
+                answers = fleet.boxes[worker].pop(self._number)
+                self._reply = fleet.spread.join([answers[i] for i in range(fleet.spread.shards)], self._pull)
+            else:
+                fleet.turns.give(worker)
+        return self._reply
 
 
 class Fleet:

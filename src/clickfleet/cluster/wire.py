@@ -9,18 +9,20 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
 
 from clickfleet.cluster.shard import Answers
-from clickfleet.embedding import Push
 from clickfleet.errors import ClusterError
-from clickfleet.exchange import Answer, Gradient, Kind, Piece, Request
+from clickfleet.exchange import Answer, Gradient, Kind, Piece, Request, array, rows_of
 
 PROTOCOL = 1
 STALE = "stale"
+IPC_BUFFER = 4 << 20
+"""Bytes in a socket file on their way, as far as the kernel permits."""
 _REQUEST = struct.Struct("<HBBIQQIIQQQdddI")
 _ANSWER = struct.Struct("<HBQQI")
 _VALUES, _TRAINING, _PUSH, _DENSE, _PULL = 1, 2, 4, 8, 16
@@ -62,14 +64,13 @@ def pack_request(piece: Piece, who: Identity, peer: int) -> Frames:
         0.0 if dense is None else dense.scale,
         0 if dense is None else dense.batches,
     )
-    frames: Frames = [header]
-    if push is not None:
-        frames += push[:5]
-    if dense is not None:
-        frames.append(dense.vector)
-    if pull is not None:
-        frames.append(pull)
-    return frames
+    arrays = (request.rows, None if dense is None else dense.vector, pull)
+    return [owned(header), *(owned(each) for each in arrays if each is not None)]
+
+
+def owned(data: Any) -> zmq.Frame:
+    """A frame with bytes of its own: who made them may go on, and no thread of Python is called once it is sent."""
+    return zmq.Frame(data, copy=True)
 
 
 def unpack_request(frames: Sequence[Any], width: int) -> tuple[Piece, Identity, int]:
@@ -83,10 +84,7 @@ def unpack_request(frames: Sequence[Any], width: int) -> tuple[Piece, Identity, 
     rest = iter(frames[1:])
     request = Request(Kind(kind), values=bool(flags & _VALUES), training=bool(flags & _TRAINING), cut=cut)
     if flags & _PUSH:
-        keys = array(next(rest), np.uint64)
-        grads = array(next(rest), np.float32).reshape(len(keys), width)
-        show, click, slots = (array(next(rest), kind_) for kind_ in (np.float32, np.float32, np.uint16))
-        request.push = Push(keys, grads, show, click, slots, n)
+        request.push = rows_of(next(rest), width, n)
     if flags & _DENSE:
         request.dense = Gradient(array(next(rest), np.float32), dense_n, scale, batches)
     if flags & _PULL:
@@ -98,7 +96,7 @@ def pack_answer(answer: Answer) -> Frames:
     flags = sum(1 << i for i, name in enumerate(_HAS) if getattr(answer, name) is not None)
     header = _ANSWER.pack(PROTOCOL, flags, answer.number, answer.version, answer.cut)
     arrays = [getattr(answer, name) for name in _HAS]
-    return [header, answer.error.encode(), *(a for a in arrays if a is not None)]
+    return [owned(header), owned(answer.error.encode()), *(owned(a) for a in arrays if a is not None)]
 
 
 def unpack_answer(frames: Sequence[Any], width: int) -> Answer:
@@ -110,12 +108,6 @@ def unpack_answer(frames: Sequence[Any], width: int) -> Answer:
             found = array(next(rest), np.uint64 if i >= 2 else np.float32)
             setattr(answer, name, found.reshape(-1, width) if name == "rows" else found)
     return answer
-
-
-def array(frame: Any, kind: type[np.generic]) -> Any:
-    """A frame as an array, without a copy unless its bytes lie askew."""
-    found = np.frombuffer(frame, kind)
-    return found if found.flags.aligned else found.copy()
 
 
 class Server:
@@ -131,6 +123,7 @@ class Server:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.router_handover = True
+        self._socket.rcvtimeo = 100  # ms, then it looks whether it is to stop
         self.endpoints = [self._bind(address) for address in binds]
         self._routes: dict[int, bytes] = {}  # of each peer
         self.failure: BaseException | None = None
@@ -139,6 +132,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="clickfleet-shard", daemon=True)
 
     def _bind(self, address: str) -> str:
+        widen(self._socket, address)
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -151,7 +145,7 @@ class Server:
     def _run(self) -> None:
         try:
             while not self._stop:
-                if self._socket.poll(100):
+                with suppress(zmq.Again):
                     frames = self._socket.recv_multipart(copy=False)
                     with self.lock:
                         self._serve(frames[0].bytes, [frame.buffer for frame in frames[1:]])
@@ -163,7 +157,7 @@ class Server:
 
     def _serve(self, route: bytes, frames: Sequence[Any]) -> None:
         self.messages += 1
-        self.bytes_in += sum(frame.nbytes for frame in frames)
+        self.bytes_in += sum(map(len, frames))
         try:
             piece, theirs, peer = unpack_request(frames, self._width)
         except ClusterError as error:
@@ -178,13 +172,19 @@ class Server:
 
     def _send(self, route: bytes, answer: Answer) -> None:
         frames = pack_answer(answer)
-        self.bytes_out += sum(memoryview(frame).nbytes for frame in frames)
+        self.bytes_out += sum(map(len, frames))
         self._socket.send_multipart([route, *frames], copy=False)
 
     def close(self) -> None:
         self._stop = True
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+
+
+def widen(socket: zmq.Socket[bytes], address: str) -> None:
+    """A message between two processes of a host passes in few pieces; TCP finds its own buffer sizes."""
+    if address.startswith("ipc:"):
+        socket.sndbuf = socket.rcvbuf = IPC_BUFFER
 
 
 def refusal(mine: Identity, theirs: Identity) -> str:

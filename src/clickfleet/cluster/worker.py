@@ -17,6 +17,7 @@ from clickfleet import modes, scoring
 from clickfleet.bad_lines import Counters
 from clickfleet.batch import Batch
 from clickfleet.cluster.base import adopt_buffers, metrics_of, pack_buffers
+from clickfleet.cluster.process import Stopwatch
 from clickfleet.cluster.remote import AbandonedError, Remote, RemoteTable
 from clickfleet.cluster.wire import Identity
 from clickfleet.config import Config
@@ -120,8 +121,8 @@ class Worker:
         """The last epoch of the run of which nothing is wanted any more."""
         self._ended: dict[str, Any] | None = None
         self._carried: dict[str, Any] = {}
-        self._cpu = 0.0
-        """Seconds of CPU before the first batch: imports and the like."""
+        self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
+        """CPU of training: of the whole process, and of its trainers in the epochs before this one."""
 
     def _fresh_learner(self) -> Learner:
         table = replace(self.config.table, memory_limit=None, snapshot_reserve=None)
@@ -141,6 +142,7 @@ class Worker:
             self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
+            self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
             self.metrics, self.learner, self._carried = metrics_of(self.config, self.schema), self._fresh_learner(), {}
             links = links_of(self.config)
             self.links = [self._link(self.index * links + i) for i in range(links)]
@@ -161,11 +163,12 @@ class Worker:
         with self._change:
             self._training = True
             self._ended = None
-            self._cpu = self._cpu or time.process_time()
+            self._trained.start()
         try:
             source = Streams(
                 self.schema, task.epoch, {s.number: self._reader(s, task) for s in task.streams}, task.skip
             )
+            self._by_phase = self._phases()
             before = (self.job.steps, self.job.rows, self.job.trained) if self.job is not None else (0, 0, 0)
             self.job = job = Share(
                 self.learner,
@@ -196,6 +199,7 @@ class Worker:
                 ) from None
             finally:
                 job.close()
+                self._trained.stop()
             with self._change:  # from here on, `cut` sees that nobody else will mark
                 self._ended, self._training = source.state(), False
                 if cut := self._asked():
@@ -312,11 +316,15 @@ class Worker:
             "sent": sum(link.bytes_out for link in self.links),
             "received": sum(link.bytes_in for link in self.links),
             "latencies": self._latencies(),
-            "cpu_s": time.process_time() - self._cpu,
-            "cpu_by_phase": {
-                phase: sum(trainer.clock.cpu_seconds[phase] for trainer in job.trainers) for phase in PHASES
-            },
+            "cpu_s": time.process_time(),
+            "trained_cpu_s": self._trained.seconds,
+            "cpu_by_phase": self._phases(),
         }
+
+    def _phases(self) -> dict[str, float]:
+        """CPU seconds of the trainers in each phase of their steps."""
+        clocks = [trainer.clock for trainer in self.job.trainers] if self.job is not None else []
+        return {phase: spent + sum(c.cpu_seconds[phase] for c in clocks) for phase, spent in self._by_phase.items()}
 
     def _latencies(self) -> dict[str, list[float]]:
         """Milliseconds until the shards had answered: median and 99th percentile of pulls and of pushes."""

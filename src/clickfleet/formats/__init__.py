@@ -66,6 +66,10 @@ class Format(ABC):
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
         """The blocks of a file from position `at` on, which is 0 or the `at` of an earlier block."""
 
+    def about_no_labels(self, schema: Schema) -> str:
+        """What to tell who wants to train on rows without a label."""
+        return "rows without a label can be predicted, converted and described"
+
     def cancel(self, paths: Collection[str]) -> None:  # noqa: B027
         """Ends reads of these files that may wait for ever: they are not wanted any more."""
 

@@ -50,6 +50,13 @@ class Multislot(Lines):
             _core.MultiSlot(plan, groups, native), schema, lambda field: names[field] if field < len(names) else ""
         )
 
+    def about_no_labels(self, schema: Schema) -> str:
+        names = [step.name for step in self.steps(schema)]
+        return (
+            f"the first line has one block fewer than {len(names)} ({', '.join(names[:4])} …), which says that the label is missing; "
+            "if it is another block, name those that are there in data.format.order"
+        )
+
     def steps(self, schema: Schema) -> list[Step]:
         """What each block is; a block may have several uses."""
         known = {name: self._step(name, schema) for name, _, _ in named_fields(schema)}

@@ -22,9 +22,12 @@ from clickfleet.migrate.formulas import score
 from clickfleet.migrate.sources import Piece, Saved, Width, is_saved, open_saved
 from clickfleet.migrate.tensors import check, layers, ours
 from clickfleet.migrate.translate import Translated
+from clickfleet.migrate.vectors import SAMPLE_PAIRS, compare, open_vectors
+from clickfleet.migrate.words import write_vocabulary
 from clickfleet.schema import write_schema
 from clickfleet.scoring import Scorer
 from clickfleet.table import NO_SLOT
+from clickfleet.words.vocabulary import Vocabulary
 
 __all__ = ["Imported", "import_model", "is_saved"]
 
@@ -75,48 +78,27 @@ def import_model(
     `again` replaces what an earlier import left there.
     """
     out = out.absolute()
-    if translated.dictionary is not None:
-        raise CheckpointError("models of word2vec are not imported", "train anew: clickfleet train CONFIG")
     if again and (out / "imported.txt").is_file():
         shutil.rmtree(out)
     if checkpoint.steps(out / "checkpoints"):
         raise CheckpointError(f"{out} holds a run already", "choose another folder")
     config = _configured(translated, out)
+    if translated.dictionary is not None:
+        write_vocabulary(translated.dictionary, Path(str(config.data.vocabulary)))
     learner = Learner(config, translated.schema)
-    settings = _settings(learner)
-    wanted = layers(translated.network, settings, learner.shape)
-    table = learner.table
-    named = [layer for layer in wanted if layer.kind == "embedding"]
-    whole = translated.network == "slot_dnn"
-    width = Width(table.factors, table.rule, table.embed_rule, whole, len(named) > 1)
-    saved = open_saved(source, wanted, width)
-    done = Imported(out, saved.path)
-    sample: Sample = {}
-    _put_rows(learner, saved, sample)
-    for delta in deltas:
-        later = open_saved(delta, wanted, width)
-        _put_rows(learner, later, sample)
-        saved.notes += [f"{delta}: its rows replaced those before", *later.notes]
-        if later.params:
-            saved.params, saved.moments = later.params, later.moments
-    stats = table.stats()
+    take = _take_network if translated.dictionary is None else _take_words
+    done, steps = take(translated, learner, source, deltas)
+    stats = learner.table.stats()
     done.rows, done.full_rows = stats["rows"], stats["full_rows"]
-    if saved.params:
-        _put_dense(translated.network, learner, saved, wanted, settings, done)
-    else:
-        done.anew.append("the network: only a table was saved here")
-    if sample and not done.anew:
-        done.max_abs_diff = _compare(translated.network, learner, saved, settings, sample, done)
-    done.notes += saved.notes
     out.mkdir(parents=True, exist_ok=True)
     if translated.needs_schema:
         write_schema(translated.schema, out / "schema.yaml")
     metrics = Metrics(config.train.metrics.thresholds, config.train.metrics.sliding or None)
-    state = {"step": saved.steps, "rows": 0, "epoch": 0, "imported": str(saved.path)}
+    state = {"step": steps, "rows": 0, "epoch": 0, "imported": str(done.source)}
     checkpoint.write(
-        table,
+        learner.table,
         out / "checkpoints",
-        saved.steps,
+        steps,
         attached=saving.capture(learner, metrics, state),
         files=saving.ROW_FILES,
         **learner.facts,
@@ -126,10 +108,51 @@ def import_model(
     return done
 
 
+def _take_words(translated: Translated, learner: Learner, source: Path, deltas: Sequence[Path]) -> tuple[Imported, int]:
+    if deltas:
+        raise CheckpointError("word2vec has no deltas", "import the model alone")
+    known = Vocabulary.read(str(learner.config.data.vocabulary))
+    saved = open_vectors(source, known, learner.table)
+    _put_rows(learner, saved, {})
+    done = Imported(Path(learner.config.run.dir), saved.path, notes=saved.notes, compared=SAMPLE_PAIRS)
+    done.max_abs_diff = compare(saved, known, learner.table)
+    return done, saved.steps
+
+
+def _take_network(
+    translated: Translated, learner: Learner, source: Path, deltas: Sequence[Path]
+) -> tuple[Imported, int]:
+    settings = _settings(learner)
+    wanted = layers(translated.network, settings, learner.shape)
+    table = learner.table
+    named = [layer for layer in wanted if layer.kind == "embedding"]
+    whole = translated.network == "slot_dnn"
+    width = Width(table.factors, table.rule, table.embed_rule, whole, len(named) > 1)
+    saved = open_saved(source, wanted, width)
+    done = Imported(Path(learner.config.run.dir), saved.path)
+    sample: Sample = {}
+    _put_rows(learner, saved, sample)
+    for delta in deltas:
+        later = open_saved(delta, wanted, width)
+        _put_rows(learner, later, sample)
+        saved.notes += [f"{delta}: its rows replaced those before", *later.notes]
+        if later.params:
+            saved.params, saved.moments = later.params, later.moments
+    if saved.params:
+        _put_dense(translated.network, learner, saved, wanted, settings, done)
+    else:
+        done.anew.append("the network: only a table was saved here")
+    if sample and not done.anew:
+        done.max_abs_diff = _compare(translated.network, learner, saved, settings, sample, done)
+    done.notes += saved.notes
+    return done, saved.steps
+
+
 def _configured(translated: Translated, out: Path) -> Config:
     config = translated.config
     schema = str(out / "schema.yaml") if translated.needs_schema else config.data.schema
-    data = replace(config.data, schema=schema)
+    words = None if translated.dictionary is None else str(out / "vocabulary.txt")
+    data = replace(config.data, schema=schema, vocabulary=words)
     run, train = replace(config.run, dir=str(out)), replace(config.train, init_from=None)
     return replace(config, data=data, run=run, train=train)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,8 +64,10 @@ def found(translated: Translated, epoch: int | None) -> Iterator[Path]:
         yield saving.resolve(by_epoch(saved) if epoch is not None else base)
 
 
-def epochs(translated: Translated, span: str | None = None) -> list[int]:
-    """The epochs to evaluate: those of the configuration, or a span such as 0:4."""
+def epochs(translated: Translated, span: str | None = None) -> Sequence[int | None]:
+    """The epochs to evaluate: those of the configuration, or a span such as 0:4; of a model that learns online, the newest (None)."""
+    if span is None and translated.config.online.start_day is not None:
+        return [None]
     first, last = translated.epochs if span is None else trained.parse_span(span)
     if last is not None:
         return list(range(first, last))

@@ -35,6 +35,11 @@ class Original:
         return self.path.parent
 
     @property
+    def is_online(self) -> bool:
+        """Whether it works through days, as the online trainer's do."""
+        return "runner.start_day" in self.values
+
+    @property
     def for_readers(self) -> dict[str, Any]:
         """The dictionary that readers are given."""
         return {**self.values, "config_abs_dir": str(self.folder), "yaml_path": str(self.path)}
@@ -77,15 +82,23 @@ def _load(path: Path) -> tuple[Any, list[str]]:
 
 
 def is_paddlerec(path: str | Path) -> bool:
-    """Whether a file is a configuration of PaddleRec: it has a section `runner` or `hyper_parameters`."""
+    """Whether a file is a configuration of PaddleRec: it has a section `runner` or `hyper_parameters`, or is one of release 1."""
     path = Path(path)
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return False
     text = path.read_text(encoding="utf-8", errors="replace")
-    if not any(f"{section}:" in text for section in SECTIONS[:2]):
+    if not any(f"{section}:" in text for section in (*SECTIONS[:2], "trainer")):
         return False
     raw, _ = _load(path)
-    return isinstance(raw, dict) and any(isinstance(raw.get(section), dict) for section in SECTIONS[:2])
+    if not isinstance(raw, dict):
+        return False
+    return any(isinstance(raw.get(section), dict) for section in SECTIONS[:2]) or _is_of_release_1(raw)
+
+
+def _is_of_release_1(raw: dict[str, Any]) -> bool:
+    """Runners in a list, or a trainer inside `train`."""
+    train = raw.get("train")
+    return isinstance(raw.get("runner"), list) or (isinstance(train, dict) and "trainer" in train)
 
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> Original:
@@ -94,6 +107,11 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> Original:
     raw, twice = _load(path)
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected sections such as runner: and hyper_parameters:")
+    if _is_of_release_1(raw):
+        raise ConfigError(
+            f"{path} is a configuration of PaddleRec 1, and those of release 2 are read",
+            "bring it into the form of release 2 (one map runner:, and hyper_parameters:), or write one of ours: docs/migration.md",
+        )
     workspace = raw.get("workspace")
     kept = {section: raw[section] for section in SECTIONS if isinstance(raw.get(section), dict)}
     values = flatten(kept)

@@ -59,9 +59,10 @@ class Translated:
         return None if self.epochs[1] is None else self.epochs[1] - 1
 
 
-def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose = "train") -> Translated:
-    """`ours` are `key=value` settings of our own over what the file becomes."""
+def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose | None = None) -> Translated:
+    """`ours` are `key=value` settings of our own over what the file becomes; without a purpose, that which the file has."""
     keys = Keys(original)
+    purpose = purpose or ("online" if original.is_online else "train")
     wanted = next((item.partition("=")[2] for item in ours if item.startswith("model.name=")), None)
     if (wanted or original.folder.resolve().name) == words.NAME:
         name, own, schema = words.NAME, False, Schema(slots=(Slot("in", multi=True), Slot("out", multi=True)))
@@ -84,7 +85,7 @@ def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose = "
     for item in ours:
         override(keys.raw, item)
     if dictionary is not None:
-        keys.raw["data"].setdefault("vocabulary", str(original.folder / keys.raw["run"]["dir"] / "vocabulary.txt"))
+        keys.raw["data"].setdefault("vocabulary", str(original.folder / str(keys.raw["run"]["dir"]) / "vocabulary.txt"))
     known = next((key for key in PRESETS if preset(key) == schema), None)
     if known is not None and "schema" not in keys.raw["data"]:
         keys.set("data.preset", known)
@@ -146,6 +147,11 @@ def _take_training(keys: Keys, purpose: Purpose) -> None:
     if purpose == "online":
         keys.skip(R + "epochs", "a pass of the stream is trained on once")
     else:
+        if keys.original.is_online and not keys.has(R + "epochs"):
+            raise ConfigError(
+                f"{keys.original.path} has days and no runner.epochs: it is a configuration for online learning",
+                f"clickfleet online -m {keys.original.path.name}, or -o runner.epochs=1",
+            )
         keys.to(R + "epochs", "train.epochs", keys.whole(R + "epochs"))
     keys.to(R + "seed", "train.seed", keys.whole(R + "seed", 12345, least=0))
     keys.to(
@@ -260,7 +266,7 @@ def _take_export(keys: Keys, schema: Schema) -> tuple[str, ...]:
             names.append(plain)
         elif plain in ("dense_input", "dense_inputs", "dense_feature"):
             names += dense
-        else:
+        elif plain not in ("label", "click"):  # whoever asks for a score does not know it
             raise ConfigError(
                 f"{keys.original.path}: runner.save_inference_feed_varnames names {name!r}, which is no input",
                 f"inputs are {', '.join(slots[:3])} … {slots[-1]}{' and dense_input' if dense else ''}",

@@ -17,6 +17,7 @@ def take_words(keys: Keys) -> Path:
     """The sections `model`, `table` and `data.format`; the dictionary of words and counts."""
     keys.set("model.name", NAME)
     keys.set("model.decay", False)
+    keys.set("model.sample", 0)  # its preparation has thinned out the text
     for theirs, ours, default in (("window_size", "window", 5), ("neg_num", "negatives", 5)):
         keys.to(H + theirs, f"model.{ours}", keys.whole(H + theirs, default))
     keys.to(H + "sparse_feature_dim", "table.dim", keys.whole(H + "sparse_feature_dim", 300))

@@ -22,7 +22,7 @@ from clickfleet.interrupts import interruptible
 from clickfleet.lock import Lock
 from clickfleet.report import page
 from clickfleet.run import check, configure
-from clickfleet.workbench.crew import Crew, Facts, Order, share_cores
+from clickfleet.workbench.crew import Crew, Facts, Order, count, share_cores
 from clickfleet.workbench.plan import Line, Plan, fingerprint, mean, plan
 
 RESULT, ORDER = "result.json", "order.json"
@@ -86,7 +86,8 @@ def compare(
     with Lock(folder / ".lock", "compares"):
         results = {order.name: done for order in orders if (done := finished(order)) is not None}
         waiting = [order for order in orders if order.name not in results]
-        say(f"{len(orders)} runs, {len(results)} done before; {jobs} at a time, {threads} threads each")
+        before = f", {len(results)} done before" if results else ""
+        say(f"{count(len(orders), 'run')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
         _train([_with_threads(order, threads) for order in waiting], jobs, results, found, say)
         found.runs = [{"run": name, **facts} for name, facts in results.items()]
         found.rows = [_row(line, results) for line in found.plan.models]
@@ -117,9 +118,10 @@ def _train(
 
 def _take(order: Order, facts: Facts, results: dict[str, Facts], found: Comparison, say: Callable[[str], None]) -> None:
     """Keeps what a run gave."""
+    place = f"{len(results) + len(found.failed) + 1}/{len(found.plan.orders)}"
     if "error" in facts:
         found.failed[order.name] = facts["error"]
-        say(f"{order.name} failed: {facts['error']}")
+        say(f"{place} {order.name} failed: {facts['error']}")
     elif "stopped" in facts:
         if found.signal is None:
             found.failed[order.name] = f"stopped by signal {facts['stopped']}; the same command goes on with it"
@@ -128,7 +130,7 @@ def _take(order: Order, facts: Facts, results: dict[str, Facts], found: Comparis
         results[order.name] = facts
         page.write(order.folder / RESULT, json.dumps(facts))
         auc = "" if facts["test_auc"] is None else f"test AUC {facts['test_auc']:.4f}, "
-        say(f"{order.name}: {auc}{facts['seconds']:.1f} s")
+        say(f"{place} {order.name}: {auc}{facts['seconds']:.1f} s")
 
 
 def finished(order: Order) -> Facts | None:

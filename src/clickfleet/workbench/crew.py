@@ -150,6 +150,14 @@ def _words(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
+def count(n: int, noun: str) -> str:
+    """
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def share_cores(config: Config, runs: int, jobs: int | None, distributed: bool = False) -> tuple[int, int]:
     """How many runs train at a time, and how many threads each has."""
     cores = len(os.sched_getaffinity(0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet import trained
+from clickfleet import saving, trained
 from clickfleet.batch import Batch, concatenate
 from clickfleet.errors import DataError
 from clickfleet.importance import Importance, Sample, importance
@@ -113,11 +113,12 @@ def _of_field(loaded: Trained, batch: Batch, name: str, statistics: dict[int, Fa
         if slot.bucket is None and (slot.source or slot.name) == name:
             keys = batch.keys[batch.offsets[place] : batch.offsets[place + 1]].tolist()
             known = [statistics[key] for key in keys if key in statistics]
+            told = known and (loaded.path is None or saving.entries(loaded.path) is None)  # published rows have none
             return {
                 "keys": keys,
                 "known": len(known),
-                "show": sum(one["show"] for one in known) if known else None,
-                "click": sum(one["click"] for one in known) if known else None,
+                "show": sum(one["show"] for one in known) if told else None,
+                "click": sum(one["click"] for one in known) if told else None,
             }
     return {}
 
@@ -130,11 +131,13 @@ def words(found: Facts, top: int = 20) -> list[str]:
     moved = [part for part in found["contributions"] if part["logit"]]
     for part in moved[:top]:
         value = "" if part["value"] is None else f" = {part['value']}"
+        if part["value"] is None and part.get("keys"):  # of a file: `inspect --key` tells more of it
+            value = f" (key {', '.join(map(str, part['keys'][:3]))}{', …' if len(part['keys']) > 3 else ''})"
         seen = ""
         if "keys" in part:
-            seen = (
-                "  unknown to the model" if not part["known"] else f"  {part['show']:g} shows, {part['click']:g} clicks"
-            )
+            seen = "" if part["known"] else "  unknown to the model"
+        if part.get("show") is not None:
+            seen = f"  {part['show']:g} shows, {part['click']:g} clicks"
         lines.append(f"{part['contribution']:>+10.6f}  logit {part['logit']:>+8.4f}  {part['field']}{value}{seen}")
     rest = len(found["contributions"]) - len(moved[:top])
     if rest:

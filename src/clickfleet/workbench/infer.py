@@ -7,12 +7,11 @@ found.rows[0]["p50_ms"], found.accuracy["int8"]["auc"]
 
 A batch passes three stages: preparing (its keys once each, rows pulled and pooled), running (the network), collecting (scores as an
 array beside the others'). Rows are read and parsed before the clock starts. Cells take turns, so that a busy moment of the machine
-falls on all of them.
+falls on all of them. Memory is weighed in processes of its own (scales.py).
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import time
@@ -27,12 +26,13 @@ import torch
 from clickfleet import scoring, trained
 from clickfleet.batch import Batch, Floats, concatenate
 from clickfleet.embedding import Embedding
-from clickfleet.engine import LEVELS, Engine, providers, quantised
+from clickfleet.engine import LEVELS, Engine, providers
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.models import Inputs
-from clickfleet.workbench.machine import Environment, Memory, environment
+from clickfleet.workbench.machine import Environment, environment
+from clickfleet.workbench.scales import Way, weigh
 
 Row = dict[str, Any]
 WARM_UP = 3
@@ -106,7 +106,10 @@ def measure(
             for cell in cells:
                 for number in share:
                     cell.score(number, keep=True)
-        found = [cell.facts() for cell in cells]
+        say("memory: each cell in a process of its own")
+        network = scoring.exported(learner) if set(names) - {"torch"} else b""
+        weighed = weigh(learner, network, [Way(cell.engine, cell.threads, cell.size) for cell in cells], say)
+        found = [{**cell.facts(), "memory_bytes": memory} for cell, memory in zip(cells, weighed, strict=True)]
     finally:
         torch.set_num_threads(keep)
     accuracy = _accuracy(learner, [name for name in names if name != "torch"], sample)
@@ -178,7 +181,6 @@ class _Cell:
         self.scores = np.empty(size, np.float32)
         self.times: list[tuple[float, float, float]] = []
         self.session: Any = None
-        self.bytes: int | None = None
 
     def open(self, session: Any) -> None:
         self.session = session
@@ -222,7 +224,6 @@ class _Cell:
             "collecting_ms": float(np.median(times[:, 2])),
             "total_s": float(totals.sum() / 1e3),
             "rows_per_s": self.size / (float(np.median(totals)) / 1e3),
-            "memory_bytes": self.bytes,
             "batches": len(times),
         }
 
@@ -241,7 +242,7 @@ def _cells(
     arena: Sequence[bool],
     sample: Batch,
 ) -> list[_Cell]:
-    """Every cell, opened; `bytes` is how far memory rose for its session and first batches of each size."""
+    """Every cell, opened."""
     cells = []
     network = scoring.exported(learner) if set(names) - {"torch"} else b""
     for name, count in itertools.product(names, threads):
@@ -250,17 +251,10 @@ def _cells(
             ways = [Engine(name, count, level, kept) for level, kept in itertools.product(graph, arena)]
         for way in ways:
             mine = [_Cell(learner, way, count, size, sample) for size in sizes]
-            if way is not None and way.int8:
-                quantised(network)  # remembered: what it takes is not what running takes
-            gc.collect()
-            memory = Memory()
             if way is not None:
                 session = way.session(network)
                 for cell in mine:
                     cell.open(session)
-            for cell in mine:
-                cell.score(0)
-                cell.bytes = memory.grown()
             cells += mine
     return cells
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -59,32 +58,3 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-class Memory:
-    """Resident memory of this process; `grown` is how far it rose at most since `mark`."""
-
-    def __init__(self) -> None:
-        self._before = self.mark()
-
-    def mark(self) -> int:
-        """Counting begins."""
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts from now
-        self._before = _status("VmRSS")
-        return self._before
-
-    def grown(self) -> int | None:
-        """Bytes; None where the system does not tell."""
-        peak = _status("VmHWM")
-        return max(0, peak - self._before) if peak else None
-
-
-def _status(key: str) -> int:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0

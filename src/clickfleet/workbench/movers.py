@@ -21,6 +21,7 @@ def movers(model: str | Path, against: str | Path, top: int = 20) -> Facts:
             f"{model} and {against} have rows of other widths or keys of another kind", "compare models of one kind"
         )
     kept, moved, born = 0, 0, 0
+    statistics = saving.entries(saving.resolve(model)) is None  # published rows have none
     best: list[tuple[float, Facts]] = []
     with now.table.snapshot() as rows:
         for columns in rows:
@@ -36,7 +37,7 @@ def movers(model: str | Path, against: str | Path, top: int = 20) -> Facts:
             moved += int((known & (way > 0)).sum())
             way[~known] = -1.0  # that it came is another matter
             far = [int(i) for i in np.argsort(-way)[:top] if way[i] > 0]
-            best += [(float(way[i]), _mover(now, columns, i, float(way[i]))) for i in far]
+            best += [(float(way[i]), _mover(now, columns, i, float(way[i]), statistics)) for i in far]
             best = sorted(best, key=lambda item: -item[0])[:top]
     return {
         "rows": kept + born,
@@ -48,15 +49,15 @@ def movers(model: str | Path, against: str | Path, top: int = 20) -> Facts:
     }
 
 
-def _mover(learner: Learner, columns: Any, i: int, way: float) -> Facts:
+def _mover(learner: Learner, columns: Any, i: int, way: float, statistics: bool) -> Facts:
     slot = int(columns["slot"][i])
     names = [one.name for one in learner.schema.slots]
     return {
         "key": int(columns["key"][i]),
         "slot": names[slot] if slot < len(names) else None,
         "moved": way,
-        "show": float(columns["show"][i]),
-        "click": float(columns["click"][i]),
+        "show": float(columns["show"][i]) if statistics else None,
+        "click": float(columns["click"][i]) if statistics else None,
         "embed_w": float(columns["embed_w"][i]),
     }
 

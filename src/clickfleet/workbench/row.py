@@ -1,19 +1,19 @@
-"""One row of a model: its weights and statistics, since when it has its factors, and what the next shrink would do to it."""
+"""One row of a model: its weights and statistics, how it was admitted, and what the next shrink would do to it."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
-from clickfleet import checkpoint, published, saving, storage
+from clickfleet import published, saving, storage
 from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.policy import Policy
 from clickfleet.schema import Schema
+from clickfleet.workbench.crew import count
 from clickfleet.workbench.inspection import Facts, removable, scores
+from clickfleet.workbench.since import in_checkpoint, row_of, since
+from clickfleet.workbench.since import words as when
 
 
 def key_of(schema: Schema, slot: str, value: str) -> int:
@@ -47,7 +47,7 @@ def look_up(model: str | Path, key: int) -> Facts:
     if found is not None:
         slot = found.pop("slot")
         facts |= {"slot": schema.slots[slot].name if slot < len(schema.slots) else None, **found}
-    facts["history"] = history(path, key)
+    facts["admitted"] = since(path, key) if found is not None else None
     if chain is None:
         policy = Policy.from_dict(storage.read_manifest(path, "checkpoint")["table"]["policy"])
         facts["admission"] = admission(policy, facts)
@@ -57,16 +57,10 @@ def look_up(model: str | Path, key: int) -> Facts:
     return facts
 
 
-def in_checkpoint(path: Path, key: int) -> Facts | None:
-    """The row in the one file of a checkpoint that may have it."""
-    files = storage.read_manifest(path, "checkpoint")["row_files"]
-    return _row(checkpoint.batches_of(path, key, files), key)
-
-
 def in_entries(chain: list[published.Entry], key: int) -> Facts | None:
     """The row as the newest entry that says anything about it has it."""
     for entry in reversed(chain):
-        found = _row(entry.batches(), key)
+        found = row_of(entry.batches(), key)
         if found is not None:
             return found
         if np.isin(np.uint64(key), entry.deleted()):
@@ -74,69 +68,15 @@ def in_entries(chain: list[published.Entry], key: int) -> Facts | None:
     return None
 
 
-def _row(batches: Iterator[pa.RecordBatch], key: int) -> Facts | None:
-    for batch in batches:
-        where = np.flatnonzero(batch.column("key").to_numpy() == np.uint64(key))
-        if len(where):
-            facts: Facts = {k: v for k, v in batch.slice(int(where[0]), 1).to_pylist()[0].items() if k != "key"}
-            facts["full"] = bool(facts["embedx"])
-            facts["norm"] = float(np.linalg.norm(facts["embedx"]))
-            return facts
-    return None
-
-
-def history(path: Path, key: int) -> Facts:
-    """Which of the kept checkpoints and entries of the same run first had the row, and first with factors."""
-    folder = path.parent
-    run = folder.parent if folder.name in ("checkpoints", "published") else folder
-    kept = run / "checkpoints"
-    born = admitted = None
-    steps = checkpoint.steps(kept) if kept.is_dir() else []
-    for step in steps:
-        found = in_checkpoint(kept / f"step-{step:012d}", key)
-        born = step if born is None and found is not None else born
-        if found is not None and found["full"]:
-            admitted = step
-            break
-    return {
-        "checkpoints": steps,
-        "first_checkpoint": born,
-        "first_checkpoint_with_factors": admitted,
-        "first_entry": _first_entry(run / "published", key),
-    }
-
-
-def _first_entry(folder: Path, key: int) -> Facts | None:
-    log = published.Log(folder)
-    for line in log.lines():
-        if not (folder / line.name).is_dir():  # no longer kept
-            continue
-        entry = log.entry(line)
-        found = _row(entry.batches(), key)
-        if found is not None:
-            return {"entry": line.name, "time": entry.info.get("time"), "factors": found["full"]}
-    return None
-
-
 def admission(policy: Policy, facts: Facts) -> str:
-    """How the row came to its factors, or what it lacks; the table keeps no time of it."""
+    """How and when the row came to its factors, or what it lacks."""
     rule = policy.admission
-    full, known = facts.get("full"), facts["found"]
+    if not facts["found"]:
+        return "" if rule.by == "birth" else f"rows get factors by {rule}"
     if rule.by == "birth":
-        return "rows have factors from their first push on"
-    if not known:
-        return f"the key has no row; rows get factors by {rule}"
-    if full:
-        when = facts["history"]["first_checkpoint_with_factors"]
-        kept = facts["history"]["checkpoints"]
-        before = [step for step in kept if when is not None and step < when]
-        told = (
-            ""
-            if when is None
-            else f"; it had them in step {when}, "
-            + (f"not yet in step {before[-1]}" if before else "the oldest checkpoint kept")
-        )
-        return f"admitted by {rule} (the table keeps no time of it{told})"
+        return when(facts["admitted"], "rows are made whole by their first push: this one came")
+    if facts["full"]:
+        return when(facts["admitted"], f"admitted by {rule}")
     has = {"score": scores(policy, facts["show"], facts["click"]), "count": facts["show"]}.get(rule.by)
     if has is None:
         return f"not admitted yet: every show admits it with {rule}"
@@ -174,15 +114,14 @@ def words(facts: Facts) -> list[str]:
         if "score" in facts:
             lines.append(
                 f"{facts['show']:g} shows, {facts['click']:g} clicks, score {facts['score']:.4g}, "
-                f"unseen for {facts['unseen_days']} days, {'published' if facts['published'] else 'not published'}"
+                f"unseen for {count(facts['unseen_days'], 'day')}, {'published' if facts['published'] else 'not published'}"
             )
         else:
             lines.append("published entries hold no statistics: look at the run's checkpoint for them")
-    if "admission" in facts:
+    if facts.get("admission"):
         lines.append(facts["admission"])
-    if (entry := facts["history"]["first_entry"]) is not None:
-        when = "" if entry["time"] is None else time.strftime(" of %Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
-        lines.append(f"the oldest entry kept that has it: {entry['entry']}{when}")
+    elif facts["found"] and facts["full"]:
+        lines.append(when(facts["admitted"], "with factors"))
     if "shrink" in facts:
         what = "the next shrink removes it" if facts["shrink"]["removed"] else "the next shrink keeps it"
         lines.append(f"{what}: {'; '.join(facts['shrink']['reasons'])}")

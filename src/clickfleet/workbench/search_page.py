@@ -14,7 +14,7 @@ from clickfleet.workbench.crew import Facts
 from clickfleet.workbench.machine import environment
 from clickfleet.workbench.plan import text_of
 from clickfleet.workbench.tables import Column, Table
-from clickfleet.workbench.tune import Search
+from clickfleet.workbench.tune import NAMES, Search
 
 if TYPE_CHECKING:
     import optuna
@@ -28,7 +28,7 @@ def table(found: Search, config: Config) -> Table:
     keys = [Column(key) for key in config.tune.space]
     return Table(
         [
-            Column("trial"),
+            Column("folder", "trial"),
             Column("state"),
             *keys,
             Column("train_auc", "training AUC", "{:.4f}"),
@@ -62,7 +62,7 @@ def write_all(found: Search, study: optuna.Study, config: Config) -> None:
     words = (
         "no trial has ended well yet"
         if best is None
-        else f"best: trial {best['trial']}, test {found.metric} {best['value']:.5f}"
+        else f"best: {best['folder']}, test {NAMES[found.metric]} {best['value']:.5f}"
     )
     parts = [
         f"<h1>{escape(found.out.name)}</h1>",
@@ -96,7 +96,7 @@ def history(found: Search) -> list[str]:
     ]
     if given_up:
         series.append(Series("given up", given_up, "d", line=False))
-    return [charts.lines(f"Test {found.metric}", series, "trial")]
+    return [charts.lines(f"Test {NAMES[found.metric]}", series, "trial")]
 
 
 def slices(found: Search, config: Config) -> list[str]:
@@ -128,6 +128,4 @@ def _importance(shares: dict[str, float]) -> str:
 
 
 def _failed(rows: list[Facts]) -> str:
-    return "".join(
-        f"<p><b>trial {row['trial']}</b>: {escape(str(row['error']))}</p>" for row in rows if row.get("error")
-    )
+    return "".join(f"<p><b>{row['folder']}</b>: {escape(str(row['error']))}</p>" for row in rows if row.get("error"))

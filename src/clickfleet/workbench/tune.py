@@ -28,7 +28,7 @@ from clickfleet.report import page
 from clickfleet.run import check, configure
 from clickfleet.sections import Tune
 from clickfleet.workbench.compare import MEASURED
-from clickfleet.workbench.crew import Crew, Facts, Order, share_cores
+from clickfleet.workbench.crew import Crew, Facts, Order, count, share_cores
 from clickfleet.workbench.plan import fingerprint
 from clickfleet.workbench.space import applied, check_space, distribution, values
 from clickfleet.workbench.tail import Tail
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 STUDY, BEST = "study.db", "best.yaml"
 MEASURES = {"auc": "test_auc", "logloss": "logloss"}
+NAMES = {"auc": "AUC", "logloss": "log loss"}
 
 
 @dataclass
@@ -87,7 +88,8 @@ def tune(
     with Lock(folder / ".lock", "tunes"):
         study = open_study(settings, folder)
         search = _Search(study, settings, folder, threads, say)
-        say(f"{wanted} trials, {search.ended} ended before; {jobs} at a time, {threads} threads each")
+        before = f", {search.ended} ended before" if search.ended else ""
+        say(f"{count(wanted, 'trial')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
         try:
             search.run(wanted, jobs)
         finally:
@@ -221,7 +223,10 @@ class _Search:
         from optuna.trial import TrialState
 
         trial, _, _ = self._running.pop(order.name)
-        tried = ", ".join(f"{key}={value}" for key, value in values(self.config.tune.space, trial.params).items())
+        tried = ", ".join(
+            f"{key}={f'{value:.4g}' if isinstance(value, float) else value}"
+            for key, value in values(self.config.tune.space, trial.params).items()
+        )
         value = facts.get(MEASURES[self.config.tune.metric])
         if "error" in facts or ("stopped" in facts and order.name not in self._given_up):
             trial.set_user_attr("error", facts.get("error") or "stopped by a signal")
@@ -238,7 +243,7 @@ class _Search:
             for key, fact in facts.items():
                 trial.set_user_attr(key, fact)
             self.study.tell(trial, value)
-            self.say(f"{order.name}: test {self.config.tune.metric} {value:.5f} ({tried})")
+            self.say(f"{order.name}: test {NAMES[self.config.tune.metric]} {value:.5f} ({tried})")
         self._tidy()
 
     def _tidy(self) -> None:
