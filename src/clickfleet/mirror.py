@@ -202,7 +202,7 @@ class Mirror:
 
     def _whole(self, name: str, put: Callable[[str], Any]) -> None:
         """Puts a file so that it is there whole or as it was: a store does that by itself, a folder does not."""
-        folder, inner = f"{self._root}/{Path(name).parent.as_posix()}", Path(name).name
+        folder, _, inner = f"{self._root}/{name}".rpartition("/")
         self._fs.makedirs(folder, exist_ok=True)
         if "file" not in self._fs.protocol:
             put(f"{folder}/{inner}")
