@@ -40,7 +40,7 @@ def settings(folder: Path) -> dict[str, Any]:
         "model": {"name": "dnn", "hidden": [400, 400, 400]},
         "table": {"dim": 10},
         "train": {"threads": 2},
-        "run": {"dir": str(folder / "run"), "checkpoint_every": None},
+        "run": {"dir": str(folder / "run"), "checkpoint_every": None, "report": False},
     }
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import atexit
 import errno
 import hashlib
+import os
 import re
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,18 +189,29 @@ class Mirror:
                 here[name] = (facts.st_size, facts.st_mtime_ns)
         for name in sorted((name for name in here if not _points(name)), key=_last):
             if self._there.get(name) != here[name]:
-                self._fs.makedirs(f"{self._root}/{Path(name).parent.as_posix()}", exist_ok=True)
-                self._fs.put_file(str(self.folder / name), f"{self._root}/{name}")
+                self._whole(name, partial(self._fs.put_file, str(self.folder / name)))
                 self._there[name] = here[name]
         for name, content in reversed(names.items()):
             facts_of = (len(content), hash(content))
             if self._there.get(name) != facts_of:
-                self._fs.makedirs(f"{self._root}/{Path(name).parent.as_posix()}", exist_ok=True)
-                self._fs.pipe_file(f"{self._root}/{name}", content)
+                self._whole(name, partial(self._pipe, content))
                 self._there[name] = facts_of
         gone = {name for name in self._there if not name.startswith(left_out)} - here.keys() - names.keys()
         for name in sorted(gone, key=lambda name: not name.endswith(storage.MANIFEST)):
             self._remove(name)
+
+    def _whole(self, name: str, put: Callable[[str], Any]) -> None:
+        """Puts a file so that it is there whole or as it was: a store does that by itself, a folder does not."""
+        folder, _, inner = f"{self._root}/{name}".rpartition("/")
+        self._fs.makedirs(folder, exist_ok=True)
+        if "file" not in self._fs.protocol:
+            put(f"{folder}/{inner}")
+            return
+        put(f"{folder}/.{inner}.writing")
+        os.replace(f"{folder}/.{inner}.writing", f"{folder}/{inner}")
+
+    def _pipe(self, content: bytes, to: str) -> None:
+        self._fs.pipe_file(to, content)
 
     def _pointers(self) -> list[str]:
         """Names of checkpoints, then the log: read in this order, put in the other, a checkpoint never knows of more entries."""
@@ -224,7 +237,8 @@ class Mirror:
             found = [str(name) for name in self._fs.find(self._root)] if self._fs.exists(self._root) else []
         if found == [self._root]:
             return []
-        return sorted(name[name.index(self._root) + len(self._root) + 1 :] for name in found)
+        names = sorted(name[name.index(self._root) + len(self._root) + 1 :] for name in found)
+        return [name for name in names if not Path(name).name.startswith(".")]  # those were not whole
 
     def _read(self, name: str) -> str:
         try:
