@@ -285,6 +285,17 @@ def test_done_files_for_existing_consumers(stream, online, tmp_path):
     assert "AUC=" in patches[0]["monitor_data"]
 
 
+def test_links_to_what_is_no_longer_kept_go_with_the_next_base(stream, online, tmp_path):
+    config, pruned = stream(), tmp_path / "run/model/20251231/delta-1/000"
+    pruned.parent.mkdir(parents=True)
+    pruned.symlink_to("gone")
+    online(config)
+    assert not pruned.is_symlink()
+    kept = tmp_path / "run/model/20260103/base/000"
+    assert kept.is_symlink()
+    assert kept.exists()
+
+
 def test_copies_go_to_a_remote_store(stream, online, tmp_path):
     online(stream(publish={"to": "memory://published"}))
     import fsspec

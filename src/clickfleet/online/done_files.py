@@ -53,6 +53,8 @@ class DoneFiles:
         known = any(line["input"] == facts["input"] for line in self._lines(name))
         self._waiting.append((f"{path}/000", entry.path, name, "" if known else json.dumps(facts)))
         self._settle()
+        if entry.base:
+            self._tidy()
 
     def checkpointed(self, position: Position, end_of_day: bool, path: Path) -> None:
         """A checkpoint is being written; its line follows once it is there, which is when the next one begins."""
@@ -96,6 +98,13 @@ class DoneFiles:
                     if file.problem is not None:
                         raise file.problem
                 del self._waiting[0]
+
+    def _tidy(self) -> None:
+        """Takes away links to entries and checkpoints that are no longer kept."""
+        for place in self.folder.glob("*/*"):
+            for link in (place, place / "000"):
+                if link.is_symlink() and not link.exists():
+                    link.unlink(missing_ok=True)
 
     def _link(self, name: str, path: Path) -> None:
         link = self.folder / name
