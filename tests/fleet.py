@@ -16,6 +16,8 @@ import numpy as np
 from clickfleet import checkpoint, saving
 
 ROWS, TEST_ROWS, SLOTS = 24_000, 4_000, 26
+LONG = 10
+"""Rows of a batch in a run that is long enough for something to happen on the way: the driver looks twice a second."""
 
 
 def shows(path: Path | str) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from clickfleet import checkpoint, mirror, modes, report, saving, scoring, storage
+from clickfleet import checkpoint, devices, mirror, modes, report, saving, scoring, storage
 from clickfleet.batch import ROW_COLUMNS
 from clickfleet.config import Config, checked, dump, override
 from clickfleet.config import load as load_config
@@ -92,6 +92,7 @@ def train(
     """
     settings = configure(config, overrides)
     check(settings)
+    devices.find(settings.train.device)
     in_memory = data is not None and not isinstance(data, str | Path)
     where = None if in_memory and settings.run.dir == Run.dir else settings.run.dir
     folder = None if where is None else home_of(where)

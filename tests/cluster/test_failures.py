@@ -9,7 +9,7 @@ import pytest
 
 import clickfleet
 from clickfleet.cluster.cuts import Cuts
-from fleet import ROWS, SLOTS, TEST_ROWS, kill, shows, when_saved
+from fleet import LONG, ROWS, SLOTS, TEST_ROWS, kill, shows, when_saved
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.xdist_group("cluster")
 @pytest.mark.parametrize(("mode", "victim"), [("async", "worker 1"), ("sync", "shard 0"), ("geo", "worker 0")])
 def test_a_killed_process_costs_nothing_but_time(ray: Any, config: dict[str, Any], mode: str, victim: str) -> None:
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 30
+    config["data"]["batch_size"] = LONG
     run = Path(config["run"]["dir"])
     watcher = when_saved(run, lambda: kill(run, victim))
     done = clickfleet.train(config, quiet=True)

@@ -18,7 +18,7 @@ from clickfleet import checkpoint, saving
 from clickfleet.cluster.scorers import scorers
 from clickfleet.errors import ClusterError, ConfigError
 from clickfleet.files import expand
-from fleet import ROWS, SLOTS, TEST_ROWS, kill, processes, shows, tables, when_saved
+from fleet import LONG, ROWS, SLOTS, TEST_ROWS, kill, processes, shows, tables, when_saved
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -83,6 +83,7 @@ def test_a_hung_worker_is_named_and_replaced(ray: Any, config: dict[str, Any]) -
     run = Path(config["run"]["dir"])
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "sync"}, 20
     config["cluster"]["heartbeat_timeout"] = "3s"
+    config["data"]["batch_size"] = LONG
     when_saved(run, lambda: kill(run, "worker 1", signal.SIGSTOP))
     done = clickfleet.train(config, quiet=True)
     assert "lost worker 1: hung" in (run / "log.txt").read_text()
@@ -94,7 +95,7 @@ def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any],
     run = Path(config["run"]["dir"])
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "async"}, 20
     config["cluster"]["on_loss"] = "continue"
-    config["data"]["batch_size"] = 20  # long enough that the first cut is far from the end
+    config["data"]["batch_size"] = LONG
     when_saved(run, lambda: kill(run, victim))
     clickfleet.train(config, quiet=True)
     log = (run / "log.txt").read_text()
@@ -109,13 +110,13 @@ def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any],
 def test_test_data_is_evaluated_in_the_middle_of_an_epoch(ray: Any, config: dict[str, Any], mode: str) -> None:
     """While an evaluation goes on all workers stand still at the instant of a cut, so its checkpoint has just that AUC."""
     run = Path(config["run"]["dir"])
-    config |= {"mode": {"name": mode}, "train": {"eval_every": 100, "patience": 50}}
-    config["run"]["keep"] = 20
+    config |= {"mode": {"name": mode}, "train": {"eval_every": 200, "patience": 50}}
+    config["run"]["keep"], config["data"]["batch_size"] = 20, LONG
     done = clickfleet.train(config, quiet=True)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     tests = {line["step"]: line for line in lines if line["kind"] == "test"}
     assert len(tests) >= 2
-    assert max(tests) == ROWS // 60
+    assert max(tests) == ROWS // LONG
     first = run / "checkpoints" / f"step-{min(tests):012d}"
     there = clickfleet.load(first).evaluate(config["data"]["test"])
     assert there["auc"] == pytest.approx(tests[min(tests)]["auc"], abs=1e-6)
