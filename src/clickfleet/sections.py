@@ -289,7 +289,7 @@ class Cluster:
     """How long a request waits for its answer."""
     max_losses: Annotated[int, Ge(0)] = 8
     """Losses without a new cut in between before the run gives up."""
-    cut_share: Annotated[float, Gt(0), Le(1)] = 0.06
+    cut_share: Annotated[float, Gt(0), Le(1)] = 0.03
     """Of a core, that each shard uses to write a cut while training goes on; one that somebody waits for takes what it needs."""
 
 
