@@ -61,8 +61,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """S3 on this machine, with a bucket `models`."""
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """S3 on this machine."""
     import fsspec
     from moto.server import ThreadedMotoServer
 
@@ -74,11 +74,16 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.start()
     host, port = server.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    found = fsspec.filesystem("s3", endpoint_url=f"http://{host}:{port}")
-    found.makedirs("models", exist_ok=True)
-    yield found
+    yield fsspec.filesystem("s3", endpoint_url=f"http://{host}:{port}")
     server.stop()
     fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(s3: Any) -> Any:
+    """The same, with a bucket `models`."""
+    s3.makedirs("models", exist_ok=True)
+    return s3
 
 
 @pytest.fixture(scope="session")
