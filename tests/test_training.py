@@ -17,7 +17,7 @@ from clickfleet import checkpoint, saving
 from clickfleet.errors import CheckpointError, ConfigError, DataError, TrainingError
 from clickfleet.logs.synth import Options, synth
 from clickfleet.reader import Reader
-from clickfleet.watch import is_on_curve
+from clickfleet.watch import last_on_curve
 
 SMALL = {
     "model": {"name": "dnn", "hidden": [16]},
@@ -124,7 +124,11 @@ def test_killed_runs_end_as_the_uninterrupted_one(log: Path, tmp_path: Path) -> 
 def points(folder: Path) -> list[tuple[str, int]]:
     """Kind and step of every line of metrics.jsonl but those that a slow machine adds every ten seconds."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(line["kind"], line["step"]) for line in lines if line["kind"] != "train" or is_on_curve(line["step"])]
+    return [
+        (line["kind"], line["step"])
+        for line in lines
+        if line["kind"] != "train" or last_on_curve(line["step"]) == line["step"]
+    ]
 
 
 def test_a_signal_saves_and_stops_and_resume_goes_on(log: Path, tmp_path: Path) -> None:

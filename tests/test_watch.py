@@ -12,6 +12,7 @@ import pytest
 
 import clickfleet
 from clickfleet import watch
+from clickfleet.cluster.overview import ClusterWatch, Overview
 from clickfleet.schema import Dense, Schema, Slot
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"),))
@@ -85,8 +86,21 @@ def test_time_left_is_known_after_an_epoch_where_sizes_tell_nothing(monkeypatch:
 
 
 def test_points_of_a_curve_get_rarer() -> None:
-    steps = [step for step in range(1, 100_001) if watch.is_on_curve(step)]
+    steps = [step for step in range(1, 100_001) if watch.last_on_curve(step) == step]
     assert steps[:15] == list(range(1, 16))
     assert len(steps) < 130
     gaps = np.diff(steps)
     assert (gaps <= np.array(steps[1:]) / 7).all() or (gaps[:15] == 1).all()
+
+
+def test_a_curve_of_a_run_that_is_looked_at_now_and_then(tmp_path: Path) -> None:
+    """Looks at a cluster fall on any step: each that has passed a point of the curve makes one."""
+    seen = ClusterWatch(tmp_path, quiet=True)
+    overview: Any = Overview(100)
+    seen.start(overview)
+    for steps in (0, 5, 37, 37, 38, 43, 1000):
+        overview.workers = {"worker 0": {"steps": steps, "rows": steps * 10}}
+        seen.tick(overview)
+    seen.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5, 37, 43, 1000]

@@ -21,6 +21,7 @@ void bind_fields(nanobind::module_& m);
 void bind_frozen(nanobind::module_& m);
 void bind_pairs(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
+void bind_key_set(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_rules(nanobind::module_& m);
 void bind_table(nanobind::module_& m);

@@ -11,6 +11,7 @@ NB_MODULE(_core, m) {
   m.def("cpu_level", &clickfleet::cpu_level, "The instruction set the inner loops were chosen for.");
   clickfleet::bind_buckets(m);
   clickfleet::bind_hash(m);
+  clickfleet::bind_key_set(m);
   clickfleet::bind_rules(m);
   clickfleet::bind_table(m);
   clickfleet::bind_cut(m);

@@ -82,7 +82,7 @@ class Shelf {
   size_t bytes_if(uint32_t buckets) const { return buckets * (64 + kBucket * row_bytes()); }
   // Small ones double unless memory is scarce, others grow by a quarter, and by a twelfth once memory is what counts.
   uint32_t larger(bool scarce) const {
-    const bool doubles = buckets_ < 64 && !scarce;
+    const bool doubles = buckets_ < 512 && !scarce;
     return buckets_ + std::max(1U, doubles ? buckets_ : buckets_ < 8192 ? buckets_ / 4 : buckets_ / 12);
   }
   // Buckets for the rows it has, with some room: fewer than now after many rows were erased.

@@ -107,9 +107,19 @@ void Table::known(const uint64_t* keys, size_t n, uint8_t* out) const {
         return wait ? (stripes_[s]->lock.lock_shared(), true) : stripes_[s]->lock.try_lock_shared();
       },
       [&](int s) {
-        const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
-        for (uint32_t i = plan.begin[s]; i < plan.end[s]; ++i)
-          out[plan.where[i]] = stripes_[s]->find(plan.hash[i], keys[plan.where[i]]) ? 1 : 0;
+        const Stripe& stripe = *stripes_[s];
+        const std::shared_lock guard(stripe.lock, std::adopt_lock);
+        // As in pull.cc: tags of one key, the row of an earlier one, the answer for one before that.
+        constexpr uint32_t kAhead = 16;
+        const uint64_t* hash = plan.hash.data() + plan.begin[s];
+        const uint32_t *where = plan.where.data() + plan.begin[s], count = plan.end[s] - plan.begin[s];
+        for (uint32_t i = 0; i < count + 2 * kAhead; ++i) {
+          if (i < count) stripe.prefetch_tags(hash[i]);
+          if (const uint32_t j = i - kAhead; j < count)
+            if (const Ref ref = stripe.guess(hash[j]); ref) stripe.shelves[ref.full()].prefetch_hot(ref.slot());
+          if (const uint32_t j = i - 2 * kAhead; j < count)
+            out[where[j]] = stripe.find(hash[j], keys[where[j]]) ? 1 : 0;
+        }
       });
 }
 

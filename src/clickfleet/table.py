@@ -188,10 +188,10 @@ class Table:
         self.core.push(keys, grads, show, click, slots, n, distinct)
 
     def move(self, keys: Keys, rows: Floats, *, add: bool, show: Floats | None = None, click: Floats | None = None,
-             slots: NDArray[np.uint16] | None = None) -> None:  # fmt: skip
+             slots: NDArray[np.uint16] | None = None, distinct: bool = False) -> None:  # fmt: skip
         """Adds `rows` to the weights, or puts them in their place; no rule is applied and its state stays.
 
-        A key never seen starts from its initial value; `show` and `click` (0) are added to its statistics.
+        A key never seen starts from its initial value; `show` and `click` (0) are added to its statistics. `distinct` as in `push`.
 
         >>> table = Table(factors=1)
         >>> table.move(np.array([5], np.uint64), np.array([[1, 2]], np.float32), add=False)
@@ -203,7 +203,7 @@ class Table:
         show = np.zeros(len(keys), np.float32) if show is None else _checked("show", show, np.float32, (len(keys),))
         click = None if click is None else _checked("click", click, np.float32, (len(keys),))
         slots = None if slots is None else _checked("slots", slots, np.uint16, (len(keys),))
-        self.core.push(keys, rows, show, click, slots, 1.0, False, 1 if add else 2)
+        self.core.push(keys, rows, show, click, slots, 1.0, distinct, 1 if add else 2)
 
     def known(self, keys: Keys) -> NDArray[np.bool_]:
         """Which of the keys have a row."""

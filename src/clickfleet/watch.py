@@ -57,13 +57,14 @@ class Watch:
         self._bar: LiveBar | None = None
         self._begin = self._lined = self._pointed = Mark()
         self._shown = 0.0
-        self._first_bytes = self._steps = 0
+        self._first_bytes = self._steps = self._pointed_step = 0
         self._epoch_rows: int | None = None
 
     def start(self, job: Job) -> None:
         """Counting of speed begins."""
         self._begin = self._lined = self._pointed = Mark.of(job, time.monotonic())
         self._first_bytes, self._steps = job.source.counters.bytes, job.steps
+        self._pointed_step = job.steps
         if self.live:
             self._bar = LiveBar(self.stream)
 
@@ -80,7 +81,7 @@ class Watch:
             self._lined = Mark.of(job, now)
             self.log(self.words(facts), show=not self.live)
             self._point(job, now)
-        elif is_on_curve(self._steps):
+        elif last_on_curve(self._steps) > self._pointed_step:
             self._point(job, now)
 
     def words(self, facts: dict[str, Any]) -> str:
@@ -89,7 +90,7 @@ class Watch:
 
     def _point(self, job: Job, now: float) -> None:
         self.record("train", self.facts(job, now, self._pointed))
-        self._pointed = Mark.of(job, now)
+        self._pointed, self._pointed_step = Mark.of(job, now), self._steps
 
     def end_epoch(self, job: Job, facts: dict[str, Any], trained_s: float) -> None:
         """The metrics of an epoch that ended, beside what it took; `trained_s` were spent on training since `start`."""
@@ -201,13 +202,14 @@ class Watch:
             self._bar = None
 
 
-def is_on_curve(step: int) -> bool:
-    """Whether a curve has a point there: all of the first steps, then eight whenever their number doubles.
+def last_on_curve(step: int) -> int:
+    """The last step up to this one at which a curve has a point: all of the first, then eight whenever their number doubles.
 
-    >>> [step for step in range(1, 50) if is_on_curve(step)][12:]
+    >>> [step for step in range(1, 50) if last_on_curve(step) == step][12:]
     [13, 14, 15, 16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40, 44, 48]
     """
-    return step % (1 << max(step.bit_length() - 4, 0)) == 0
+    spacing = 1 << max(step.bit_length() - 4, 0)
+    return step // spacing * spacing
 
 
 def describe(facts: dict[str, Any]) -> str:

@@ -144,17 +144,6 @@ def test_workers_with_threads_do_not_wait_for_each_other_in_half_async(batches: 
     assert [shard.batches for shard in fleet.shards] == [17] * 2
 
 
-def test_geo_ships_the_nth_part_and_keeps_the_rest() -> None:
-    """x = s' + (1 − 1/N)·(own progress) after a round, here with numbers."""
-    workers, old, server = 4, 1.0, 1.0
-    mine = old + 0.8
-    delta = (mine - old) / workers
-    old, server = old + delta, server + delta
-    server += 0.5  # of others
-    mine, old = mine + (server - old), server
-    assert mine == pytest.approx(server + (1 - 1 / workers) * 0.8)
-
-
 def test_geo_spreads_what_workers_learn(batches: list[Any], schema: Any) -> None:
     """With k of one step, the shards' rows move by the mean of what two equal workers learn in the first round."""
     config = configured("table.rule={name: sgd, lr: 0.1}", "dense.optimizer=sgd", "dense.lr=0.1")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import torch
 import zmq
 
-from clickfleet.cluster import remote
+from clickfleet.cluster import remote, sockets
 from clickfleet.cluster.remote import AbandonedError, Remote, RemoteTable
 from clickfleet.cluster.shard import Rules, Shard
 from clickfleet.cluster.wire import Identity, Server
@@ -147,3 +150,20 @@ def test_an_abandoned_worker_stops_waiting(cluster: Cluster) -> None:
     link.ask(Request(Kind.MARK, cut=1)).wait()
     with pytest.raises(AbandonedError):
         link.ask(pushed()).wait()  # held back for ever
+
+
+def test_sockets_of_killed_shards_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: str(tmp_path))
+    left, young, alive = (tmp_path / f"clickfleet-{run}-0-1" for run in ("a", "b", "c"))
+    other, plain = tmp_path / "clickfleet-run-0-x", tmp_path / "clickfleet-d-0-1"
+    plain.write_text("no socket")
+    with socket.socket(socket.AF_UNIX) as listening:
+        for path in (left, young, other):
+            with socket.socket(socket.AF_UNIX) as killed:
+                killed.bind(str(path))
+        listening.bind(str(alive))
+        listening.listen()
+        for path in (left, alive, other, plain):
+            os.utime(path, (0, 0))
+        assert sockets.new(0xE, 3) == str(tmp_path / f"clickfleet-e-3-{os.getpid()}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(p.name for p in (young, alive, other, plain))

@@ -20,6 +20,7 @@ from clickfleet.batch import Keys
 from clickfleet.config import Config
 from clickfleet.embedding import Push
 from clickfleet.exchange import Answer, Gradient, Kind, Piece, summed, unique
+from clickfleet.key_set import KeySet
 from clickfleet.optimizers import Optimizer
 from clickfleet.table import Snapshot, Table
 
@@ -90,7 +91,7 @@ class Shard:
         self.cut = 0
         """The last cut taken."""
         self.changed: dict[int, list[Keys]] = {peer: [] for peer in self.peers}
-        self.holds: dict[int, Table] = {}
+        self.holds: dict[int, KeySet] = {}
         self._gone: dict[int, int] = {}
 
     def resume_rounds(self) -> None:
@@ -123,7 +124,7 @@ class Shard:
         if request.pull is not None:
             answer.rows = self.table.pull(request.pull, training=request.training)
             if peer in self.holds:  # geo: the worker has these rows from now on
-                self.holds[peer].move(request.pull, np.zeros((len(request.pull), 1), np.float32), add=True)
+                self.holds[peer].add(request.pull)
         if request.values:
             answer.values = self.optimizer.values.numpy().copy()
         if request.kind is Kind.SHIP:
@@ -133,7 +134,7 @@ class Shard:
     def _learn(self, peer: int, piece: Piece) -> None:
         request = piece.request
         if request.kind is Kind.SHIP:
-            self._add(request.push, request.dense)
+            self._add(peer, request.push, request.dense)
         else:
             if request.push is not None:
                 self.table.push(**request.push._asdict())
@@ -194,34 +195,55 @@ class Shard:
         facts = {"version": self.version, "batches": self.batches, "learned": dict(self.learned)}
         self.on_cut(Cut(number, self.table.snapshot(self.rules.row_files), dense, facts))
 
-    def _add(self, push: Push | None, dense: Gradient | None) -> None:
-        """geo: differences are added; every worker that has one of these rows will hear of it."""
+    def _add(self, peer: int, push: Push | None, dense: Gradient | None) -> None:
+        """geo: differences are added; every worker that has one of these rows will hear of it.
+
+        Its sender knows what became of a row that only it has changed: what it had before and its difference, added as here.
+        """
         if push is not None and len(push.keys):
-            self.table.move(push.keys, push.grads, add=True, show=push.show, click=push.click, slots=push.slots)
-            for keys in self.changed.values():
-                keys.append(push.keys)
+            self.table.move(
+                push.keys,
+                push.grads,
+                add=True,
+                show=push.show,
+                click=push.click,
+                slots=push.slots,
+                distinct=push.distinct,
+            )
+            for other, keys in self.changed.items():
+                keys.append(self._surprising(peer, push.keys) if other == peer else push.keys)
         if dense is not None:
             self.optimizer.values += torch.from_numpy(dense.vector)
             self.batches += dense.batches
+
+    def _surprising(self, peer: int, keys: Keys) -> Keys:
+        """Of rows that a worker has sent differences of: those of which it may have thought otherwise before."""
+        if peer not in self.holds or self.table.policy.admission.by != "birth" or self._deletions() != self._gone[peer]:
+            return keys
+        unheld = keys[~self.holds[peer].has(keys)]  # this shard goes on in the place of a lost one
+        self.holds[peer].add(unheld)
+        return unheld
+
+    def _deletions(self) -> int:
+        stats = self.table.stats()
+        return stats["shrunk"] + stats["evicted"]
 
     def _changes(self, peer: int, answer: Answer) -> None:
         """geo: the rows that changed and that the worker has, and keys of rows that are no more."""
         keys, self.changed[peer] = self.changed[peer], []
         answer.deleted = np.empty(0, np.uint64)
-        stats = self.table.stats()
-        gone = stats["shrunk"] + stats["evicted"]
-        if peer in self.holds and gone != self._gone.get(peer, 0):
+        if peer in self.holds and (gone := self._deletions()) != self._gone[peer]:
             self._gone[peer] = gone
-            with self.holds[peer].snapshot() as rows:
-                held = np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in rows)])
+            held = self.holds[peer].keys()
             answer.deleted = held[~self.table.known(held)]
         distinct = unique(np.concatenate([np.empty(0, np.uint64), *keys]))[0]
-        mine = distinct[self.holds[peer].known(distinct)] if peer in self.holds else distinct
+        mine = distinct[self.holds[peer].has(distinct)] if peer in self.holds else distinct
         answer.keys, answer.rows = mine, self.table.pull(mine)
 
     def replicate(self, peers: Iterable[int]) -> None:
         """geo: from now on remembers which rows each of the peers has."""
-        self.holds = {peer: Table(factors=0) for peer in peers}
+        self.holds = {peer: KeySet() for peer in peers}
+        self._gone = dict.fromkeys(self.holds, self._deletions())
 
     def dense_state(self) -> dict[str, Tensor]:
         return {"values": self.optimizer.values.clone(), **self.optimizer.state()}

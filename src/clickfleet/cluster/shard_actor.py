@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from clickfleet import checkpoint, mirror, saving
+from clickfleet.cluster import sockets
 from clickfleet.cluster.cut_files import CutFiles
 from clickfleet.cluster.process import Stopwatch, describe_process, keep_memory, log, log_to, own_address, said
 from clickfleet.cluster.shard import Rules, Shard
@@ -94,9 +94,7 @@ class ShardActor:
             assert self.shard is not None
             return self.shard.handle(peer, piece)
 
-        self._socket_file = os.path.join(
-            tempfile.gettempdir(), f"clickfleet-{self.who.run:x}-{self.number}-{os.getpid()}"
-        )
+        self._socket_file = sockets.new(self.who.run, self.number)
         self.server = Server(handle, lambda: self.who, width, [self._address(), f"ipc://{self._socket_file}"])
         self.server.start()
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors import numpy as numpy_tensors
 
-from clickfleet import checkpoint
+from clickfleet import _core, checkpoint
 from clickfleet.batch import Floats, Keys
 from clickfleet.embedding import Push
-from clickfleet.exchange import Gradient, Kind, Request, Ticket, merged
+from clickfleet.exchange import Gradient, Kind, Request, Ticket, merged, unique
 from clickfleet.rules import rule
 from clickfleet.share import Share
 from clickfleet.table import NO_SLOT, Table
+
+
+class Fetch(NamedTuple):
+    """Rows that are on their way."""
+
+    keys: Keys
+    ticket: Ticket | None
 
 
 class Replica:
@@ -26,13 +34,16 @@ class Replica:
         like = job.table.describe() | {"memory_limit": None, "snapshot_reserve": None}
         like["policy"] = {**like["policy"], "admission": "birth"}
         self._like: dict[str, Any] = like
-        self.rows, self.blank = Table.like(like), Table.like(like)
-        self.old = Table(job.table.factors, rule=rule("sgd"))
+        plain = rule("sgd").to_dict()
+        self._like_old: dict[str, Any] = {**like, "rule": plain, "embed_rule": plain}
+        self.rows, self.blank, self.old = Table.like(like), Table.like(like), Table.like(self._like_old)
         self.dense = job.learner.flat.values  # the live weights
         self.old_dense = self.dense.clone()
         self._touched: list[Push] = []
         self._steps = 0
         self._ticket: Ticket | None = None
+        self._sent: tuple[Keys, Floats] | None = None
+        """Differences on the way: `old` gets them with the answer, which replaces nearly all of it."""
         self._lock = threading.RLock()  # of the link and of exchanges; trainers meet here only for rows they lack
         self._begun = False
 
@@ -47,16 +58,30 @@ class Replica:
         if self.job.saved:
             self._restore(self.job.saved)
 
+    def ask(self, batches: Sequence[Keys]) -> Fetch:
+        """Asks the shards for the rows of some batches that were never used before."""
+        unknown = [keys[~self.rows.known(keys)] for keys in batches]
+        keys = unique(np.concatenate([np.empty(0, np.uint64), *unknown]))[0]
+        with self._lock:
+            return Fetch(keys, self.link.ask(Request(pull=keys)) if len(keys) else None)
+
+    def put(self, fetch: Fetch) -> None:
+        """Takes over what was asked for, before those batches are trained on."""
+        keys, ticket = fetch
+        if ticket is None:
+            return
+        with self._lock:
+            rows = ticket.wait().rows
+            assert rows is not None
+            new = ~self.rows.known(keys)  # others were asked for by an earlier batch too, and trained on since
+            if (
+                len(self.job.trainers) == 1
+            ):  # no other one could push rows that were not put: they begin here as they do there
+                new &= (rows != self.blank.pull(keys)).any(axis=1)
+            for table in (self.old, self.rows):
+                table.move(keys[new], rows[new], add=False, distinct=True)
+
     def pull(self, keys: Keys, out: Floats) -> Floats:
-        """Rows to train on; those never used before come from the shards."""
-        missing = keys[~self.rows.known(keys)]
-        if len(missing):
-            with self._lock:
-                missing = missing[~self.rows.known(missing)]
-                rows = self.link.ask(Request(pull=missing)).wait().rows
-                assert rows is not None
-                self.old.move(missing, rows, add=False)
-                self.rows.move(missing, rows, add=False)
         return self.rows.pull(keys, out=out)
 
     def push(self, push: Push) -> None:
@@ -81,8 +106,10 @@ class Replica:
                 self._drop()
 
     def _send(self, used: Push, share: float, dense: bool = True) -> None:
-        delta = (self.rows.pull(used.keys) - self.old.pull(used.keys, training=False)) * np.float32(share)
-        self.old.move(used.keys, delta, add=True)
+        delta = self.rows.pull(used.keys)
+        delta -= self.old.pull(used.keys)
+        delta *= np.float32(share)
+        self._sent = used.keys, delta
         batches = self.job.steps - self._steps
         gradient = None
         if dense:
@@ -104,8 +131,10 @@ class Replica:
             assert reply.keys is not None
             assert reply.rows is not None
             assert reply.deleted is not None
-            here = self.rows.known(reply.keys)  # rows dropped meanwhile are fetched again when they are used
-            self._take(reply.keys[here], reply.rows[here])
+            keys, rows, here = reply.keys, reply.rows, self.rows.known(reply.keys)
+            if not here.all():  # rows dropped meanwhile are fetched again when they are used
+                keys, rows = keys[here], rows[here]
+            self._take(keys, rows)
             gone = reply.deleted[self.rows.known(reply.deleted)]
             for table in (self.rows, self.old):
                 table.move(gone, self.blank.pull(gone), add=False)
@@ -115,8 +144,18 @@ class Replica:
                 self.old_dense.copy_(values)
 
     def _take(self, keys: Keys, rows: Floats) -> None:
-        self.rows.move(keys, rows - self.old.pull(keys, training=False), add=True)
-        self.old.move(keys, rows, add=False)
+        """The shards have these rows by now."""
+        old = self.old.pull(keys)
+        if self._sent is not None:
+            (sent, delta), self._sent = self._sent, None
+            at = unique(np.concatenate([keys, sent]))[1][len(keys) :]
+            there = at < len(keys)
+            if not there.all():
+                self.old.move(sent[~there], delta[~there], add=True, distinct=True)
+                at, delta = at[there], delta[there]
+            _core.add_rows(at, delta, old)
+        self.rows.move(keys, np.subtract(rows, old, out=old), add=True, distinct=True)
+        self.old.move(keys, rows, add=False, distinct=True)
 
     def exchange(self) -> None:
         """Ships and receives, while no trainer works."""
@@ -143,8 +182,8 @@ class Replica:
         self._send(_uncounted(gone), 1.0, dense=False)
         self.receive()
         stay = keys[ages <= oldest]
-        old = Table(self.job.table.factors, rule=rule("sgd"))
-        old.move(stay, self.old.pull(stay, training=False), add=False)
+        old = Table.like(self._like_old)
+        old.move(stay, self.old.pull(stay), add=False, distinct=True)
         rows = Table.like(self._like)
         with self.rows.snapshot() as snapshot:
             checkpoint.keep_rows(snapshot, rows, lambda part: part["unseen_days"] <= oldest)

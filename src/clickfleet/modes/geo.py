@@ -11,18 +11,23 @@ is left at the end of training is not shipped: the whole sum of the workers' pro
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
 
+from clickfleet.batch import Batch, Keys
+from clickfleet.embedding import Embedding
 from clickfleet.errors import ConfigError
 from clickfleet.job import Trainer
-from clickfleet.modes._replica import Replica
+from clickfleet.modes._replica import Fetch, Replica
 from clickfleet.sections import Bytes
 from clickfleet.share import Share
 
 DISTRIBUTED = True
+TOGETHER = 8
+"""Batches whose rows are asked for in one message."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +49,45 @@ def train(job: Share, config: Config) -> None:
     job.carried["replica"], replica.job = replica, job
     job.keep, job.before_cut, job.queued = replica.save, replica.exchange, replica.waiting
 
+    spare = {trainer: [[trainer.step.spare() for _ in range(TOGETHER)] for _ in range(2)] for trainer in job.trainers}
+
     def work(trainer: Trainer) -> None:
         step, clock = trainer.step, trainer.clock
-        for batch in job.batches(clock):
-            rows = replica.pull(step.embedding.unique(batch), step.embedding.room())
+        stream, sides = job.batches(clock), itertools.cycle(spare[trainer])
+
+        def ask() -> tuple[list[tuple[Batch, Embedding, Keys]], Fetch] | None:
+            """Some batches, and their rows on the way."""
+            some = []
+            for own, batch in zip(next(sides), stream, strict=False):
+                some.append((batch, own, own.unique(batch)))
+                clock.lap("pull")
+            fetch = replica.ask([keys for _, _, keys in some])
             clock.lap("pull")
-            result = step(batch, rows)
-            job.optimizer.step(step.flat.grads, result.dense_scale)
-            clock.lap("compute")
-            replica.push(result.push)
-            replica.receive(wait=False)
-            clock.lap("push")
-            job.report(batch, result)
+            return (some, fetch) if some else None
+
+        coming = ask()
+        while coming:
+            some, fetch = coming
+            replica.put(fetch)
+            coming = ask()  # travels while these are computed
+            for batch, step.embedding, keys in some:
+                rows = replica.pull(keys, step.embedding.room())
+                clock.lap("pull")
+                result = step(batch, rows)
+                job.optimizer.step(step.flat.grads, result.dense_scale)
+                clock.lap("compute")
+                replica.push(result.push)
+                replica.receive(wait=False)
+                clock.lap("push")
+                job.report(batch, result)
 
     while job.goes_on():
         replica.begin()
         job.stop_at = job.steps + config.k_steps
         job.together(work)
+        clock = job.trainers[0].clock
+        clock.start()
         replica.ship()
         if job.epoch_ended:
             replica.exchange()
+        clock.lap("push")

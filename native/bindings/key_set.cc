@@ -1,0 +1,38 @@
+#include "key_set.h"
+
+#include "bind.h"
+
+namespace nb = nanobind;
+
+namespace clickfleet {
+
+void bind_key_set(nb::module_& m) {
+  nb::class_<KeySet>(m, "KeySet", "Keys that somebody has; for one thread at a time.")
+      .def(nb::init<>())
+      .def("__len__", &KeySet::size)
+      .def(
+          "add",
+          [](KeySet& set, const Array<const uint64_t>& keys) {
+            const nb::gil_scoped_release nogil;
+            set.add(keys.data(), keys.size());
+          },
+          nb::arg("keys").noconvert())
+      .def(
+          "has",
+          [](const KeySet& set, const Array<const uint64_t>& keys, const Array<uint8_t>& out) {
+            if (out.size() != keys.size()) throw nb::value_error("one answer per key");
+            const nb::gil_scoped_release nogil;
+            set.has(keys.data(), keys.size(), out.data());
+          },
+          nb::arg("keys").noconvert(), nb::arg("out").noconvert())
+      .def(
+          "copy",
+          [](const KeySet& set, const Array<uint64_t>& out) {
+            if (out.size() != set.size()) throw nb::value_error("one place per key");
+            const nb::gil_scoped_release nogil;
+            set.copy(out.data());
+          },
+          nb::arg("out").noconvert());
+}
+
+}  // namespace clickfleet

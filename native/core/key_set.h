@@ -1,0 +1,74 @@
+// Keys that somebody has: added and looked up many at a time, never removed. One thread at a time.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "hash.h"
+#include "memory.h"
+
+namespace clickfleet {
+
+class KeySet {
+ public:
+  void add(const uint64_t* keys, size_t n) {
+    ahead(keys, n, [&](uint64_t key) {
+      if (2 * (size_ + 1) > slots_.size()) grow();
+      put(key);
+    });
+  }
+
+  void has(const uint64_t* keys, size_t n, uint8_t* out) const {
+    ahead(keys, n, [&](uint64_t key) { *out++ = key == 0 ? zero_ : slots_[find(key)] == key; });
+  }
+
+  size_t size() const { return size_ + (zero_ ? 1 : 0); }
+
+  void copy(uint64_t* out) const {
+    if (zero_) *out++ = 0;
+    for (const uint64_t key : slots_)
+      if (key != 0) *out++ = key;
+  }
+
+ private:
+  static constexpr size_t kAhead = 16;
+
+  template <class Visit>
+  void ahead(const uint64_t* keys, size_t n, const Visit& visit) const {
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) prefetch(&slots_[home(keys[i + kAhead])]);
+      visit(keys[i]);
+    }
+  }
+
+  // By the upper bits: a shard's keys are alike in the lower ones.
+  size_t home(uint64_t key) const { return static_cast<size_t>(mix64(key) >> shift_); }
+  size_t find(uint64_t key) const {
+    size_t at = home(key);
+    while (slots_[at] != 0 && slots_[at] != key) at = (at + 1) & (slots_.size() - 1);
+    return at;
+  }
+  void put(uint64_t key) {
+    if (key == 0) {
+      zero_ = true;
+      return;
+    }
+    uint64_t& slot = slots_[find(key)];
+    size_ += slot == 0 ? 1 : 0;
+    slot = key;
+  }
+  void grow() {
+    std::vector<uint64_t> old(2 * slots_.size());
+    old.swap(slots_);
+    --shift_;
+    for (const uint64_t key : old)
+      if (key != 0) slots_[find(key)] = key;
+  }
+
+  int shift_ = 64 - 10;
+  std::vector<uint64_t> slots_ = std::vector<uint64_t>(1 << 10);  // 0: free
+  size_t size_ = 0;
+  bool zero_ = false;
+};
+
+}  // namespace clickfleet

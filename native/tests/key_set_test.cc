@@ -1,0 +1,31 @@
+#include "key_set.h"
+
+#include <set>
+
+#include "check.h"
+
+namespace clickfleet {
+namespace {
+
+TEST(a_key_set_has_what_was_added_and_nothing_else) {
+  KeySet held;
+  std::set<uint64_t> wanted;
+  std::vector<uint64_t> keys;
+  for (uint64_t i = 0; i < 20'000; ++i) keys.push_back(i % 3 == 0 ? i / 2 : mix64(i));  // 0 and some twice
+  for (size_t at = 0; at < keys.size(); at += 500) {
+    held.add(keys.data() + at, 500);
+    wanted.insert(keys.begin() + static_cast<std::ptrdiff_t>(at), keys.begin() + static_cast<std::ptrdiff_t>(at) + 500);
+    CHECK(held.size() == wanted.size());
+  }
+  std::vector<uint64_t> asked = keys;
+  for (uint64_t i = 0; i < 5'000; ++i) asked.push_back(mix64(i << 20));
+  std::vector<uint8_t> has(asked.size());
+  held.has(asked.data(), asked.size(), has.data());
+  for (size_t i = 0; i < asked.size(); ++i) CHECK((has[i] != 0) == wanted.contains(asked[i]));
+  std::vector<uint64_t> all(held.size());
+  held.copy(all.data());
+  CHECK(std::set<uint64_t>(all.begin(), all.end()) == wanted);
+}
+
+}  // namespace
+}  // namespace clickfleet

@@ -1,0 +1,219 @@
+"""Geo against its definition: random histories of steps, shipments, answers and deletions, beside a few dictionaries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from clickfleet.cluster.simulate import Fleet, Near, with_mode
+from clickfleet.config import load
+from clickfleet.embedding import Push
+from clickfleet.exchange import Link
+from clickfleet.feeds import Feed
+from clickfleet.key_set import KeySet
+from clickfleet.learner import Learner
+from clickfleet.metrics import Metrics
+from clickfleet.modes._replica import Replica
+from clickfleet.schema import Dense, Schema, Slot
+from clickfleet.share import Share
+from clickfleet.table import Table
+
+SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"),))
+WORKERS, SHARDS, LR, WIDTH = 3, 2, np.float32(0.1), 3
+COUNTED = 6.0
+ROUNDS = 400 if os.environ.get("CLICKFLEET_SOAK") else 60
+Rows = dict[int, Any]
+
+
+class Definition:
+    """Geo as it is written down: x what a worker has, o what it thinks the shards have, s what they have."""
+
+    def __init__(self, table: Table, counted: bool, home: Callable[[int], int]) -> None:
+        self._blank, self._counted, self._home = table, counted, home
+        self.s: Rows = {}
+        self.shows: dict[int, float] = {}
+        self.x: list[Rows] = [{} for _ in range(WORKERS)]
+        self.o: list[Rows] = [{} for _ in range(WORKERS)]
+        self.used: list[dict[int, float]] = [{} for _ in range(WORKERS)]
+        self.changed: list[set[int]] = [set() for _ in range(WORKERS)]
+        self.coming: list[Rows | None] = [None] * WORKERS
+        self.gone: list[set[int]] = [set() for _ in range(WORKERS)]  # shards that deleted rows since they told a worker
+
+    def begin(self, key: int) -> Any:
+        return self._blank.pull(np.array([key], np.uint64))[0].copy()
+
+    def seen(self, key: int) -> Any:
+        """The row as a pull of the shards has it: without factors until it is admitted."""
+        row = self.s[key].copy() if key in self.s else self.begin(key)
+        if self._counted and self.shows.get(key, 0.0) < COUNTED:
+            row[1:] = 0
+        return row
+
+    def step(self, worker: int, keys: list[int], grads: Any) -> None:
+        for key, grad in zip(keys, grads, strict=True):
+            if key not in self.x[worker]:
+                self.x[worker][key], self.o[worker][key] = self.seen(key), self.seen(key)
+            self.x[worker][key] = self.x[worker][key] - LR * grad
+            self.used[worker][key] = self.used[worker].get(key, 0.0) + 1.0
+
+    def ship(self, worker: int) -> None:
+        if self.coming[worker] is not None:
+            self.receive(worker)
+        x, o = self.x[worker], self.o[worker]
+        for key, shows in self.used[worker].items():
+            delta = (x[key] - o[key]) / np.float32(WORKERS)
+            o[key] = o[key] + delta
+            admitted = not self._counted or self.shows.get(key, 0.0) >= COUNTED
+            row = self.s.get(key, self.begin(key))
+            row = row + delta if admitted else np.concatenate([row[:1] + delta[:1], row[1:]])
+            self.s[key], self.shows[key] = row, self.shows.get(key, 0.0) + shows
+            for changed in self.changed:
+                changed.add(key)
+        lost = {key for key in x.keys() - self.s.keys() if self._home(key) in self.gone[worker]}
+        told = {key for key in self.changed[worker] if key in x} | lost
+        self.coming[worker] = {key: self.seen(key) if key in self.s else None for key in told}
+        self.used[worker], self.changed[worker], self.gone[worker] = {}, set(), set()
+
+    def receive(self, worker: int) -> None:
+        coming, self.coming[worker] = self.coming[worker], None
+        for key, row in (coming or {}).items():
+            if row is None:
+                self.x[worker][key], self.o[worker][key] = self.begin(key), self.begin(key)
+            else:
+                self.x[worker][key] = self.x[worker][key] + (row - self.o[worker][key])
+                self.o[worker][key] = row
+
+    def deleted(self, known: Any) -> int:
+        gone = [key for key in self.s if not known(key)]
+        for key in gone:
+            del self.s[key], self.shows[key]
+            for worker in range(WORKERS):
+                self.changed[worker].discard(key)
+                self.gone[worker].add(self._home(key))
+        return len(gone)
+
+
+class Real:
+    """Replicas and shards as they are, with messages that are answered at once."""
+
+    def __init__(self, *settings: str) -> None:
+        table = ["table.rule={name: sgd, lr: 0.1, scale: none}", "table.embed_rule={name: sgd, lr: 0.1, scale: none}"]
+        config = with_mode(
+            load(None, ["model.name=dnn", "model.hidden=[4]", "table.dim=2", *table, *settings]), "geo", k_steps=1
+        )
+        self.fleet = Fleet(config, SCHEMA, WORKERS, SHARDS)
+        self.fleet.turns = cast(Any, SimpleNamespace(give=lambda worker: None))
+        self.replicas = []
+        for worker in range(WORKERS):
+            learner = Learner(config, SCHEMA, Table.like(self.fleet.first.table.describe()))
+            links = [cast(Link, Near(self.fleet, worker))]
+            source = cast(Any, Feed([], SCHEMA))
+            job = Share(
+                learner,
+                source,
+                Metrics(),
+                lambda job: True,
+                lambda job: None,
+                links=links,
+                worker=worker,
+                workers=WORKERS,
+            )
+            self.replicas.append(Replica(job, None))
+            self.replicas[-1].begin()
+
+    def step(self, worker: int, keys: list[int], grads: Any) -> None:
+        replica, wanted = self.replicas[worker], np.array(keys, np.uint64)
+        replica.put(replica.ask([wanted]))
+        ones = np.ones(len(keys), np.float32)
+        replica.push(Push(wanted, grads, ones, np.zeros_like(ones), np.zeros(len(keys), np.uint16), 1.0))
+
+    def home(self, key: int) -> int:
+        found = self.fleet.spread.split(np.array([key], np.uint64)).spans
+        return next(i for i, own in enumerate(found) if own.stop > own.start)
+
+    def shard_of(self, key: int) -> Table:
+        return self.fleet.shards[self.home(key)].table
+
+    def known(self, key: int) -> bool:
+        return bool(self.shard_of(key).known(np.array([key], np.uint64))[0])
+
+    def equals(self, wanted: Definition) -> None:
+        for key in wanted.s:
+            one = np.array([key], np.uint64)
+            assert np.allclose(self.shard_of(key).pull(one)[0], wanted.seen(key), atol=1e-5), key
+        for worker, replica in enumerate(self.replicas):
+            keys = np.array(sorted(wanted.x[worker]), np.uint64)
+            rows = np.array([wanted.x[worker][int(key)] for key in keys], np.float32).reshape(-1, WIDTH)
+            assert np.allclose(replica.pull(keys, np.empty_like(rows)), rows, atol=1e-5), worker
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("admission", ["birth", f"count({COUNTED})"])
+@pytest.mark.parametrize("deletes", [False, True])
+def test_replicas_and_shards_do_what_geo_says(seed: int, admission: str, deletes: bool) -> None:
+    chance = np.random.default_rng(seed)
+    policy = ["table.delete_after_unseen_days=1"] if deletes else []
+    real = Real(f"table.admission={admission}", *policy)
+    blank = Table.like(real.replicas[0].blank.describe())
+    wanted, deleted = Definition(blank, admission != "birth", real.home), 0
+    for _ in range(ROUNDS):
+        worker = int(chance.integers(WORKERS))
+        what = chance.choice(["step", "ship", "receive", "delete"], p=[0.5, 0.25, 0.15, 0.1])
+        if what == "step":
+            keys = [int(key) for key in chance.choice(40, 6, replace=False)]
+            grads = chance.normal(size=(6, WIDTH)).astype(np.float32)
+            wanted.step(worker, keys, grads)
+            real.step(worker, keys, grads)
+        elif what == "ship":
+            real.replicas[worker].ship()
+            if wanted.used[worker]:
+                wanted.ship(worker)
+            else:
+                wanted.receive(worker)
+        elif what == "receive":
+            real.replicas[worker].receive(wait=True)
+            wanted.receive(worker)
+        elif deletes:
+            for shard in real.fleet.shards:
+                shard.table.end_day()
+                shard.table.shrink()
+            deleted += wanted.deleted(real.known)
+        real.equals(wanted)
+    assert (deleted > 0) == deletes
+
+
+def test_a_worker_is_told_only_what_it_cannot_know() -> None:
+    """Rows that nobody else changed stay at home, those of others come."""
+    real = Real()
+    real.step(0, [1, 2, 3], np.ones((3, WIDTH), np.float32))
+    real.step(1, [3, 4], np.ones((2, WIDTH), np.float32))
+    told = {}
+    for worker in (0, 1, 0):
+        replica = real.replicas[worker]
+        real.step(worker, [3], np.ones((1, WIDTH), np.float32))
+        replica.ship()
+        assert replica._ticket is not None
+        reply = replica._ticket.wait()
+        assert reply.keys is not None
+        told[worker] = sorted(reply.keys.tolist())
+        replica.receive()
+    assert told == {0: [3], 1: [3]}
+
+
+def test_keys_somebody_has() -> None:
+    chance = np.random.default_rng(1)
+    held, wanted = KeySet(), set[int]()
+    for size in (0, 1, 700, 30_000):
+        keys = chance.integers(0, 1 << 64, size, dtype=np.uint64)
+        keys[: size // 2] &= np.uint64(0xFFF)  # some twice, and 0
+        held.add(keys)
+        wanted |= set(keys.tolist())
+        asked = np.concatenate([keys[::3], chance.integers(0, 5000, 1000, dtype=np.uint64)])
+        assert held.has(asked).tolist() == [key in wanted for key in asked.tolist()]
+        assert len(held) == len(wanted)
+        assert set(held.keys().tolist()) == wanted
