@@ -1,6 +1,6 @@
 """Modes on a cluster of this machine against local training, in one run: rows per second, and where the rest goes.
 
-    python benchmarks/cluster.py --rows 200000 --rounds 3
+    python benchmarks/cluster.py --rounds 3
 
 2 shards and 2 single-threaded workers against 2 trainer threads; the CTR-DNN 400×3 with dim 10, batches of 1000 rows of raw text. Figures
 are medians over rounds that alternate between the modes; the machine's speed wanders, so read the ratios. Then once each: what a cut of
@@ -197,7 +197,7 @@ def measure_start(data: Path, arguments: argparse.Namespace) -> Found:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, default=600_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
