@@ -26,12 +26,12 @@ import numpy as np
 import pyarrow as pa
 
 from clickfleet import Table, run
+from clickfleet.configuring import configure
 from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.logs.synth import Options, synth
 from clickfleet.online.learn import learn
 from clickfleet.published import Content, Log
-from clickfleet.run import configure
 from clickfleet.schema import preset
 
 

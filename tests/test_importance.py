@@ -8,7 +8,7 @@ import clickfleet
 from clickfleet.batch import Batch
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.importance import Sample, importance
-from clickfleet.run import Outcome
+from clickfleet.outcome import Outcome
 from clickfleet.schema import Dense, Schema, Slot
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"), Slot("tags", multi=True), Slot("noise")))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import clickfleet
-from clickfleet.run import Outcome
+from clickfleet.outcome import Outcome
 from clickfleet.schema import Dense, Schema, Slot
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"), Slot("shop")))

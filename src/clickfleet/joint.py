@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from clickfleet import checkpoint, mirror, modes, opening, run
+from clickfleet import checkpoint, configuring, home, mirror, modes, opening
 from clickfleet.cluster import joining, roles
 from clickfleet.cluster.driver import Driver
 from clickfleet.cluster.fleet import LostError
@@ -53,7 +53,7 @@ def join(
     quiet: bool = False,
 ) -> Iterator[JointJob]:
     """The job of this configuration, with this process as one of its workers; a server serves here and does not return."""
-    settings, role = run.configure(config, overrides), roles.read()
+    settings, role = configuring.configure(config, overrides), roles.read()
     if not modes.distributed(settings):
         raise ConfigError(
             f"mode {settings.mode.name} runs in one process", "set mode.name=async, sync, half_async or geo"
@@ -84,7 +84,7 @@ def join(
 @contextmanager
 def _led(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
     """A driver with its processes there, until the block ends."""
-    with run.at_home(config.run.dir, resume, rows=config.cluster.address is None) as (folder, copy):
+    with home.at_home(config.run.dir, resume, rows=config.cluster.address is None) as (folder, copy):
         settings = replace(config, run=replace(config.run, dir=str(folder)))
         with _led_in(settings, folder, copy, resume, quiet) as driver:
             yield driver
@@ -96,7 +96,7 @@ def _led_in(config: Config, folder: Path, copy: mirror.Mirror | None, resume: bo
     if not resume and checkpoint.steps(checkpoints):
         raise CheckpointError(f"{folder} holds a run already", "go on with resume=True, or choose another run.dir")
     checkpoints.mkdir(parents=True, exist_ok=True)
-    run.write_config(folder, config)
+    home.write_config(folder, config)
     test = expand(config.data.test) if config.data.test else []
     watch = ClusterWatch(folder, quiet=quiet)
     driver = Driver(config, opening.schema_of(config), [], test, watch)

@@ -8,73 +8,35 @@ trained.test["auc"], trained.predict("more/*.tsv")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from clickfleet import checkpoint, devices, mirror, modes, report, saving, scoring, storage
+from clickfleet import checkpoint, devices, modes, saving, scoring
 from clickfleet.batch import ROW_COLUMNS
-from clickfleet.config import Config, checked, dump, override
-from clickfleet.config import load as load_config
+from clickfleet.config import Config
+from clickfleet.configuring import check, check_arrangement, configure, cpu_class, hogwild
 from clickfleet.errors import CheckpointError, ConfigError, TrainingError
-from clickfleet.files import expand
+from clickfleet.home import at_home, home_of, write_config
 from clickfleet.job import Job, Source
 from clickfleet.learner import Learner
-from clickfleet.lock import Lock
-from clickfleet.machine import free_memory
 from clickfleet.metrics import Metrics
 from clickfleet.mirror import Mirror
 from clickfleet.opening import Data, open_source, total_bytes
+from clickfleet.outcome import Outcome
 from clickfleet.profiling import Profile
-from clickfleet.progress import amount
-from clickfleet.reader import Reader
+from clickfleet.report.ending import write_report
 from clickfleet.report.evidence import Evidence
 from clickfleet.schema import Schema
-from clickfleet.scoring import Results
 from clickfleet.sections import Run
 from clickfleet.session import Session
 from clickfleet.step import NotFiniteError
 from clickfleet.trained import Trained, cores
 from clickfleet.watch import Watch
-
-if TYPE_CHECKING:
-    from clickfleet.cluster.driver import Driver
-
-
-@dataclass
-class Outcome(Trained):
-    """What training made."""
-
-    learner: Learner
-    path: Path | None
-    threads: int
-    rows: int = 0
-    """Rows trained on by this call."""
-    seconds: float = 0.0
-    rows_per_s: float = 0.0
-    train: Results = field(default_factory=dict)
-    """Metrics of the last epoch's training, taken as it went on."""
-    test: Results | None = None
-    signal: int | None = None
-    """The signal that stopped the run before its end."""
-    best: Path | None = None
-    """The checkpoint with the best test AUC, where it is kept (run.keep_best, train.patience)."""
-    best_auc: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "seconds": self.seconds,
-            "rows_per_s": self.rows_per_s,
-            "train_auc": self.train.get("auc"),
-            "test_auc": None if self.test is None else self.test["auc"],
-            "checkpoint": None if self.path is None else mirror.origin(self.path) or str(self.path),
-        }
 
 
 def train(
@@ -99,7 +61,11 @@ def train(
     source = open_source(
         settings, data if data is not None else settings.data.train, schema, labels=True, folder=folder
     )
-    work = _train_on_cluster if modes.distributed(settings) else _train
+    work = _train
+    if modes.distributed(settings):
+        from clickfleet import distant  # with Ray
+
+        work = distant.train
     if where is None:
         return work(settings, source, test, None, resume, quiet, None)
     with at_home(where, resume, rows=settings.cluster.address is None) as (folder, copy):
@@ -204,208 +170,12 @@ def _train(
     )
 
 
-class LoadedLater:
-    """A model that is loaded from its checkpoint when it is first used."""
-
-    path: Path | None
-    learner: Learner
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "learner" or self.path is None:
-            raise AttributeError(name)
-        whole = any(self.path.glob("rows-*"))  # or only at its URL
-        self.learner = saving.load(self.path if whole else saving.resolve(mirror.origin(self.path) or self.path))
-        return self.learner
-
-
-class Distant(LoadedLater, Outcome):
-    """What training on a cluster made."""
-
-
-def _train_on_cluster(
-    settings: Config,
-    source: Source,
-    test: Data,
-    folder: Path | None,
-    resume: bool,
-    quiet: bool,
-    copy: Mirror | None,
-) -> Outcome:
-    from clickfleet.cluster import driver
-    from clickfleet.cluster.overview import ClusterWatch
-
-    if not isinstance(source, Reader) or folder is None:
-        raise ConfigError(f"mode {settings.mode.name} reads files", "give paths, or use mode local for data in memory")
-    test = test if test is not None else settings.data.test
-    held_out = expand(test) if test else []
-    if not held_out and (settings.train.patience or settings.train.eval_every or settings.run.keep_best):
-        raise ConfigError("train.patience, train.eval_every and run.keep_best need test data", "set data.test")
-    checkpoints = folder / "checkpoints"
-    if not resume and checkpoint.steps(checkpoints):
-        raise CheckpointError(f"{folder} holds a run already", "go on with --resume, or choose another run.dir")
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    write_config(folder, settings)
-    watch = ClusterWatch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
-    if copy is not None:
-        copy.start(watch.log, apart=settings.cluster.address is not None)
-    before = 0
-
-    def prepare(run: driver.Driver) -> None:
-        nonlocal before
-        run.copy = copy
-        if resume:
-            path = checkpoint.latest(checkpoints)
-            run.resume(path)
-            checkpoint.forget_after(checkpoints, run.base.steps)
-            before = run.base.rows
-            watch.log(f"going on from {path}")
-        elif settings.train.init_from is not None:
-            anew = run.start_from(saving.resolve(settings.train.init_from))
-            watch.log(f"starting from {settings.train.init_from}")
-            for what in anew:
-                watch.log(f"initialised anew: {what}")
-
-    done = driver.run(settings, source.schema, source.files, held_out, watch, prepare)
-    outcome = Distant.__new__(Distant)
-    rows = done.base.rows - before
-    vars(outcome).update(
-        path=done.path,
-        threads=cores(settings),
-        rows=rows,
-        seconds=done.trained_s + done.last_save_s,
-        rows_per_s=rows / done.trained_s if done.trained_s else 0.0,
-        train=done.progress.train or dict(done.base.metrics.results()),
-        test=done.progress.test,
-        signal=done.signal,
-        best=checkpoint.best(checkpoints),
-        best_auc=done.progress.best_auc,
-    )
-    if settings.run.report and rows and done.signal is None:
-        evidence = Evidence(results=done.progress.test or {})
-        write_led_report(folder, outcome, evidence, done, watch)
-    return outcome
-
-
-def home_of(where: str | Path) -> Path:
-    """The folder of a run on this machine."""
-    url = mirror.url_of(where)
-    return Path(where).absolute() if url is None else mirror.home(url)
-
-
-@contextmanager
-def at_home(where: str | Path, resume: bool | None = None, rows: bool = True) -> Iterator[tuple[Path, Mirror | None]]:
-    """The folder of a run, which no other process has meanwhile; of one at a URL, with what it needs to go on, and kept the same there.
-
-    `resume` says whether there must or must not be a checkpoint (None: either), `rows` whether this machine needs its rows.
-    """
-    url, folder = mirror.url_of(where), home_of(where)
-    with Lock(folder / ".lock", "trains" if url is None else f"trains {url}"):
-        if url is None:
-            yield folder, None
-            return
-        copy = Mirror(url, folder)
-        copy.empty()
-        if resume is False and copy.steps():
-            raise CheckpointError(f"{url} holds a run already", "go on with --resume, or choose another run.dir")
-        if resume is not False:
-            copy.fetch(rows, must=resume is True)
-        try:
-            yield folder, copy
-        finally:
-            copy.close()
-
-
-def write_config(folder: Path, config: Config) -> None:
-    """Puts the configuration into a run folder, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    storage.replace(folder / "config.yaml", dump(saving.at_origin(config)).encode())
-
-
-def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable[[str], None]) -> None:
-    """The page at the end; a failure is only told, as the run is done and saved."""
-    try:
-        report.write(folder, model, evidence)
-    except Exception as error:
-        log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
-
-
-def write_led_report(folder: Path, model: Trained, evidence: Evidence, driver: Driver, watch: Watch) -> None:
-    """The same after a run on a cluster, where this machine has memory for the whole table."""
-    bytes_ = driver.overview.table.stats()["bytes"]
-    if bytes_ > free_memory() / 2:
-        watch.log(
-            f"no report: the table takes {amount(bytes_, 'bytes')}; clickfleet report {folder} writes it elsewhere"
-        )
-        return
-    write_report(folder, model, evidence, watch.log)
-
-
 def show_profile(profile: Profile, folder: Path | None, watch: Watch) -> None:
     """What every layer took, for people and as files."""
     watch.log(profile.table())
     if folder is not None:
         path = profile.write(folder)
         watch.log(f"{path}: open it in chrome://tracing or ui.perfetto.dev")
-
-
-def configure(config: Config | Mapping[str, Any] | str | Path | None, overrides: Iterable[str] = ()) -> Config:
-    """A configuration from whatever names one."""
-    if isinstance(config, Config):
-        if overrides:
-            raise ConfigError("a Config is changed by dataclasses.replace, not by key=value")
-        return config
-    if isinstance(config, Mapping):
-        raw: dict[str, Any] = {key: dict(part) if isinstance(part, Mapping) else part for key, part in config.items()}
-        for item in overrides:
-            override(raw, item)
-        return checked(Config, raw, source="the configuration", base=Path.cwd())
-    return load_config(config, overrides, Path.cwd())
-
-
-def check(config: Config) -> None:
-    """Refuses settings that contradict each other, before any work."""
-    train = config.train
-    if train.deterministic and (train.hogwild or 1) > 1:
-        raise ConfigError(f"train.hogwild is {train.hogwild}, and train.deterministic allows one", "remove one of them")
-    if config.model.name == "word2vec":
-        if config.data.test:
-            raise ConfigError(
-                "data.test does not go with word2vec",
-                "ask analogies after training: clickfleet evaluate RUN questions.txt",
-            )
-    elif config.data.vocabulary is not None:
-        raise ConfigError(f"data.vocabulary is for word2vec, and model.name is {config.model.name}", "remove it")
-    if config.data.schema is not None and config.data.preset is not None:
-        raise ConfigError("data.schema and data.preset both say what the columns mean", "remove one of them")
-    if train.hogwild is not None and train.hogwild > cores(config):
-        raise ConfigError(
-            f"train.hogwild is {train.hogwild}, more than train.threads ({cores(config)})", "raise threads"
-        )
-
-
-def hogwild(config: Config) -> int:
-    """Trainer threads: on few cores, one core each is faster than sharing every operator between them."""
-    if config.train.deterministic:
-        return 1
-    few = min(cores(config), 8) if config.train.device == "cpu" else 1  # an accelerator works on one step at a time
-    return config.train.hogwild or few
-
-
-def cpu_class() -> str:
-    """What decides the last bits of a product."""
-    return f"{torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
-
-
-def check_arrangement(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """A deterministic run is the same only with the same threads and kind of CPU."""
-    if mine["deterministic"] and dict(saved) != dict(mine):
-        differences = ", ".join(
-            f"{key} {saved[key]} there, {mine[key]} here" for key in mine if saved[key] != mine[key]
-        )
-        raise ConfigError(
-            f"the checkpoint and train.deterministic do not fit: {differences}",
-            "resume with the same arrangement, or with train.deterministic=false",
-        )
 
 
 def not_finite(problem: NotFiniteError, step: int, folder: Path | None, saver: saving.Saver | None) -> TrainingError:

@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
+from clickfleet.configuring import configure
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.online.passes import Patience, StopWaitingError
 from clickfleet.published import Log
-from clickfleet.run import configure
 from streams import HEADER, SCHEMA, START, lines
 
 kafka = pytest.importorskip("confluent_kafka")

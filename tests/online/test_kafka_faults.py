@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from clickfleet import checkpoint
+from clickfleet.configuring import configure
 from clickfleet.errors import DataError
 from clickfleet.online import broker
 from clickfleet.online.learn import learn
 from clickfleet.online.passes import Patience
 from clickfleet.published import Log
-from clickfleet.run import configure
 from mock_cluster import Cluster
 from streams import HEADER, lines
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from clickfleet.batch import Batch
+from clickfleet.configuring import configure
 from clickfleet.learner import Learner
 from clickfleet.online.freshness import MOST, Freshness
-from clickfleet.run import configure
 from streams import SCHEMA
 
 

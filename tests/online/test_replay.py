@@ -5,10 +5,10 @@ import json
 import pytest
 
 from clickfleet.cli import build, frame
+from clickfleet.configuring import configure
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.online.plots import draw_days
 from clickfleet.online.replay import replay
-from clickfleet.run import configure
 
 
 def test_settings_are_compared_on_the_same_events(stream, tmp_path, graph):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import clickfleet
-from clickfleet import checkpoint, mirror, run
+from clickfleet import checkpoint, home, mirror, run
 from clickfleet.errors import CheckpointError
 from clickfleet.online import by_hand
 from clickfleet.online.learn import learn
@@ -73,7 +73,7 @@ def test_training_at_a_url(tmp_path):
 def test_what_cannot_be_put_stays_and_is_named(tmp_path, monkeypatch):
     url = f"file://{tmp_path}/there"
     (tmp_path / "there").write_text("in the way")
-    with pytest.raises(CheckpointError, match="the whole run is in"), run.at_home(url) as (folder, _):
+    with pytest.raises(CheckpointError, match="the whole run is in"), home.at_home(url) as (folder, _):
         (folder / "log.txt").write_text("all of it")
     assert (folder / "log.txt").read_text() == "all of it"
     shutil.rmtree(folder)
@@ -83,7 +83,7 @@ def test_a_name_is_never_put_before_what_it_names(tmp_path):
     """A checkpoint that is replaced while the one before is put: the URL has one that is whole at any time."""
     url = f"file://{tmp_path}/there"
     table = clickfleet.Table(factors=2)
-    with run.at_home(url) as (folder, copy):
+    with home.at_home(url) as (folder, copy):
         checkpoint.write(table, folder / "checkpoints", 1, keep=1)
         real = copy._fs.put_file
 

@@ -13,10 +13,10 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.errors import CheckpointError, ClickfleetError
 from clickfleet.metrics import Buckets
+from clickfleet.outcome import Outcome
 from clickfleet.report import charts
 from clickfleet.report.charts import Series
 from clickfleet.report.evidence import calibration, curve, read_lines, roc, scores
-from clickfleet.run import Outcome
 from clickfleet.schema import Dense, Schema, Slot
 
 NASTY = 'a<b>&"c'

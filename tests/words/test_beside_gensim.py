@@ -11,9 +11,9 @@ from gensim.models import Word2Vec
 from gensim.models.word2vec import LineSentence
 
 import clickfleet
+from clickfleet.configuring import configure
 from clickfleet.learner import Learner
 from clickfleet.opening import open_source
-from clickfleet.run import configure
 from clickfleet.words import vectors
 from clickfleet.words.vectors import Vectors
 from clickfleet.words.vocabulary import Vocabulary

@@ -17,13 +17,13 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run
 from clickfleet.cluster.simulate import Fleet, with_mode
 from clickfleet.config import Config
+from clickfleet.configuring import configure
 from clickfleet.errors import CheckpointError, ConfigError, DataError, TableError
 from clickfleet.job import Job
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.online.learn import learn
 from clickfleet.opening import open_source
-from clickfleet.run import configure
 from clickfleet.saving import Saver
 from clickfleet.table import Table
 from clickfleet.words import vectors

@@ -16,8 +16,8 @@ import yaml
 from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.config import dump
+from clickfleet.configuring import configure
 from clickfleet.errors import ConfigError
-from clickfleet.run import configure
 from clickfleet.workbench.compare import RESULT, compare
 from clickfleet.workbench.plan import fingerprint, grid, plan
 

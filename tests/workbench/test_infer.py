@@ -12,10 +12,10 @@ import pytest
 from clickfleet import scoring, trained
 from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
+from clickfleet.configuring import configure
 from clickfleet.engine import Engine
 from clickfleet.errors import ConfigError
 from clickfleet.learner import Learner
-from clickfleet.run import configure
 from clickfleet.workbench.infer import measure
 from clickfleet.workbench.scales import Way, weigh
 

@@ -11,8 +11,8 @@ import yaml
 from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.config import load
+from clickfleet.configuring import configure
 from clickfleet.errors import ConfigError, MissingError
-from clickfleet.run import configure
 from clickfleet.sections import Dimension
 from clickfleet.workbench.space import applied, check_space, distribution, values
 from clickfleet.workbench.tune import _Search, open_study

@@ -52,15 +52,15 @@ def launch(
         if config_file is not None or option:
             raise typer.BadParameter("-m and -o are for a configuration; a program reads its own")
         return _launch_program(program, settings or [], server_num, worker_num, log_dir or Path("log"), resume)
+    from clickfleet import configuring, run
     from clickfleet import modes as all_modes
-    from clickfleet import run
     from clickfleet.cli.training import given, tell
     from clickfleet.errors import ConfigError
 
     numbers = [f"cluster.shards={server_num}", f"cluster.workers={worker_num}"]
     items = [item for item in settings or [] if item not in ("-o", "--set")]  # what follows CONFIG comes as it is
     path, overrides = given(program, [*items, *numbers], config_file, option, "launch")
-    wanted = run.configure(path, overrides)
+    wanted = configuring.configure(path, overrides)
     if log_dir is None and is_old(config_file or program):
         log_dir = Path("log")
     if not all_modes.distributed(wanted):
@@ -109,11 +109,11 @@ def modes(
     seed: Annotated[int, typer.Option(help="Seed of the order in which simulated workers take turns.")] = 0,
 ) -> Result:
     """Run one job in all modes with simulated workers: AUC, staleness and speed, and advice which mode to choose."""
-    from clickfleet import run
+    from clickfleet import configuring
     from clickfleet.cluster import advisor
 
     found = advisor.measure(
-        run.configure(config, settings or []), [int(n) for n in workers.split(",")], rows, seed, say
+        configuring.configure(config, settings or []), [int(n) for n in workers.split(",")], rows, seed, say
     )
     say(advisor.table(found))
     advice = advisor.advise(found)

@@ -90,9 +90,9 @@ def replay(
     out: Annotated[Path, typer.Option(help="Folder for the runs, replay.json and replay.svg.")] = Path("replay"),
 ) -> Result:
     """Learn from past logs again with other settings and compare AUC, rows and bytes of deltas."""
+    from clickfleet.configuring import configure
     from clickfleet.online.plots import draw_replay
     from clickfleet.online.replay import replay as act
-    from clickfleet.run import configure
 
     try:
         thresholds = [float(text) for text in admit.split(",")]

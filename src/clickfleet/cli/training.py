@@ -82,12 +82,12 @@ def train(
 ) -> Result:
     """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl, config.yaml and report.html."""
     path, overrides = given(config, settings, config_file, option)
-    from clickfleet import run
+    from clickfleet import configuring, run
     from clickfleet.cluster import roles
 
     role = roles.read()
     if role is not None:
-        return _train_in_role(role, run.configure(path, overrides), resume)
+        return _train_in_role(role, configuring.configure(path, overrides), resume)
     done = run.train(path, *overrides, resume=resume)
     tell(done)
     return done.to_dict()

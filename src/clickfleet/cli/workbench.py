@@ -79,7 +79,7 @@ def tune(
     ),
 ) -> Result:
     """Search for settings with Optuna; bad trials are given up early. Again, it goes on where it stopped."""
-    from clickfleet.run import configure
+    from clickfleet.configuring import configure
     from clickfleet.workbench.search_page import table
     from clickfleet.workbench.tune import tune as act
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from clickfleet import checkpoint, mirror, saving
 from clickfleet.errors import CheckpointError
 from clickfleet.feeds import Feed
+from clickfleet.home import at_home
 from clickfleet.job import Job
 from clickfleet.learner import Learner
 from clickfleet.lock import Lock
@@ -23,7 +24,6 @@ from clickfleet.online.release import Release
 from clickfleet.online.repair import rollback as go_back
 from clickfleet.online.session import Course
 from clickfleet.published import Entry, Log
-from clickfleet.run import at_home
 from clickfleet.watch import Watch
 
 

@@ -13,8 +13,10 @@ import torch
 
 from clickfleet import checkpoint, modes, saving
 from clickfleet.config import Config
+from clickfleet.configuring import check, check_arrangement, configure, cpu_class, hogwild
 from clickfleet.errors import ConfigError
 from clickfleet.feeds import Feed
+from clickfleet.home import at_home, write_config
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.mirror import Mirror, origin
@@ -27,20 +29,10 @@ from clickfleet.online.release import Release
 from clickfleet.online.session import PassJob, PassSession
 from clickfleet.online.supply import Supply
 from clickfleet.opening import schema_of
+from clickfleet.outcome import LoadedLater
+from clickfleet.report.ending import write_led_report, write_report
 from clickfleet.report.evidence import Evidence
-from clickfleet.run import (
-    LoadedLater,
-    at_home,
-    check,
-    check_arrangement,
-    configure,
-    cpu_class,
-    hogwild,
-    not_finite,
-    write_config,
-    write_led_report,
-    write_report,
-)
+from clickfleet.run import not_finite
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
 from clickfleet.step import NotFiniteError

@@ -17,11 +17,11 @@ from typing import Any
 
 from clickfleet import modes
 from clickfleet.config import Config
+from clickfleet.configuring import check, configure
 from clickfleet.errors import ConfigError
 from clickfleet.interrupts import interruptible
 from clickfleet.lock import Lock
 from clickfleet.report import page
-from clickfleet.run import check, configure
 from clickfleet.workbench.crew import Crew, Facts, Order, count, share_cores
 from clickfleet.workbench.plan import Line, Plan, fingerprint, mean, plan
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clickfleet.config import Config, override, plain, read
+from clickfleet.configuring import configure
 from clickfleet.errors import ConfigError
 from clickfleet.find import find
-from clickfleet.run import configure
 from clickfleet.sections import Plugin
 from clickfleet.workbench.crew import Order
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from clickfleet import modes
 from clickfleet.config import Config, dump
+from clickfleet.configuring import check, configure
 from clickfleet.errors import ConfigError, MissingError, TrainingError
 from clickfleet.interrupts import interruptible
 from clickfleet.lock import Lock
 from clickfleet.report import page
-from clickfleet.run import check, configure
 from clickfleet.sections import Tune
 from clickfleet.workbench.compare import MEASURED
 from clickfleet.workbench.crew import Crew, Facts, Order, count, share_cores

@@ -1,0 +1,61 @@
+"""What training made: a model that evaluates and predicts, and the numbers of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clickfleet import mirror, saving
+from clickfleet.learner import Learner
+from clickfleet.scoring import Results
+from clickfleet.trained import Trained
+
+
+@dataclass
+class Outcome(Trained):
+    """What training made."""
+
+    learner: Learner
+    path: Path | None
+    threads: int
+    rows: int = 0
+    """Rows trained on by this call."""
+    seconds: float = 0.0
+    rows_per_s: float = 0.0
+    train: Results = field(default_factory=dict)
+    """Metrics of the last epoch's training, taken as it went on."""
+    test: Results | None = None
+    signal: int | None = None
+    """The signal that stopped the run before its end."""
+    best: Path | None = None
+    """The checkpoint with the best test AUC, where it is kept (run.keep_best, train.patience)."""
+    best_auc: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "seconds": self.seconds,
+            "rows_per_s": self.rows_per_s,
+            "train_auc": self.train.get("auc"),
+            "test_auc": None if self.test is None else self.test["auc"],
+            "checkpoint": None if self.path is None else mirror.origin(self.path) or str(self.path),
+        }
+
+
+class LoadedLater:
+    """A model that is loaded from its checkpoint when it is first used."""
+
+    path: Path | None
+    learner: Learner
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "learner" or self.path is None:
+            raise AttributeError(name)
+        whole = any(self.path.glob("rows-*"))  # or only at its URL
+        self.learner = saving.load(self.path if whole else saving.resolve(mirror.origin(self.path) or self.path))
+        return self.learner
+
+
+class Distant(LoadedLater, Outcome):
+    """What training on a cluster made."""
