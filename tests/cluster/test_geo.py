@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
+from clickfleet.cluster.shard import Shard
 from clickfleet.cluster.simulate import Fleet, Near, with_mode
 from clickfleet.config import load
 from clickfleet.embedding import Push
@@ -203,6 +205,27 @@ def test_a_worker_is_told_only_what_it_cannot_know() -> None:
         told[worker] = sorted(reply.keys.tolist())
         replica.receive()
     assert told == {0: [3], 1: [3]}
+
+
+def test_a_shard_in_the_place_of_a_lost_one_is_heard() -> None:
+    """It knows nothing of who has what: a worker that ships a row is told what there is of it now."""
+    real = Real()
+    replica, grads = real.replicas[0], np.ones((3, WIDTH), np.float32)
+    for _ in range(2):
+        real.step(0, [1, 2, 3], grads)
+        replica.exchange()
+    for i, (first, last) in enumerate(real.fleet.spread.spans):  # what was learned since the last checkpoint is lost
+        lost = real.fleet.shards[i]
+        real.fleet.shards[i] = Shard(
+            Table.like(lost.table.describe()), torch.zeros(last - first), real.fleet.config.dense, lost.rules
+        )
+        real.fleet.shards[i].begin(range(WORKERS))
+        real.fleet.shards[i].replicate(range(WORKERS))
+    real.step(0, [1, 2, 3], grads)
+    replica.exchange()
+    for key in (1, 2, 3):
+        one = np.array([key], np.uint64)
+        assert np.array_equal(replica.old.pull(one), real.shard_of(key).pull(one))
 
 
 def test_keys_somebody_has() -> None:
