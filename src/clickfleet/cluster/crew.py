@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,12 @@ class Crew:
             calls[name] = self.fleet.actors[name].load.remote(origin, self.who, self.peers)
         self.fleet.facts |= self.fleet.wait_for(calls, "loading", max(self.config.cluster.start_timeout, 600.0))
 
-    def connect(self, workers: Iterable[str], base: Base) -> None:
+    def connect(self, workers: Iterable[str], base: Base, learned: Sequence[int] = ()) -> None:
+        """The shards have `learned` so many batches of each link of a worker that takes the place of a lost one."""
         endpoints = [self.fleet.facts[name]["endpoints"] for name in self.shards]
-        calls = {name: self.fleet.actors[name].connect.remote(endpoints, self.who, base.buffers) for name in workers}
+        calls = {
+            name: self.fleet.actors[name].connect.remote(endpoints, self.who, base.buffers, learned) for name in workers
+        }
         self.fleet.wait_for(calls, "connecting", self.config.cluster.start_timeout)
 
     def replace(self, name: str) -> None:

@@ -82,12 +82,12 @@ class Recovery:
 
     def _return_worker(self, name: str, task: Assignment) -> Any:
         run, crew = self.run, self.run.crew
-        crew.connect([name], run.base)
         seen = crew.tell(crew.shards, "learned").values()
         links, index = links_of(run.config), int(name.split()[1])
         mine = range(index * links, (index + 1) * links)
-        learned = sum(max(found.get(peer, 0) for found in seen) for peer in mine)
-        skip = max(0, learned - run.base.worker_steps.get(name, 0))
+        learned = [max(found.get(peer, 0) for found in seen) for peer in mine]
+        crew.connect([name], run.base, learned)
+        skip = max(0, sum(learned) - run.base.worker_steps.get(name, 0))
         run.watch.log(f"{name} goes on after {skip:,} batches since the last cut; what it had not sent is lost")
         return crew.fleet.actors[name].train.remote(replace(self._share(task), skip=skip))
 

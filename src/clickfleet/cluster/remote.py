@@ -39,6 +39,7 @@ class Remote:
         timeout_s: float = 120.0,
         abandoned: Callable[[], bool] = lambda: False,
         context: zmq.Context[Any] | None = None,
+        learned: int = 0,
     ) -> None:
         self.spread, self.who, self.peer = spread, who, peer
         self.timeout_s, self._abandoned = timeout_s, abandoned
@@ -46,7 +47,10 @@ class Remote:
         self._context = context or zmq.Context(1)
         self._names = [addresses[0] for addresses in endpoints]
         self._sockets = [self._connect(addresses) for addresses in endpoints]
-        self._sequence = self._number = 0
+        self._sequence, self._number = (
+            learned,
+            0,
+        )  # batches of this peer that the shards know, in the place of a lost one
         self._answers: list[dict[int, Answer]] = [{} for _ in endpoints]
         self._sent: list[dict[int, Frames]] = [{} for _ in endpoints]
         self._moves: dict[int, list[str]] = {}

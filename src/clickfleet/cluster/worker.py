@@ -57,6 +57,8 @@ class Worker:
         """The last epoch of the run of which nothing is wanted any more."""
         self._ended: dict[str, Any] | None = None
         self._carried: dict[str, Any] = {}
+        self._counted = (0, 0, 0)
+        """Batches handed out, rows and batches trained on before this epoch."""
         self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
         """CPU of training: of the whole process, and of its trainers in the epochs before this one."""
 
@@ -64,8 +66,13 @@ class Worker:
         table = replace(self.config.table, memory_limit=None, snapshot_reserve=None)
         return Learner(replace(self.config, table=table), self.schema)
 
-    def connect(self, endpoints: Sequence[Sequence[str]], who: tuple[int, int, int]) -> None:
-        """Talks to these shards from now on, as part of that epoch of the run; what was before is forgotten."""
+    def connect(
+        self, endpoints: Sequence[Sequence[str]], who: tuple[int, int, int], learned: Sequence[int] = ()
+    ) -> None:
+        """Talks to these shards from now on, as part of that epoch of the run; what was before is forgotten.
+
+        In the place of a lost worker: the shards have `learned` so many batches of each of its links.
+        """
         self.abandon(self.who.epoch)
         with self._change:
             if not self._change.wait_for(lambda: not self._training, timeout=60):
@@ -81,9 +88,11 @@ class Worker:
             self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
             self.metrics, self.learner, self._carried = metrics_of(self.config, self.schema), self._fresh_learner(), {}
             links = links_of(self.config)
-            self.links = [self._link(self.index * links + i) for i in range(links)]
+            known = [*learned, *[0] * (links - len(learned))]
+            self.links = [self._link(self.index * links + i, known[i]) for i in range(links)]
+            self._counted = (sum(known), sum(known) * self.config.data.batch_size, sum(known))
 
-    def _link(self, peer: int) -> Remote:
+    def _link(self, peer: int, learned: int = 0) -> Remote:
         return Remote(
             self.endpoints,
             self.spread,
@@ -92,6 +101,7 @@ class Worker:
             timeout_s=self.config.cluster.timeout,
             abandoned=lambda: self._abandoned,
             context=self.context,
+            learned=learned,
         )
 
     def train(self, task: Assignment) -> dict[str, Any]:
@@ -105,7 +115,8 @@ class Worker:
                 self.schema, task.epoch, {s.number: self._reader(s, task) for s in task.streams}, task.skip
             )
             self._by_phase = self._phases()
-            before = (self.job.steps, self.job.rows, self.job.trained) if self.job is not None else (0, 0, 0)
+            if self.job is not None:
+                self._counted = (self.job.steps, self.job.rows, self.job.trained)
             self.job = job = Share(
                 self.learner,
                 cast(Source, source),
@@ -119,7 +130,7 @@ class Worker:
                 wanted=self._asked,
                 took=self._took,
             )
-            job.steps, job.rows, job.trained = before
+            job.steps, job.rows, job.trained = self._counted
             job.saved, job.carried = task.saved, self._carried
             for trainer in job.trainers:
                 trainer.step.score_first = task.score_first and trainer.step.is_noisy()

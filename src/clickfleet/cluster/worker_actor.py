@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from clickfleet.cluster.base import adopt_buffers, pack_buffers
@@ -23,8 +24,10 @@ class WorkerActor:
     def process(self) -> dict[str, Any]:
         return describe_process()
 
-    def connect(self, endpoints: list[list[str]], who: tuple[int, int, int], buffers: bytes = b"") -> None:
-        self.worker.connect(endpoints, who)
+    def connect(
+        self, endpoints: list[list[str]], who: tuple[int, int, int], buffers: bytes = b"", learned: Sequence[int] = ()
+    ) -> None:
+        self.worker.connect(endpoints, who, learned)
         adopt_buffers(self.worker.learner, buffers)
         log(f"connected to {len(endpoints)} shards, epoch {who[2]}")
 

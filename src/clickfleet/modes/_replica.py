@@ -40,7 +40,7 @@ class Replica:
         self.dense = job.learner.flat.values  # the live weights
         self.old_dense = self.dense.clone()
         self._touched: list[Push] = []
-        self._steps = 0
+        self._steps = job.steps
         self._ticket: Ticket | None = None
         self._sent: tuple[Keys, Floats] | None = None
         """Differences on the way: `old` gets them with the answer, which replaces nearly all of it."""
