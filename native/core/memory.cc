@@ -44,7 +44,7 @@ char* allocate_pages(size_t bytes) {
   const size_t want = size + (huge ? kHugePage : 0);
   int flags = MAP_PRIVATE | MAP_ANONYMOUS;
 #ifdef MAP_POPULATE
-  if (!huge) flags |= MAP_POPULATE;  // a shelf uses every page at once, and faults cost more than all the rest
+  if (!huge) flags |= MAP_POPULATE;  // a shelf uses every page at once: no fault for each of them
 #endif
   void* raw = mmap(nullptr, want, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (raw == MAP_FAILED) throw std::bad_alloc();

@@ -228,6 +228,28 @@ def test_a_shard_in_the_place_of_a_lost_one_is_heard() -> None:
         assert np.array_equal(replica.old.pull(one), real.shard_of(key).pull(one))
 
 
+def test_an_answer_does_not_undo_what_was_fetched_after_it() -> None:
+    """A row that was dropped is known to the shards as had: it is in the answer, though it was fetched anew meanwhile."""
+    real = Real()
+    replica, grads = real.replicas[0], np.ones((1, WIDTH), np.float32)
+    replica.limit = 1
+    for keys in ([1], [2], [2]):
+        real.step(0, keys, grads)
+        replica.exchange()
+    one = np.array([1], np.uint64)
+    assert not replica.rows.known(one)[0]
+    replica.limit = 1 << 40
+    real.step(1, [1], grads)
+    real.replicas[1].exchange()
+    real.step(0, [2], grads)
+    replica.ship()
+    real.step(1, [1], grads)
+    real.replicas[1].exchange()
+    real.step(0, [1], grads)
+    replica.receive()
+    assert np.array_equal(replica.old.pull(one), real.shard_of(1).pull(one))
+
+
 def test_keys_somebody_has() -> None:
     chance = np.random.default_rng(1)
     held, wanted = KeySet(), set[int]()

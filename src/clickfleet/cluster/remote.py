@@ -47,10 +47,9 @@ class Remote:
         self._context = context or zmq.Context(1)
         self._names = [addresses[0] for addresses in endpoints]
         self._sockets = [self._connect(addresses) for addresses in endpoints]
-        self._sequence, self._number = (
-            learned,
-            0,
-        )  # batches of this peer that the shards know, in the place of a lost one
+        self._number = 0
+        self._sequence = learned
+        """Batches of this peer that were sent; in the place of a lost one, those of it that the shards know."""
         self._answers: list[dict[int, Answer]] = [{} for _ in endpoints]
         self._sent: list[dict[int, Frames]] = [{} for _ in endpoints]
         self._moves: dict[int, list[str]] = {}

@@ -44,6 +44,8 @@ class Replica:
         self._ticket: Ticket | None = None
         self._sent: tuple[Keys, Floats] | None = None
         """Differences on the way: `old` gets them with the answer, which replaces nearly all of it."""
+        self._late: list[Keys] = []
+        """Fetched since that shipment: rows dropped before may be in its answer, older than what was fetched."""
         self._lock = threading.RLock()  # of the link and of exchanges; trainers meet here only for rows they lack
         self._begun = False
 
@@ -74,12 +76,13 @@ class Replica:
             rows = ticket.wait().rows
             assert rows is not None
             new = ~self.rows.known(keys)  # others were asked for by an earlier batch too, and trained on since
-            if (
-                len(self.job.trainers) == 1
-            ):  # no other one could push rows that were not put: they begin here as they do there
+            if len(self.job.trainers) == 1:
+                # Rows as they begin need no putting, as long as no other trainer could push them before this one puts them.
                 new &= (rows != self.blank.pull(keys)).any(axis=1)
             for table in (self.old, self.rows):
                 table.move(keys[new], rows[new], add=False, distinct=True)
+            if self.limit is not None and self._ticket is not None:
+                self._late.append(keys)
 
     def pull(self, keys: Keys, out: Floats) -> Floats:
         return self.rows.pull(keys, out=out)
@@ -132,6 +135,9 @@ class Replica:
             assert reply.rows is not None
             assert reply.deleted is not None
             keys, rows, here = reply.keys, reply.rows, self.rows.known(reply.keys)
+            if self._late:
+                here &= ~np.isin(keys, np.concatenate(self._late))
+                self._late = []
             if not here.all():  # rows dropped meanwhile are fetched again when they are used
                 keys, rows = keys[here], rows[here]
             self._take(keys, rows)

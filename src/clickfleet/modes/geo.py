@@ -27,7 +27,7 @@ from clickfleet.share import Share
 
 DISTRIBUTED = True
 TOGETHER = 8
-"""Batches whose rows are asked for in one message."""
+"""Batches of a worker with one trainer whose rows are asked for in one message."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ def train(job: Share, config: Config) -> None:
     job.carried["replica"], replica.job = replica, job
     job.keep, job.before_cut, job.queued = replica.save, replica.exchange, replica.waiting
 
-    spare = {trainer: [[trainer.step.spare() for _ in range(TOGETHER)] for _ in range(2)] for trainer in job.trainers}
+    together = TOGETHER if len(job.trainers) == 1 else 1  # several trainers share a round evenly, batch by batch
+    spare = {trainer: [[trainer.step.spare() for _ in range(together)] for _ in range(2)] for trainer in job.trainers}
 
     def work(trainer: Trainer) -> None:
         step, clock = trainer.step, trainer.clock
