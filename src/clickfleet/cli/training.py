@@ -184,7 +184,10 @@ def evaluate(
         say(_table(results))
         return results
     if epochs is None:
-        results = trained.load(model).reading(format, threads).evaluate(data, batch_size)
+        loaded = trained.load(model).reading(format, threads)
+        source = loaded.source(data, batch_size, labels=True)
+        results = loaded.evaluate(source)
+        _say_bad_lines(source.counters.bad_lines, "they count in no metric")
         say(_table(results))
         return results
     found: list[dict[str, Any]] = []
@@ -248,7 +251,13 @@ def predict(
         how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
         done = trained.write_scores(trained.load(model).reading(format, threads, how), data, out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
+    _say_bad_lines(done.get("bad_lines", 0), "they have no score, so line numbers of the data and the scores differ")
     return done
+
+
+def _say_bad_lines(count: int, meaning: str) -> None:
+    if count:
+        say(f"warning: skipped {count:,} bad lines (data.bad_lines): {meaning}")
 
 
 def engine_of(name: str, threads: int, graph: str | None, arena: bool | None) -> "Engine | None":
