@@ -175,7 +175,9 @@ def refuse_empty(proto: onnx.ModelProto) -> None:
     empty = {tensor.name for tensor in graph.initializer if tensor.data_type in _FLOATS and 0 in tensor.dims}
     for item in (*graph.input, *graph.value_info):
         kind = item.type.tensor_type
-        if kind.elem_type in _FLOATS and any(axis.HasField("dim_value") and not axis.dim_value for axis in kind.shape.dim):
+        if kind.elem_type in _FLOATS and any(
+            axis.HasField("dim_value") and not axis.dim_value for axis in kind.shape.dim
+        ):
             empty.add(item.name)
     for node in graph.node:
         touched = empty.intersection((*node.input, *node.output))
