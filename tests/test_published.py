@@ -10,18 +10,23 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 
 import clickfleet
-from clickfleet import _core, exporting, published, saving
+from clickfleet import _core, exporting, graph, published, saving
 from clickfleet.batch import Batch
 from clickfleet.config import Config, checked
 from clickfleet.embedding import Embedding
-from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.errors import CheckpointError, ConfigError, TrainingError
+from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.logs.synth import Options, synth
+from clickfleet.models import Inputs, Model, Shape
+from clickfleet.parity import _without
 from clickfleet.published import Entry, Log
-from clickfleet.schema import Dense, Schema, Slot
+from clickfleet.schema import Dense, KeyRule, Schema, Slot
 from clickfleet.scoring import Scorer
+from clickfleet.serve.predictor import open_version
 from test_training import SMALL
 
 SCHEMA = Schema(
@@ -267,6 +272,55 @@ def test_an_export_with_fewer_inputs_takes_the_others_as_missing(tmp_path: Path)
         exporting.export(model, tmp_path / "x", 4, inputs=["gender"])
     with pytest.raises(ConfigError, match=r"(?s)no output depth.*score, logit"):
         exporting.export(model, tmp_path / "x", 4, outputs=["depth"])
+
+
+@pytest.mark.parametrize("inputs", [["age", "n"], ["user", "tags"]])
+def test_an_export_may_keep_no_slot_or_no_dense_column(inputs: list[str], tmp_path: Path) -> None:
+    schema = replace(SCHEMA, keys=KeyRule("raw"))  # a key may stand in several slots
+    model = Learner(checked(Config, {"model": {"name": "deepfm"}, "table": {"dim": 3}}, source="test"), schema)
+    train(model, 0)
+    entry = exporting.export(model, tmp_path / "few", 1, inputs=inputs)
+    data = batch(5)
+    kept = exporting.keep(SCHEMA, inputs)
+    whole, part = _without(data, SCHEMA, list(kept.dense), list(kept.slots))
+    np.testing.assert_allclose(open_version(entry).run(part)["score"], scores(model, whole), atol=1e-6)
+
+
+class Careless(Model):
+    """Multiplies dense values that are not there."""
+
+    def __init__(self, config: Any, shape: Shape) -> None:
+        super().__init__(config, shape)
+        self.weight = torch.nn.Parameter(torch.zeros(shape.dense))
+
+    def forward(self, x: Inputs) -> torch.Tensor:
+        return x.first.sum(1) + x.dense @ self.weight
+
+
+def test_a_graph_with_an_operator_on_an_empty_axis_is_refused() -> None:
+    shape = Shape(0, 3, 2, 2)
+    with pytest.raises(TrainingError, match=r"operator MatMul on dense, which is empty.*\n.*leave out"):
+        Graph(Careless(None, shape), shape)
+    Graph(Careless(None, Shape(1, 3, 2, 2)), Shape(1, 3, 2, 2))
+
+
+def test_golden_requests_find_results_that_depend_on_what_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `lr` was once exported from a schema without dense columns; a server that just started computes it right by luck."""
+    schema = Schema(slots=(Slot("user"), Slot("tags", multi=True), Slot("ad")))
+    model = Learner(checked(Config, {"model": {"name": "lr"}}, source="test"), schema)
+    shape = model.shape
+    monkeypatch.setattr(graph, "refuse_empty", lambda proto: None)
+    monkeypatch.setattr(graph.Graph, "_check", lambda self, kept: None)
+    careless = Graph(Careless(None, shape), shape).bytes({})
+    changes = model.table.cut_changes(base=True)
+    facts = replace(exporting.content(model, Graph(model.model, shape), 1), graph=careless)
+    place = {"sequence": 1, "parent": None, "chain": published.chain(facts, 1)}
+    entry = published.write(tmp_path / "careless", changes, facts, **place)
+    for _ in range(10):
+        with pytest.raises(CheckpointError, match="golden requests give another"):
+            open_version(entry)
 
 
 def test_export_verify_evaluate_and_predict_from_the_command_line(

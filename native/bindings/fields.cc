@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <stdexcept>
@@ -66,11 +67,12 @@ Cell cell(PyObject* value) {
   return c;
 }
 
-// A name the request may use.
+// A name the request may use; a dense column and slots may share one.
 struct Name {
   std::string text;
-  nb::object key;  // the same as Python's
-  size_t index;    // among all names
+  nb::object key;     // the same as Python's
+  size_t index;       // among all names
+  bool first = true;  // whether nothing before it has the same name
 };
 
 [[noreturn]] void refuse(size_t row, const Name& name, const std::string& why) {
@@ -88,7 +90,7 @@ struct Mapped {
   void each(const Name& name, const Value& value) {
     PyObject* found = PyDict_GetItemWithError(row, name.key.ptr());
     if (found == nullptr) return;
-    ++used;
+    if (name.first) ++used;
     if (PyList_Check(found)) {
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(found); ++i) value(cell(PyList_GET_ITEM(found, i)), 1.0F);
     } else if (PyDict_Check(found)) {
@@ -162,7 +164,12 @@ class Fields {
   Fields(const Layout& layout, const std::vector<std::pair<std::string, std::vector<int>>>& dense,
          const std::vector<std::pair<std::string, int>>& slots)
       : layout_(layout) {
-    for (const auto& [name, places] : dense) dense_.push_back({make(name), places});
+    for (const auto& [name, places] : dense) {
+      const bool both = std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
+        return slot.second < 0 && slot.first == name;
+      });
+      dense_.push_back({make(name), places, both});
+    }
     for (const auto& [name, bucket] : slots) {
       slots_.push_back({bucket < 0 ? make(name) : Name{name, nb::none(), 0}, bucket});
       flat_ = flat_ && !layout_.slots[slots_.size() - 1].multi;
@@ -201,6 +208,7 @@ class Fields {
   struct Dense {
     Name name;
     std::vector<int> places;
+    bool both;  // a slot has the same name: text is read as a number, as in files
   };
   struct Slot {
     Name name;
@@ -212,7 +220,8 @@ class Fields {
     if (text == nullptr) throw nb::python_error();
     PyUnicode_InternInPlace(&text);
     nb::object key = nb::steal(text);
-    known_.add(key);
+    if (known_.contains(key)) return {name, key, nb::cast<size_t>(known_[key]), false};
+    known_[key] = names_;
     return {name, key, names_++};
   }
 
@@ -233,7 +242,7 @@ class Fields {
       row.each(field.name, [&](const Cell& c, float) {
         if (at == field.places.size()) refuse(row.number, field.name, wanted(field));
         const auto place = static_cast<size_t>(field.places[at++]);
-        to[place] = dense_value(layout_.dense[place], c, row.number, field.name);
+        to[place] = dense_value(layout_.dense[place], c, row.number, field);
       });
       if (at != 0 && at != field.places.size()) refuse(row.number, field.name, wanted(field));
       for (; at < field.places.size(); ++at) {
@@ -271,12 +280,18 @@ class Fields {
     return n == 1 ? "takes one number" : "takes a list of " + std::to_string(n) + " numbers";
   }
 
-  float dense_value(const DenseColumn& column, const Cell& c, size_t row, const Name& name) const {
+  float dense_value(const DenseColumn& column, const Cell& c, size_t row, const Dense& field) const {
     if (c.kind == Cell::missing || (c.kind == Cell::text && c.characters.empty()) || std::isnan(c.real))
       return column.missing;
-    if (c.kind == Cell::text || c.kind == Cell::other) refuse(row, name, "takes a number");
-    const auto x = static_cast<float>(layout_.transform(column, c.real));
-    if (!std::isfinite(x)) refuse(row, name, "is out of range");
+    double given = c.real;
+    if (c.kind == Cell::text && field.both) {
+      if (!to_double(c.characters.data(), c.characters.data() + c.characters.size(), given))
+        refuse(row, field.name, "takes an integer, or a number as text");
+    } else if (c.kind == Cell::text || c.kind == Cell::other) {
+      refuse(row, field.name, "takes a number");
+    }
+    const auto x = static_cast<float>(layout_.transform(column, given));
+    if (!std::isfinite(x)) refuse(row, field.name, "is out of range");
     return x;
   }
 
@@ -289,7 +304,7 @@ class Fields {
                                                : std::to_chars(digits, digits + sizeof digits, c.big).ptr;
       text = {digits, static_cast<size_t>(end - digits)};
     } else if (c.kind != Cell::text) {
-      refuse(row, name, "takes text or integers");
+      refuse(row, name, "takes text or integers, so write a number with a fraction as text");
     }
     if (!layout_.key(slot, text.data(), text.size(), out))
       refuse(row, name, "takes integers from 0 to 2^64 - 1 (the key rule is raw)");
@@ -322,7 +337,7 @@ class Fields {
   Layout layout_;
   std::vector<Dense> dense_;
   std::vector<Slot> slots_;
-  nb::set known_;
+  nb::dict known_;  // name -> its index
   size_t names_ = 0;
   bool flat_ = true;
 };

@@ -11,10 +11,14 @@ clickfleet.errors.ConfigError: graph optimisation 'most' is not known
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from clickfleet.errors import ConfigError, MissingError
 
@@ -99,6 +103,15 @@ def providers() -> tuple[list[str], list[str]]:
     ort = _runtime()
     present = [name for name in ort.get_available_providers() if name != CPU]
     return present, [name for name in ort.get_all_providers() if name not in (*present, CPU)]
+
+
+def soil(session: Any, given: Mapping[str, NDArray[np.float32]], rows: int = 64) -> None:
+    """Fill the memory of a new session with NaN, so that a result which depends on old memory fails the check after it.
+
+    A new session's memory is mostly zeros, and a graph that reads it would pass by luck. `rows` must be several times
+    those of the check.
+    """
+    session.run(None, {name: np.full((rows, *x.shape[1:]), np.nan, np.float32) for name, x in given.items()})
 
 
 @lru_cache(maxsize=1)

@@ -92,7 +92,7 @@ def export(
     graph = Graph(learner.model, learner.shape, outputs, kept)
     changes = learner.table.cut_changes(base=True)
     try:
-        rows: Rows = changes if kept is None else _Some(changes, kept)
+        rows: Rows = changes if kept is None else _Some(changes, kept, learner.schema.keys.by_slot)
         facts = content(learner, graph, step, kept)
         return published.write(Path(out), rows, facts, sequence=1, parent=None, chain=published.chain(facts, 1))
     finally:
@@ -120,15 +120,15 @@ def pruned(schema: Schema, kept: Kept) -> Schema:
 
 
 class _Some:
-    """The rows of the slots that are kept, under their new numbers."""
+    """The rows of the slots that are kept, under their new numbers; all rows, if slots may share one."""
 
     base = True
 
-    def __init__(self, changes: Changes, kept: Kept) -> None:
-        self._changes, self._kept = changes, kept
+    def __init__(self, changes: Changes, kept: Kept, by_slot: bool) -> None:
+        self._changes, self._kept, self._by_slot = changes, kept, by_slot
 
     def __iter__(self) -> Iterator[Columns]:
-        numbers = np.full(1 << 16, -1, np.int32)
+        numbers = np.full(1 << 16, -1 if self._by_slot or not self._kept.slots else 0, np.int32)
         numbers[list(self._kept.slots)] = np.arange(len(self._kept.slots))
         for columns in self._changes:
             slots = numbers[columns["slot"]]

@@ -18,16 +18,17 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import inliner, numpy_helper, shape_inference
 from torch import Tensor, nn
 
 from clickfleet import storage
-from clickfleet.engine import Engine
+from clickfleet.engine import Engine, soil
 from clickfleet.errors import CheckpointError, ConfigError, MissingError, TrainingError
 from clickfleet.models import Inputs, Model, Shape
 
 INPUTS = ("dense", "first", "factors")
 OUTPUTS = ("score", "logit")
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
 
 
 class Kept:
@@ -57,18 +58,18 @@ class Graph:
         if len(set(self.outputs)) < len(self.outputs) or not self.outputs:
             raise ConfigError("outputs must be different names, at least one")
         self._module = _Exported(model, shape, self.outputs, kept).eval()
-        example = _example(shape, kept)
+        self._shape = shape
         found = None if cache is None else _read(cache)
         if found is not None:
             self._proto = found
             try:
                 self.bytes(model.state_dict())
-                self._check(example)
+                self._check(kept)
             except Exception:  # of another model, or of another version: whatever it says, it is made anew
                 found = None
         if found is None:
-            self._proto = _export(self._module, example, self.outputs)
-            self._check(example)
+            self._proto = _export(self._module, _example(shape, kept), self.outputs)
+            self._check(kept)
             if cache is not None:
                 with suppress(CheckpointError):  # the disk is full: it is made anew the next time
                     storage.replace(cache, self._proto.SerializeToString(deterministic=True))
@@ -81,21 +82,25 @@ class Graph:
                 tensor.CopyFrom(numpy_helper.from_array(weights[name].detach().contiguous().numpy(), tensor.name))
         return bytes(self._proto.SerializeToString(deterministic=True))
 
-    def _check(self, example: tuple[Tensor, ...]) -> None:
+    def _check(self, kept: Kept | None) -> None:
         """Compares with torch where ONNX Runtime is installed: the exporter has been seen to translate wrongly."""
+        refuse_empty(self._proto)
         try:
             session = Engine().session(self._proto.SerializeToString())
         except MissingError:
             return
-        given = {name: tensor.numpy() for name, tensor in zip(INPUTS, example, strict=True)}
-        found = session.run(list(self.outputs), given)
-        with torch.inference_mode():
-            wanted = [out.numpy() for out in self._module(*example)]
-        for name, mine, right in zip(self.outputs, found, wanted, strict=True):
-            if not np.allclose(mine, right, rtol=1e-4, atol=1e-5):
-                raise TrainingError(
-                    f"the ONNX graph gives another {name} than the model", "please report it with the model's file"
-                )
+        soil(session, _arrays(_example(self._shape, kept)))
+        for rows in (3, 1, 7):
+            example = _example(self._shape, kept, rows)
+            given = _arrays(example)
+            found = session.run(list(self.outputs), given)
+            with torch.inference_mode():
+                wanted = [out.numpy() for out in self._module(*example)]
+            for name, mine, right in zip(self.outputs, found, wanted, strict=True):
+                if not np.allclose(mine, right, rtol=1e-4, atol=1e-5):
+                    raise TrainingError(
+                        f"the ONNX graph gives another {name} than the model", "please report it with the model's file"
+                    )
 
     @torch.inference_mode()
     def run(self, weights: Mapping[str, Tensor], x: Inputs) -> list[NDArray[np.float32]]:
@@ -137,23 +142,54 @@ class _Exported(nn.Module):
 
     def _widened(self, kept: Kept, dense: Tensor, first: Tensor, factors: Tensor) -> Inputs:
         """The inputs of the model, with what was left out put in."""
-        rows, columns = dense.shape[0], range(len(kept.fill))
-        fill = torch.tensor(kept.fill, dtype=dense.dtype).expand(rows, -1)
-        picked = [kept.dense.index(i) if i in kept.dense else len(kept.dense) + i for i in columns]
-        slots = [kept.slots.index(i) if i in kept.slots else len(kept.slots) for i in range(self.shape.slots)]
+        fill = torch.tensor(kept.fill, dtype=dense.dtype)
+        slots = torch.zeros(self.shape.slots)
         return Inputs(
-            torch.cat([dense, fill], 1).index_select(1, torch.tensor(picked)),
-            torch.cat([first, torch.zeros(rows, 1)], 1).index_select(1, torch.tensor(slots)),
-            torch.cat([factors, torch.zeros(rows, 1, factors.shape[2])], 1).index_select(1, torch.tensor(slots)),
+            _filled(dense, kept.dense, fill),
+            _filled(first, kept.slots, slots),
+            _filled(factors, kept.slots, slots.unsqueeze(1).expand(-1, self.shape.factors)),
         )
 
 
-def _example(shape: Shape, kept: Kept | None = None) -> tuple[Tensor, ...]:
-    rows = 3
+def _filled(given: Tensor, places: Sequence[int], fill: Tensor) -> Tensor:
+    """What is given [B, k, …] at its places among the columns of `fill` [n, …], which stands in all others."""
+    if len(places) == len(fill):
+        return given
+    others = fill.expand(given.shape[0], *fill.shape)
+    if not places:
+        return others
+    picked = [places.index(i) if i in places else len(places) + i for i in range(len(fill))]
+    return torch.cat([given, others], 1).index_select(1, torch.tensor(picked))
+
+
+def _example(shape: Shape, kept: Kept | None = None, rows: int = 3) -> tuple[Tensor, ...]:
     dense, slots = (shape.dense, shape.slots) if kept is None else (len(kept.dense), len(kept.slots))
     own = torch.Generator().manual_seed(rows)  # the common one belongs to training
     sizes = (rows, dense), (rows, slots), (rows, slots, shape.factors)
     return tuple(torch.rand(size, generator=own) for size in sizes)
+
+
+def refuse_empty(proto: onnx.ModelProto) -> None:
+    """Refuses a graph with an operator on an empty axis: ONNX Runtime leaves the result of some undefined."""
+    graph = shape_inference.infer_shapes(inliner.inline_local_functions(proto), data_prop=True).graph
+    empty = {tensor.name for tensor in graph.initializer if tensor.data_type in _FLOATS and 0 in tensor.dims}
+    for item in (*graph.input, *graph.value_info):
+        kind = item.type.tensor_type
+        if kind.elem_type in _FLOATS and any(
+            axis.HasField("dim_value") and not axis.dim_value for axis in kind.shape.dim
+        ):
+            empty.add(item.name)
+    for node in graph.node:
+        touched = empty.intersection((*node.input, *node.output))
+        if touched and node.op_type != "Shape":
+            raise TrainingError(
+                f"the network has the operator {node.op_type} on {min(touched)}, which is empty, and its result is undefined",
+                "leave out what the schema does not have (dense columns, slots) in the model's forward()",
+            )
+
+
+def _arrays(inputs: tuple[Tensor, ...]) -> dict[str, NDArray[np.float32]]:
+    return {name: tensor.numpy() for name, tensor in zip(INPUTS, inputs, strict=True)}
 
 
 def _read(cache: Path) -> onnx.ModelProto | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,16 @@ def by_fan_in(gain: float, kind: Callable[[float], Init] = normal) -> Init:
 def factor_std(dim: int) -> float:
     """0.1/√d: the width of the original's initial factors."""
     return 0.1 / math.sqrt(dim)
+
+
+def side_by_side(*parts: Tensor) -> Tensor:
+    """The parts [B, …] as one [B, n], without those that are empty: no graph may hold an operator on an empty axis.
+
+    >>> side_by_side(torch.ones(2, 3, 2), torch.ones(2, 0), torch.ones(2, 1)).shape
+    torch.Size([2, 7])
+    """
+    there = [part.flatten(1) for part in parts if math.prod(part.shape[1:])]
+    return torch.cat(there, 1) if len(there) > 1 else there[0]
 
 
 class Tower(nn.Module):
@@ -77,7 +88,7 @@ class Tower(nn.Module):
                 return infer(self.buffers_, self.relu_last, parts, params)
             if self.training:
                 return FusedTower.apply(self.buffers_, self.relu_last, self.sink, len(parts), *parts, *params)  # type: ignore[no-any-return, no-untyped-call]
-        h = torch.cat([part.flatten(1) for part in parts], 1) if len(parts) > 1 else parts[0].flatten(1)
+        h = side_by_side(*parts)
         for i, layer in enumerate(self.layers):
             h = F.linear(h, layer.weight, layer.bias)  # type: ignore[arg-type]
             if i < len(self.layers) - 1 or self.relu_last:
@@ -121,12 +132,15 @@ class DroppedTower(nn.Module):
         self.layers = nn.Sequential(*(layers if relu_last else layers[:-2]))
 
     def forward(self, *parts: Tensor) -> Tensor:
-        out: Tensor = self.layers(torch.cat([part.flatten(1) for part in parts], 1))
+        out: Tensor = self.layers(side_by_side(*parts))
         return out
 
 
 class Wide(nn.Module):
-    """The first-order part: Σ_j w_j + a·x + b, w the rows' first weights and x the dense values."""
+    """The first-order part: Σ_j w_j + a·x + b, w the rows' first weights and x the dense values.
+
+    A part that the schema does not have is left out. Without either it is b, one number for all rows.
+    """
 
     def __init__(self, dense: int, init: Init | None = None) -> None:
         super().__init__()
@@ -137,10 +151,13 @@ class Wide(nn.Module):
 
     if TYPE_CHECKING:
 
-        def __call__(self, first: Tensor, dense: Tensor) -> Tensor: ...
+        def __call__(self, first: Tensor | None, dense: Tensor) -> Tensor: ...
 
-    def forward(self, first: Tensor, dense: Tensor) -> Tensor:
-        return first.sum(1) + dense @ self.weight + self.bias
+    def forward(self, first: Tensor | None, dense: Tensor) -> Tensor:
+        parts = [] if first is None or not first.shape[1] else [first.sum(1)]
+        if len(self.weight):
+            parts.append(dense @ self.weight)
+        return reduce(torch.add, [*parts, self.bias])
 
 
 class FieldVectors(nn.Module):
@@ -159,7 +176,8 @@ class FieldVectors(nn.Module):
     def forward(self, factors: Tensor, dense: Tensor) -> Tensor:
         if not len(self.vectors):
             return factors
-        return torch.cat([factors, dense.unsqueeze(2) * self.vectors], 1)
+        vectors = dense.unsqueeze(2) * self.vectors
+        return torch.cat([factors, vectors], 1) if factors.shape[1] else vectors
 
 
 def fm_pairs(fields: Tensor) -> Tensor:

@@ -34,6 +34,10 @@ class Learner:
         settings = checked(kind.Config, config.model.settings, "model", config.model.name)
         dim, slots, dense = config.table.dim, len(schema.slots), len(schema.dense)
         factors = kind.row_factors(settings, dim, slots, dense)
+        if not dim and kind.row_factors(settings, 1, slots, dense):
+            raise ConfigError(
+                f"table.dim is 0, and model {config.model.name} needs factors", "set it to 1 or more, or use model lr"
+            )
         self.shape = Shape(
             dense,
             slots,

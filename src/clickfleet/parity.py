@@ -209,6 +209,8 @@ def _parameters(
     changes = learner.table.cut_changes(base=True)
     ours = missing = different = 0
     kept = {i for i, slot in enumerate(learner.schema.slots) if slot.name in {s.name for s in schema.slots}}
+    if kept and not learner.schema.keys.by_slot:  # a row may be of several slots, so all were published
+        kept = set(range(len(learner.schema.slots)))
     try:
         for columns in changes:
             wanted = np.isin(columns["slot"], list(kept)) if len(kept) < len(learner.schema.slots) else slice(None)

@@ -42,13 +42,10 @@ def load(entries: Sequence[Entry]) -> Learner:
 
 
 def _dense(learner: Learner, saved: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the graph has of the network; counters that only training needs are not in it."""
-    counters = {name for name in learner.model.state_dict() if name.endswith("num_batches_tracked")}
-    return {
-        name: saved[name] if name not in counters else mine
-        for name, mine in learner.model.state_dict().items()
-        if name in saved or name in counters
-    }
+    """What the graph has of the network; counters that only training needs and empty tensors are not in it."""
+    state = learner.model.state_dict()
+    absent = {name for name, mine in state.items() if name.endswith("num_batches_tracked") or not mine.numel()}
+    return {name: mine if name in absent else saved[name] for name, mine in state.items() if name in {*saved, *absent}}
 
 
 def rows(entries: Sequence[Entry]) -> Table:

@@ -120,6 +120,11 @@ class KeyRule:
         if self.name == "py2" and not 0 < self.modulus < 2**63:
             raise ConfigError(f"the key rule py2 needs a modulus from 1 to 2^63 - 1, not {self.modulus}")
 
+    @property
+    def by_slot(self) -> bool:
+        """Whether a key belongs to one slot: equal values in different slots have different keys."""
+        return self.name == "hash64"
+
     @classmethod
     def parse(cls, text: str) -> "KeyRule":
         found = re.fullmatch(r"\s*(\w+)(?:\s+mod\s+(\d+))?\s*", text)

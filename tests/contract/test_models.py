@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import clickfleet.models
 from clickfleet.errors import ConfigError
@@ -55,16 +57,20 @@ VARIANTS = [
 ] + [pytest.param("gate_dnn+wide", False, id="gate_dnn-wide")]
 
 
-def build(name: str, paddlerec: bool = False, **options: Any) -> tuple[Model, Shape]:
+def build(
+    name: str, paddlerec: bool = False, sizes: tuple[int, int] = (DENSE, SLOTS), **options: Any
+) -> tuple[Model, Shape]:
     torch.manual_seed(7)
     name, _, wide = name.partition("+")
     cls, options = find(name), options | ({"wide": True} if wide else {})
     fields = cls.Config.__dataclass_fields__
     settings = {key: value for key, value in SMALL.items() if key in fields} | options
     config = cls.Config(**settings, **({"paddlerec": True} if paddlerec else {}))
-    factors = cls.row_factors(config, DIM, SLOTS, DENSE)
-    names = tuple(f"s{i}" for i in range(SLOTS))
-    shape = Shape(DENSE, SLOTS, DIM, factors, names, tuple(f"d{i}" for i in range(DENSE)), bucketed=(SLOTS - 1,))
+    dense, slots = sizes
+    factors = cls.row_factors(config, DIM, slots, dense)
+    names = tuple(f"s{i}" for i in range(slots))
+    bucketed = (slots - 1,) if slots and dense else ()
+    shape = Shape(dense, slots, DIM, factors, names, tuple(f"d{i}" for i in range(dense)), bucketed)
     return widened(cls, config, shape), shape
 
 
@@ -233,12 +239,37 @@ def test_a_first_order_part_is_added_where_there_is_none() -> None:
         build("deepfm", wide=False)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "dlrm"])
-def test_works_without_dense_columns(name: str) -> None:
-    cls = find(name)
-    config = cls.Config(**{key: value for key, value in SMALL.items() if key in cls.Config.__dataclass_fields__})
-    shape = Shape(0, SLOTS, DIM, cls.row_factors(config, DIM, SLOTS, 0))
-    assert torch.isfinite(cls(config, shape)(random_inputs(shape))).all()
+class NothingEmpty(TorchDispatchMode):
+    """Refuses operators on empty tensors, of which ONNX Runtime leaves some undefined."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                assert tensor.numel(), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("dense", "slots"), [(0, SLOTS), (0, 1), (DENSE, 0), (DENSE, 1)])
+@pytest.mark.parametrize(("name", "paddlerec"), VARIANTS)
+def test_leaves_out_what_the_schema_does_not_have(name: str, paddlerec: bool, dense: int, slots: int) -> None:
+    if name == "dlrm" and not dense:
+        with pytest.raises(ConfigError, match="dlrm needs dense columns"):
+            build(name, paddlerec, sizes=(dense, slots))
+        return
+    model, shape = build(name, paddlerec, sizes=(dense, slots))
+    x = random_inputs(shape)
+    for tensor in x:
+        tensor.requires_grad_()
+    logits = model.train()(x)
+    extra = model.extra_loss()
+    (logits.sum() if extra is None else logits.sum() + extra).backward()
+    assert logits.shape == (6,)
+    assert all(torch.isfinite(p.grad).all() for p in (*x, *model.parameters()) if p.grad is not None)
+    with NothingEmpty():  # as the exporter sees it: no fused tower, which works in place
+        logits = model.eval()(x)
+    assert torch.isfinite(logits).all()
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), logits)
 
 
 @pytest.mark.parametrize(("name", "paddlerec"), VARIANTS)

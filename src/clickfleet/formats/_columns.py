@@ -1,6 +1,7 @@
 """Columns of values (Arrow, and through it NumPy, pandas and Polars) -> Batch, by the functions that also read text."""
 
 import json
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -17,6 +18,7 @@ from clickfleet.formats import Bad, OnBad, Parsed
 from clickfleet.formats._native import dense_groups, layout
 from clickfleet.schema import Schema, Slot
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
 
 
@@ -87,11 +89,25 @@ class _Work:
             column, kind = column.dictionary_decode(), kind.value_type
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
+        elif _is_text(kind) and any(name == (slot.source or slot.name) for slot in self.schema.read_slots):
+            return self._read(name, column)  # a slot too, so that its numbers may have to be text
         elif not any(check(kind) for check in _NUMBERS):
             raise self._wrong(name, kind, "a number")
         # safe=False: an integer beyond 2^53 is rounded, as the same digits in a text file would be
         wide: pa.Array = column.cast(pa.float64(), safe=False)
         return np.ascontiguousarray(wide.to_numpy(zero_copy_only=False), np.float64)
+
+    def _read(self, name: str, column: pa.Array) -> NDArray[np.float64]:
+        """Numbers written as text; an empty one is missing."""
+        found = np.full(len(column), np.nan)
+        for row, text in enumerate(column.to_pylist()):
+            if text:
+                text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+                if _NUMBER.fullmatch(text):
+                    found[row] = float(text)
+                else:
+                    self.bad.setdefault(row, (name, f"{text!r:.42} is not a number"))
+        return found
 
     def _wrong(self, name: str, kind: Any, wanted: str) -> DataError:
         return DataError(f"{self.where}: column {name!r} has type {kind}, which cannot be {wanted}", "convert it first")

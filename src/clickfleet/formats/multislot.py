@@ -68,6 +68,12 @@ class Multislot(Lines):
             if name not in known and name != "dense":
                 raise ConfigError(f"data.format.order: the schema has no {name!r}{closest(name, [*known, 'dense'])}")
             steps.append(known.get(name, every_dense))
+        both = [step.name for step in steps if step.dense and step.uses]
+        if both and not self.order:
+            raise ConfigError(
+                f"column {both[0]!r} is a dense column and a slot, so it cannot be a part of the block 'dense'",
+                f"name the blocks of a line in data.format.order: {', '.join(dict.fromkeys([*dense_groups(schema), *default[1:]]))}",
+            )
         names = [step.name for step in steps]
         dense = [column for step in steps for column in step.dense]
         absent = [name for name in known if name not in names and known[name].uses and name != schema.label]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clickfleet.layers import by_fan_in, factor_std, normal, tower, truncated
+from clickfleet.layers import by_fan_in, factor_std, normal, side_by_side, tower, truncated
 from clickfleet.losses import l2
 from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
@@ -53,11 +53,12 @@ class DCN(Model):
 
     def extra_loss(self) -> Tensor | None:
         if self.config.paddlerec:
-            return self.penalty
+            penalty, self.penalty = self.penalty, None  # a part of autograd's graph cannot be copied with the model
+            return penalty
         return l2([self.weights], self.config.l2) if self.config.l2 else None
 
     def forward(self, x: Inputs) -> Tensor:
-        x0 = torch.cat([x.factors.flatten(1), x.dense], 1)
+        x0 = side_by_side(x.factors, x.dense)
         crossed, penalty = x0, x0.new_zeros(())
         for layer in range(self.config.layers):
             w, b = (p[0 if self.config.paddlerec else layer] for p in (self.weights, self.biases))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
-from clickfleet.layers import DroppedTower, Tower, by_fan_in, tower
+from clickfleet.layers import DroppedTower, Tower, by_fan_in, side_by_side, tower
 from clickfleet.losses import l2
 from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
 
@@ -46,7 +46,10 @@ class DCNv2(Model):
             raise ConfigError("model.experts belongs to model.paddlerec with model.rank", "remove it, or set both")
         self.original, self.stacked = config.paddlerec, config.structure == "stacked"
         n = (shape.slots + shape.dense) * shape.factors if self.original else shape.width
-        self.dense_vectors = nn.Linear(shape.dense, shape.dense * shape.factors) if self.original else None
+        self.dense_vectors: nn.Module | None = None
+        if self.original:
+            inputs = shape.dense
+            self.dense_vectors = nn.Linear(inputs, inputs * shape.factors) if inputs else NoVectors()
         self.mixture = (
             Mixture(n, config.layers, config.rank, config.experts or 4) if self.original and config.rank else None
         )
@@ -75,14 +78,22 @@ class DCNv2(Model):
         return l2([p for p in self.deep.parameters() if p.ndim == 2], 1e-7) if self.original else None
 
     def forward(self, x: Inputs) -> Tensor:
-        dense = x.dense if self.dense_vectors is None else self.dense_vectors(x.dense)
-        x0 = torch.cat([x.factors.flatten(1), dense], 1)
+        vectors = self.dense_vectors if x.dense.shape[1] else None
+        x0 = side_by_side(x.factors, x.dense if vectors is None else vectors(x.dense))
         crossed = x0 if self.mixture is None else self.mixture(x0)
         for layer, (up, bias) in enumerate(zip(self.ups, self.biases, strict=True)):
             inner = F.linear(crossed, self.downs[layer]) if len(self.downs) else crossed
             crossed = x0 * F.linear(inner, up, bias) + crossed
         last = self.deep(crossed) if self.stacked else torch.cat([self.deep(x0), crossed], 1)
         return (last if self.out is None else F.linear(last, self.out.weight, self.out.bias)).squeeze(1)
+
+
+class NoVectors(nn.Module):
+    """The tensors of a linear layer without inputs: checkpoints hold them by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(0, 0)), nn.Parameter(torch.zeros(0))
 
 
 class Mixture(nn.Module):

@@ -67,10 +67,21 @@ class DeepFEFM(Model):
         return loss
 
     def forward(self, x: Inputs) -> Tensor:
-        e = x.factors.transpose(0, 1)  # [S, B, d]: one product of matrices for all pairs
-        symmetric = self.matrices + self.matrices.transpose(1, 2)
-        z = (torch.bmm(e[self.pairs.left], symmetric) * e[self.pairs.right]).sum(2).t()  # [B, pairs]
-        factors = x.factors if self.plain is None else x.factors[:, self.plain]
-        first = x.first if self.plain is None else x.first[:, self.plain]
-        dense = x.dense * self.wide.weight if self.original else x.dense
-        return self.wide(first, x.dense) + z.sum(1) + self.deep(factors, dense, z).squeeze(1)
+        first, parts = self.wide(self._plain(x.first), x.dense), []
+        if (factors := self._plain(x.factors)) is not None:
+            parts.append(factors)
+        if x.dense.shape[1]:
+            parts.append(x.dense * self.wide.weight if self.original else x.dense)
+        if len(self.pairs):
+            e = x.factors.transpose(0, 1)  # [S, B, d]: one product of matrices for all pairs
+            symmetric = self.matrices + self.matrices.transpose(1, 2)
+            z = (torch.bmm(e[self.pairs.left], symmetric) * e[self.pairs.right]).sum(2).t()  # [B, pairs]
+            first = first + z.sum(1)
+            parts.append(z)
+        return first + self.deep(*parts).squeeze(1)
+
+    def _plain(self, slots: Tensor) -> Tensor | None:
+        """What the MLP and the first-order part see of the slots; None if that is nothing."""
+        if self.plain is None:
+            return slots if slots.shape[1] else None
+        return slots[:, self.plain] if self.plain else None

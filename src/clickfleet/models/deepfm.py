@@ -43,4 +43,5 @@ class DeepFM(Model):
         if self.fields is not None:
             fields = self.fields(x.factors, x.dense)
             return wide + fm_pairs(fields) + self.deep(fields).squeeze(1)
-        return wide + fm_pairs(x.factors) + self.deep(x.factors, x.dense).squeeze(1)
+        pairs = wide + fm_pairs(x.factors) if x.factors.shape[1] else wide
+        return pairs + self.deep(x.factors, x.dense).squeeze(1)

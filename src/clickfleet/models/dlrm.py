@@ -47,9 +47,11 @@ class DLRM(Model):
 
     def forward(self, x: Inputs) -> Tensor:
         u = self.bottom(x.dense)
-        t = torch.cat([x.factors, u.unsqueeze(1)], 1)
-        products = (t @ t.transpose(1, 2))[:, self.pairs.left, self.pairs.right]
-        out = self.top(u, products)
+        if len(self.pairs):
+            t = torch.cat([x.factors, u.unsqueeze(1)], 1)
+            out = self.top(u, (t @ t.transpose(1, 2))[:, self.pairs.left, self.pairs.right])
+        else:
+            out = self.top(u)
         # Softmax over two logits is the sigmoid of their difference, so the difference is the logit, and the
         # cross-entropy over two classes is the log loss of it.
         return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out.squeeze(1)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
-from clickfleet.layers import by_fan_in, tower
+from clickfleet.layers import by_fan_in, side_by_side, tower
 from clickfleet.models import Inputs, Model, Shape, TableInit
 
 
@@ -57,7 +57,7 @@ class FinalMLP(Model):
         nn.init.normal_(self.bilinear, std=(a // config.heads) ** -0.5)
 
     def forward(self, x: Inputs) -> Tensor:
-        x0 = torch.cat([x.factors.flatten(1), x.dense], 1)
+        x0 = side_by_side(x.factors, x.dense)
         o1 = self.deep1(x0 * self.gate1(x.factors))
         o2 = self.deep2(x0 * self.gate2(x.factors))
         linear = F.linear(torch.cat([o1, o2], 1), self.out.weight, self.out.bias).squeeze(1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clickfleet.layers import by_fan_in
+from clickfleet.layers import by_fan_in, side_by_side
 from clickfleet.models import Inputs, Model, Shape, TableInit
 
 
@@ -53,9 +53,9 @@ class GateDNN(Model):
 
     def forward(self, x: Inputs) -> Tensor:
         e = x.factors
-        if self.gates is not None:
+        if self.gates is not None and len(self.gates):
             e = e * torch.sigmoid(self.gates * e.sum(2)).unsqueeze(2)
-        h = torch.cat([e.flatten(1), x.dense], 1)
+        h = side_by_side(e, x.dense)
         for layer, linear in enumerate(self.layers):
             h = F.relu(linear(h))
             if len(self.hidden_gates):

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from clickfleet.layers import Wide, by_fan_in, tower, truncated
@@ -33,5 +32,4 @@ class WideDeep(Model):
         self.deep = tower(shape.width, *config.hidden, 1, dropout=config.dropout, init=start)
 
     def forward(self, x: Inputs) -> Tensor:
-        first = torch.zeros_like(x.first) if self.dense_only else x.first
-        return self.wide(first, x.dense) + self.deep(x.factors, x.dense).squeeze(1)
+        return self.wide(None if self.dense_only else x.first, x.dense) + self.deep(x.factors, x.dense).squeeze(1)

@@ -33,8 +33,8 @@ class Fields:
         self.schema = schema
         self.dense = dense_groups(schema)
         """Dense columns behind each name."""
-        self.names = [*self.dense, *(slot.source or slot.name for slot in schema.read_slots)]
-        """Everything a request gives, dense names first."""
+        self.names = list(dict.fromkeys([*self.dense, *(slot.source or slot.name for slot in schema.read_slots)]))
+        """Everything a request gives, dense names first; a column with several uses once."""
         buckets = {slot.name: i for i, slot in enumerate(slot for slot in schema.slots if slot.bucket)}
         self._native = _core.Fields(
             layout(schema, label=False),
@@ -105,15 +105,18 @@ class Fields:
 
 def inputs_of(schema: Schema) -> list[dict[str, Any]]:
     """What a request may name, with the kind and number of its values, for people and for protocol metadata."""
-    numbers = [
-        {"name": name, "kind": "number", "values": len(places), "missing": schema.dense[places[0]].missing}
+    found: dict[str, dict[str, Any]] = {
+        name: {"name": name, "kind": "number", "values": len(places), "missing": schema.dense[places[0]].missing}
         for name, places in dense_groups(schema).items()
-    ]
-    keys = [
-        {"name": slot.source or slot.name, "kind": "key", "values": "any" if slot.multi else 1}
-        for slot in schema.read_slots
-    ]
-    return numbers + keys
+    }
+    for slot in schema.read_slots:
+        name = slot.source or slot.name
+        item = found.setdefault(name, {"name": name, "kind": "key", "values": "any"})
+        if item["kind"] == "number":
+            item["kind"] = "number and key"
+        elif item["kind"] == "key" and not slot.multi:
+            item["values"] = 1
+    return list(found.values())
 
 
 def pick(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
