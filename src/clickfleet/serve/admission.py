@@ -12,7 +12,9 @@ from clickfleet.serve.batching import BusyError, Counts
 
 WINDOW_S = 0.02
 """Expected work that is parsed and scored at once; more waits as bytes."""
-REFUSALS_PER_S = 500
+AT_ONCE = 2
+"""Requests that are let in whatever they take: one is parsed while another is scored."""
+REFUSALS_PER_S = 100
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.1, 1.0
 """How long the connection of a refused request is not read: `Retry-After` asks for a second."""
 
@@ -51,7 +53,7 @@ class Admission:
     def enter(self, size: int) -> "float | asyncio.Future[float]":
         """A ticket to give back by `leave`; a future of it where the request has to wait."""
         cost = self._request_s + size * self._byte_s
-        if not self._line and (not self.inside or self._inside_s + cost <= self._window_s):
+        if not self._line and self._has_room(cost):
             self._let_in(cost)
             return cost
         wait = self._inside_s + self._line_s
@@ -81,7 +83,7 @@ class Admission:
             self._byte_s += 0.05 * (max(0.0, took - self._request_s) / size - self._byte_s)
         self.inside -= 1
         self._inside_s = self._inside_s - ticket if self.inside else 0.0
-        while self._line and (not self.inside or self._inside_s + self._line[0][0] <= self._window_s):
+        while self._line and self._has_room(self._line[0][0]):
             cost, future = self._line.popleft()
             self._line_s = self._line_s - cost if self._line else 0.0
             if not future.done():  # else it was cancelled
@@ -96,6 +98,9 @@ class Admission:
         pause = min(MOST_PAUSE_S, max(LEAST_PAUSE_S, len(self._pauses) / REFUSALS_PER_S))
         self._pauses.append(now + pause)
         return pause
+
+    def _has_room(self, cost: float) -> bool:
+        return self.inside < AT_ONCE or self._inside_s + cost <= self._window_s
 
     def _let_in(self, cost: float) -> None:
         if not self.inside:

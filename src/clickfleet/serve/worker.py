@@ -183,7 +183,7 @@ async def _ready_when_started(server: uvicorn.Server, mark: Path) -> None:
     gc.collect()
     gc.freeze()  # what is there now stays: collections need not look at it while requests wait
     gc.set_threshold(GARBAGE)
-    mark.write_text(str(os.getpid()))
+    versions.put(mark, os.getpid())
 
 
 async def _stop(context: Context, server: uvicorn.Server, calls: Any, stop: asyncio.Event, parent: int) -> None:
