@@ -14,12 +14,30 @@ ClickfleetError          a user can mend it: one clear message, exit code 1
 Anything else that escapes is a fault of ours: exit code 3.
 """
 
+import re
+
+_PASSWORD = re.compile(r"(?<=://)[^\s/]*@(?=[^\s@])")
+_PARAMETER = re.compile(
+    r"(?i)([?&;](?:password|passwd|pwd|token|secret|signature|access_key|secret_key|api_key|key)=)[^\s&;'\"<>]+"
+)
+
+
+def hide(text: str) -> str:
+    """A text without the passwords of the URLs in it; every error, log line and reply goes through here.
+
+    >>> hide("cannot reach redis://user:hunter2@db:6379/0?password=x&db=1")
+    'cannot reach redis://***@db:6379/0?password=***&db=1'
+    """
+    if "://" not in text:
+        return text
+    return _PARAMETER.sub(r"\1***", _PASSWORD.sub("***@", text))
+
 
 class ClickfleetError(Exception):
-    """What went wrong and where; an optional second line says what to do next."""
+    """What went wrong and where; an optional second line says what to do next. Passwords in URLs are not shown."""
 
     def __init__(self, what: str, todo: str = "") -> None:
-        super().__init__(f"{what}\n  {todo}" if todo else what)
+        super().__init__(hide(f"{what}\n  {todo}" if todo else what))
 
 
 class ConfigError(ClickfleetError): ...

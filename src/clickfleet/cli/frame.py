@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from clickfleet.appended import FULL
-from clickfleet.errors import ClickfleetError
+from clickfleet.errors import ClickfleetError, hide
 
 USER_ERROR, USAGE_ERROR, OUR_FAULT = 1, 2, 3
 
@@ -28,8 +28,8 @@ _json = False
 
 
 def say(text: str) -> None:
-    """Prints a line for a person."""
-    print(text, file=sys.stderr if _json else sys.stdout, flush=True)
+    """Prints a line for a person, without passwords."""
+    print(hide(text), file=sys.stderr if _json else sys.stdout, flush=True)
 
 
 def command(app: typer.Typer, name: str | None = None, *, verbatim: bool = False) -> Callable[[F], F]:
@@ -71,16 +71,18 @@ def command(app: typer.Typer, name: str | None = None, *, verbatim: bool = False
 
 
 def to_json(result: Result) -> str:
-    """One line of strict JSON: a number that is not finite becomes null."""
+    """One line of strict JSON: a number that is not finite becomes null, a password in a URL is hidden."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: clean(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [clean(item) for item in value]
+        if isinstance(value, str):
+            return hide(value)
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(clean(result), ensure_ascii=False, default=str)
+    return json.dumps(clean(result), ensure_ascii=False, default=lambda value: hide(str(value)))
 
 
 def run(app: typer.Typer, argv: list[str] | None = None) -> int:
@@ -100,7 +102,7 @@ def run(app: typer.Typer, argv: list[str] | None = None) -> int:
             where = f": {error.filename} was not written" if error.filename else ""
             print(f"error: the disk is full{where}\n  free space and try again", file=sys.stderr)
             return USER_ERROR
-        traceback.print_exc()
+        print(hide(traceback.format_exc()), file=sys.stderr)
         print("\nThis is a fault of clickfleet, not yours: please report it with the lines above.", file=sys.stderr)
         return OUR_FAULT
     return 0

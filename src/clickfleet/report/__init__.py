@@ -10,7 +10,7 @@ from typing import Any
 
 import clickfleet
 from clickfleet import checkpoint, saving
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, hide
 from clickfleet.importance import Importance
 from clickfleet.opening import Data
 from clickfleet.progress import amount
@@ -58,7 +58,7 @@ def write(folder: Path, model: Trained, evidence: Evidence) -> Path:
         page.section("On test data", page.charts(*_test(evidence))),
         page.section("Fields", _fields(model, evidence)),
         page.section("Where the time went", _shares(lines)),
-        page.section("Configuration", page.details("config.yaml", config) if config else ""),
+        page.section("Configuration", page.details("config.yaml", hide(config)) if config else ""),
     ]
     return page.write(folder / NAME, page.page(f"{Path(name).stem} — {folder.absolute().name}", parts))
 

@@ -22,6 +22,9 @@ from clickfleet.errors import DataError, ServeError
 from clickfleet.formats._native import dense_groups, layout
 from clickfleet.schema import Schema
 
+MANY_KEYS = 1 << 22
+"""Keys that a request may make beyond one per slot and row."""
+
 Column = Any
 """`_core.RequestColumn`: a list, numbers or packed texts."""
 
@@ -78,12 +81,7 @@ class Fields:
                     f"keys must have the shape [{len(dense)}, {slots}], not {list(keys.shape)}",
                     "give offsets where a slot has several keys or none",
                 )
-        elif (
-            len(offsets) != len(dense) * slots + 1
-            or offsets[0] != 0
-            or offsets[-1] != keys.size
-            or (np.diff(offsets) < 0).any()
-        ):
+        elif not _rises(offsets, len(dense) * slots + 1, keys.size):
             raise ServeError(f"offsets must rise from 0 to {keys.size}, {len(dense) * slots + 1} numbers")
         if values is not None and values.size != keys.size:
             raise ServeError(f"there are {values.size} values for {keys.size} keys")
@@ -103,6 +101,13 @@ class Fields:
         return Batch(shaped, keys, len(self.schema.slots), offsets, values=values)
 
 
+def _rises(offsets: Any, count: int, last: int) -> bool:
+    """Whether there are `count` offsets that rise from 0 to `last`; neighbours are compared, as a difference may overflow."""
+    if len(offsets) != count or offsets[0] != 0 or offsets[-1] != last:
+        return False
+    return bool((offsets[:-1] <= offsets[1:]).all())
+
+
 def inputs_of(schema: Schema) -> list[dict[str, Any]]:
     """What a request may name, with the kind and number of its values, for people and for protocol metadata."""
     found: dict[str, dict[str, Any]] = {
@@ -117,6 +122,14 @@ def inputs_of(schema: Schema) -> list[dict[str, Any]]:
         elif item["kind"] == "key" and not slot.multi:
             item["values"] = 1
     return list(found.values())
+
+
+def check_keys(keys: int, cells: int) -> None:
+    """Refuses a request that would multiply its keys, such as a long list of a user's for many candidates."""
+    if keys > cells + MANY_KEYS:
+        raise ServeError(
+            f"the request makes {keys:,} keys, more than this server takes at once", "send several requests"
+        )
 
 
 def pick(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
@@ -150,6 +163,7 @@ def overlay(fields: Fields, user: Batch, candidates: Batch, names: set[str]) -> 
     source = np.where(mine, 0, np.arange(1, n + 1)[:, None])  # row of `both` that each cell comes from
     cells = (source * slots + np.arange(slots)).reshape(-1)
     lengths = counts.reshape(-1)[cells]
+    check_keys(int(lengths.sum()), n * slots)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     where = np.repeat(both.offsets[cells] - offsets[:-1], lengths) + np.arange(offsets[-1])
     values = None if both.values is None else both.values[where]

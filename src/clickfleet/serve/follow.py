@@ -4,19 +4,24 @@ Deltas become layers over the base, at most four; more are merged into new folde
 follow the one served (a gap or a fork), whose bytes or golden scores are wrong, is refused: the last good version stays, with the reason.
 """
 
-import json
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.errors import CheckpointError, ClickfleetError, hide
 from clickfleet.published import LOG, Entry, Line
 from clickfleet.serve import layers, versions
+from clickfleet.serve.faults import log_fault
 from clickfleet.serve.predictor import open_version
 from clickfleet.serve.settings import Settings
 from clickfleet.serve.stack import Stack
 from clickfleet.serve.tail import Tail
 from clickfleet.serve.versions import Status
+
+RETRY_S, LONGEST_RETRY_S = 2.0, 60.0
+"""When to try an entry again that was refused: it may have been copied only in part, or lie on a disk that was away."""
 
 
 class Updater:
@@ -33,13 +38,21 @@ class Updater:
         self.redis = None if settings.rows in ("mapped", "memory") else settings.rows
         self.serving: Line | None = None
         self.status: Status | None = None
-        self._wanted = 0.0
+        self.looked = 0.0
+        """When it last saw what is published."""
+        self._told = 0
+        self._retry_at, self._retry_s = 0.0, RETRY_S
         self._client: Any = None
 
     def start(self) -> Status:
         """The first version; without one there is nothing to serve."""
+        before = self._before()
+        self._told = 0 if before is None else before.told
         if self.following:
             self.tail.refresh()
+            if before is not None and before.pinned:
+                self._jump(int(Path(before.entry).name.partition("-")[0]))
+                return self._tell(None, pinned=True)
             problem = self._to_head()
             if self.serving is None:
                 raise CheckpointError(problem or f"{self.folder} holds no published base")
@@ -51,28 +64,38 @@ class Updater:
         if self.redis is None:
             self.stack.start(entry, self.rows)
             self._check(entry)
-        status = self.status = Status(str(entry.path), list(self.stack.folders), entry.sequence)
-        versions.write(status, self.state)
-        return status
+        return self._write(Status(str(entry.path), list(self.stack.folders), entry.sequence))
+
+    def _before(self) -> Status | None:
+        """What an updater before this one told last: this one stays where it was pinned."""
+        try:
+            found = versions.read(self.state)
+        except ClickfleetError:
+            return None
+        return found if found is not None and Path(found.entry).parent == self.folder else None
 
     def turn(self) -> bool:
         """Looks once; whether anything was told to the workers."""
+        commands = versions.commands(self.state)
+        for name, wanted in commands:
+            versions.answer(self.state, name, **self._obey(wanted))
+        if commands or not self.following:
+            self.looked = time.monotonic()
+            return bool(commands)
         pinned = self.status is not None and self.status.pinned
-        command = self._command()
-        if command is not None:
-            return self._obey(command)
-        if not self.following:
-            return False
         try:
-            if not self.tail.refresh() and not self._redis_moved():
+            news = self.tail.refresh() or self._redis_moved()
+            self.looked = time.monotonic()
+            if not news and not self._again():
                 return False
+            self._tell(None, pinned=True) if pinned else self._tell(self._to_head())
         except ClickfleetError as error:
-            return self._complain(str(error))
-        if pinned:
-            self._tell(None, pinned=True)
-            return True
-        self._tell(self._to_head())
+            return self.complain(str(error))
         return True
+
+    def _again(self) -> bool:
+        """Whether to try what was refused once more."""
+        return self.status is not None and self.status.problem is not None and time.monotonic() > self._retry_at
 
     def _redis_moved(self) -> bool:
         if self.redis is None or self.serving is None:
@@ -81,37 +104,42 @@ class Updater:
         return found is not None and found["hash"] != self.serving.hash
 
     def _redis_head(self) -> dict[str, Any] | None:
+        from redis import RedisError
+
         from clickfleet import redis_rows
 
         assert self.redis is not None
-        if self._client is None:
-            self._client = redis_rows.connect(self.redis)
-        return redis_rows.head(self._client)
-
-    def _command(self) -> dict[str, Any] | None:
         try:
-            facts: dict[str, Any] = json.loads((self.state / "wanted.json").read_text())
-        except (OSError, ValueError):
-            return None
-        if facts["at"] == self._wanted:
-            return None
-        self._wanted = facts["at"]
-        return facts
+            if self._client is None:
+                self._client = redis_rows.connect(self.redis)
+            return redis_rows.head(self._client)
+        except RedisError as error:
+            raise CheckpointError(f"cannot read {self.redis}: {error}") from None
 
-    def _obey(self, command: dict[str, Any]) -> bool:
-        sequence = command.get("sequence")
-        if not self.following:
-            return self._complain("there is one entry and no log: nothing to go back to", answered=self._wanted)
+    def _obey(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Goes back to a sequence and stays there, or follows again; what came of it."""
+        sequence, refused = wanted.get("sequence"), None
         try:
+            if not self.following:
+                raise CheckpointError("there is one entry and no log: nothing to go back to")
             self.tail.refresh()
             if sequence is None:
-                self._tell(self._to_head(anew=True), answered=self._wanted)
+                self._tell(self._to_head(anew=True))
             else:
                 self._jump(int(sequence))
-                self._tell(None, pinned=True, answered=self._wanted)
+                self._tell(None, pinned=True)
         except ClickfleetError as error:
-            return self._complain(str(error), answered=self._wanted)
-        return True
+            refused = str(error)
+        status = self.status
+        assert status is not None
+        return {
+            "sequence": self.serving.sequence if self.serving is not None else status.head,
+            "hash": None if self.serving is None else self.serving.hash,
+            "pinned": status.pinned,
+            "head": status.head,
+            "problem": refused or status.problem,
+            "told": status.told,
+        }
 
     def _to_head(self, anew: bool = False) -> str | None:
         """Applies all that can be; the reason where something cannot. `anew` takes a log whose past changed as it is."""
@@ -162,9 +190,11 @@ class Updater:
                 self.serving = line
                 if line is lines[-1]:
                     self._check(entry)
-            except ClickfleetError as error:
+            except Exception as error:  # files from elsewhere can be wrong in ways that no check of ours names
+                if not isinstance(error, ClickfleetError):
+                    log_fault()
                 self.stack.folders, self.serving = before, served
-                return f"entry {line.sequence} was refused: {error}"
+                return f"entry {line.sequence} was refused: {error or type(error).__name__}"
         return None
 
     def _check(self, entry: Entry) -> None:
@@ -186,32 +216,36 @@ class Updater:
             self.stack.folders, self.serving = keep
             raise CheckpointError(problem)
 
-    def _tell(self, problem: str | None, pinned: bool = False, answered: float | None = None) -> Status:
+    def _tell(self, problem: str | None, pinned: bool = False) -> Status:
         assert self.serving is not None
-        status = Status(
-            str(self.folder / self.serving.name),
-            list(self.stack.folders),
-            self.tail.lines[-1].sequence if self.tail.lines else self.serving.sequence,
-            problem,
-            pinned,
-            self.status.answered if answered is None and self.status is not None else answered or 0.0,
-        )
-        versions.write(status, self.state)
-        self.status = status
+        head = self.tail.lines[-1].sequence if self.tail.lines else self.serving.sequence
+        path = str(self.folder / self.serving.name)
+        self._write(Status(path, list(self.stack.folders), head, problem, pinned, following=True))
         self.stack.tidy()
-        return status
-
-    def _complain(self, problem: str, answered: float | None = None) -> bool:
         assert self.status is not None
-        if self.status.problem == problem and answered is None:
+        return self.status
+
+    def complain(self, problem: str) -> bool:
+        """Tells a problem, which does not change what is served; whether it is a new one."""
+        assert self.status is not None
+        if self.status.problem == hide(problem):
+            self._wait_longer()
             return False
-        self.status = Status(
-            self.status.entry,
-            self.status.layers,
-            self.status.head,
-            problem,
-            self.status.pinned,
-            self.status.answered if answered is None else answered,
-        )
-        versions.write(self.status, self.state)
+        self._write(replace(self.status, problem=problem))
         return True
+
+    def _write(self, status: Status) -> Status:
+        status = replace(status, problem=None if status.problem is None else hide(status.problem))
+        if status.problem is None:
+            self._retry_at, self._retry_s = 0.0, RETRY_S
+        else:
+            self._wait_longer()
+        if self.status is None or replace(status, told=self._told) != self.status:
+            self._told += 1
+            self.status = replace(status, told=self._told)
+            versions.write(self.status, self.state)
+        return self.status
+
+    def _wait_longer(self) -> None:
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(LONGEST_RETRY_S, 2 * self._retry_s)

@@ -1,19 +1,21 @@
 """gRPC: the Open Inference Protocol v2 on the worker's event loop."""
 
-import sys
+import asyncio
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from clickfleet.errors import ClickfleetError, ServeError
 from clickfleet.serve import messages, oip
 from clickfleet.serve.batching import BusyError, LateError
 from clickfleet.serve.context import Context
-from clickfleet.serve.fields import pick
+from clickfleet.serve.faults import log_fault
+from clickfleet.serve.http import clip
+from clickfleet.serve.settings import Settings
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -30,6 +32,12 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 OPEN = ("ServerLive", "ServerReady", "ModelReady")
+STREAMS = 128
+"""Calls at a time on one connection."""
+AGE_S = 3600.0
+"""After this a connection is asked to come anew; whoever keeps a reply waiting is closed then."""
+MOST_DETAILS = 1000
+"""Characters of an error: it travels as a header, and clients bound those."""
 
 
 class RefusedError(Exception):
@@ -53,28 +61,27 @@ class Service:
         }
 
     def handler(self) -> Any:
+        """Calls that read their message themselves: not before the token is known, and not for ever."""
         found = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(name),
-                request_deserializer=request.FromString,
-                response_serializer=reply.SerializeToString,
+            name: grpc.stream_unary_rpc_method_handler(
+                self._guarded(name, request), response_serializer=reply.SerializeToString
             )
             for name, request, reply in messages.methods()
         }
         return grpc.method_handlers_generic_handler(messages.SERVICE, found)
 
-    def _guarded(self, name: str) -> Any:
+    def _guarded(self, name: str, kind: Any) -> Any:
         """A call with its errors turned into status codes; nothing of ours goes out but a sentence."""
-        call, context = self.calls[name], self.context
+        context = self.context
 
-        async def guarded(request: Any, stream: Any) -> Any:
+        async def guarded(contents: Any, stream: Any) -> Any:
             started = time.perf_counter()
             context.active += 1
             code, what = grpc.StatusCode.OK, ""
             try:
                 if context.tokens.required and name not in OPEN:
                     self._authorise(stream)
-                return await call(request, stream)
+                return await self._answer(name, kind, stream)
             except RefusedError as refused:
                 code, what = refused.code, refused.what
             except BusyError as busy:
@@ -84,17 +91,44 @@ class Service:
             except ClickfleetError as error:
                 code, what = grpc.StatusCode.INVALID_ARGUMENT, str(error)
             except Exception:
-                traceback.print_exc(file=sys.stderr)
+                log_fault()
+                context.meter.count("faults")
                 code, what = grpc.StatusCode.INTERNAL, "the server failed; its log says why"
             finally:
                 context.active -= 1
                 context.meter.reply(f"grpc {name}", code.value[0], time.perf_counter() - started)
-            await stream.abort(code, what)
+            await stream.abort(code, clip(what, MOST_DETAILS))
             return None
 
         return guarded
 
+    async def _answer(self, name: str, kind: Any, stream: Any) -> Any:
+        """Reads the message, then waits until there is time to parse it; refuses what would wait for too long."""
+        context, admission = self.context, self.context.admission
+        admission.check()
+        try:
+            async with asyncio.timeout(context.settings.body_timeout_s):
+                content = await stream.read()
+        except TimeoutError:
+            raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, "the message took too long to arrive") from None
+        if content is grpc.aio.EOF:
+            raise ServeError("the call has no message")
+        size = len(content)
+        context.hold(size)
+        try:
+            ticket = admission.enter(size)
+            if not isinstance(ticket, float):
+                ticket = await admission.wait(ticket, size)
+            try:
+                return await self.calls[name](_parse(kind, content), stream)
+            finally:
+                admission.leave(ticket, size)
+        finally:
+            context.held_bytes -= size
+
     def _authorise(self, stream: Any) -> None:
+        if self.context.tokens.closed:
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, "this server cannot check tokens now; its log says why")
         given = dict(stream.invocation_metadata() or ()).get("authorization", "")
         if not self.context.tokens.allow(given.encode() if isinstance(given, str) else given):
             raise RefusedError(grpc.StatusCode.UNAUTHENTICATED, "this server wants a bearer token")
@@ -111,12 +145,12 @@ class Service:
         return messages.message("ServerLiveResponse")(live=True)
 
     async def _ready(self, request: Any, stream: Any) -> Any:
-        return messages.message("ServerReadyResponse")(ready=not self.context.draining)
+        return messages.message("ServerReadyResponse")(ready=self.context.ready()[0])
 
     async def _model_ready(self, request: Any, stream: Any) -> Any:
         served = self.context.batcher.version
         ready = request.name == served.identity.name and request.version in ("", served.version)
-        return messages.message("ModelReadyResponse")(ready=ready and not self.context.draining)
+        return messages.message("ModelReadyResponse")(ready=ready and self.context.ready()[0])
 
     async def _server(self, request: Any, stream: Any) -> Any:
         from clickfleet import __version__
@@ -134,7 +168,8 @@ class Service:
         started = time.perf_counter()
         self._model(request.model_name, request.model_version)
         version = self.context.batcher.version
-        names = pick([output.name for output in request.outputs], version.outputs, "output") or list(version.outputs)
+        oip.check_size(len(request.inputs), request.id)
+        names = oip.pick_once([output.name for output in request.outputs], version.outputs) or list(version.outputs)
         batch = oip.batch(_tensors(request), version, self.context.settings.max_rows)
         left = min(stream.time_remaining() or 1e9, self.context.settings.max_time_ms / 1e3)
         done = await self.context.batcher.score(batch, version, started + left)
@@ -147,6 +182,13 @@ class Service:
             reply.raw_output_contents.append(values.tobytes())
         reply.parameters["server_ms"].string_param = f"{1e3 * (time.perf_counter() - started):.3f}"
         return reply
+
+
+def _parse(kind: Any, content: bytes) -> Any:
+    try:
+        return kind.FromString(content)
+    except DecodeError:
+        raise ServeError("the message is not one of the protocol") from None
 
 
 def _tensors(request: Any) -> list[oip.Raw | oip.Listed]:
@@ -166,16 +208,31 @@ def _tensors(request: Any) -> list[oip.Raw | oip.Listed]:
     return found
 
 
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_receive_message_length", settings.max_body),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", settings.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
+        ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.server_handshake_timeout_ms", round(1e3 * settings.header_timeout_s)),
+        ("grpc.max_connection_idle_ms", round(1e3 * settings.idle_timeout_s)),
+        ("grpc.max_connection_age_ms", round(1e3 * AGE_S)),
+        ("grpc.max_connection_age_grace_ms", round(1e3 * (settings.body_timeout_s + settings.send_timeout_s))),
+        ("grpc.keepalive_time_ms", round(1e3 * settings.idle_timeout_s)),
+        ("grpc.keepalive_timeout_ms", round(1e3 * settings.send_timeout_s)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 2),
+    ]
+
+
 async def start(context: Context) -> Any:
     """A running gRPC server; several workers share the port."""
     settings = context.settings
-    server = grpc.aio.server(
-        options=[
-            ("grpc.so_reuseport", 1),
-            ("grpc.max_receive_message_length", settings.max_body),
-            ("grpc.max_send_message_length", -1),
-        ]
-    )
+    server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.max_connections)
     server.add_generic_rpc_handlers((Service(context).handler(),))
     address = f"{settings.host}:{settings.grpc_port}"
     if settings.tls_cert and settings.tls_key:

@@ -1,19 +1,19 @@
 """HTTP: the routes that must be fast, as a bare ASGI application; everything else goes to the slow application behind it."""
 
 import asyncio
-import sys
 import time
-import traceback
 import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
 
-from clickfleet.errors import ClickfleetError, ServeError
+from clickfleet.errors import ClickfleetError, ServeError, hide
 from clickfleet.serve import oip, people, ranking
 from clickfleet.serve.batching import BusyError, LateError
+from clickfleet.serve.connection import PAUSE
 from clickfleet.serve.context import Context
+from clickfleet.serve.faults import log_fault
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -40,7 +40,12 @@ class RefusedError(Exception):
 
 
 def error_body(what: str) -> bytes:
-    return orjson.dumps({"error": what})
+    return orjson.dumps({"error": clip(what)})
+
+
+def clip(what: str, most: int = 2000) -> str:
+    """An error that can be sent: no passwords, not as long as a client's own text may be, and valid Unicode."""
+    return hide(what if len(what) <= most else f"{what[:most]} …").encode(errors="replace").decode()
 
 
 class App:
@@ -83,6 +88,7 @@ class App:
                 route, answer = _known(path), (refused.status, error_body(refused.what), [*JSON, *refused.headers])
             except BusyError as busy:
                 retry = (b"retry-after", str(max(1, round(busy.retry_s))).encode())
+                scope[PAUSE] = context.admission.pause_s()
                 route, answer = _known(path), (503, error_body(str(busy)), [*JSON, retry])
             except LateError as late:
                 route, answer = _known(path), (504, error_body(str(late)), JSON)
@@ -93,7 +99,8 @@ class App:
                 context.meter.reply("slow", status, time.perf_counter() - started)
                 return
         except Exception:
-            traceback.print_exc(file=sys.stderr)
+            log_fault()
+            context.meter.count("faults")
             answer = 500, error_body("the server failed; its log says why"), JSON
         status, body, headers = answer
         took = time.perf_counter() - started
@@ -125,9 +132,7 @@ class App:
                 self._model(path.removesuffix("/infer"))
                 handler, path = self._infer, "/v2/infer"
             if handler is not None:
-                headers = dict(scope["headers"])
-                body = await self._body(headers, receive)
-                return path, await handler(headers, body, started)
+                return path, await self._admitted(handler, dict(scope["headers"]), receive, started)
         elif method in ("GET", "HEAD"):
             get = self._get.get(path)
             if get is not None:
@@ -139,9 +144,30 @@ class App:
             raise RefusedError(405, f"{path} takes {allowed.decode()}", [(b"allow", allowed)])
         return "slow", None
 
+    async def _admitted(self, handler: Any, headers: dict[bytes, bytes], receive: Receive, started: float) -> Answer:
+        """Reads a body, then waits until there is time to parse it; refuses what would wait for too long."""
+        context, admission = self.context, self.context.admission
+        admission.check()
+        body = await self._body(headers, receive)
+        size = len(body)
+        context.hold(size)
+        try:
+            ticket = admission.enter(size)
+            if not isinstance(ticket, float):
+                ticket = await admission.wait(ticket, size)
+            try:
+                answer: Answer = await handler(headers, _unpack(headers, body, context.settings.max_body), started)
+            finally:
+                admission.leave(ticket, size)
+        finally:
+            context.held_bytes -= size
+        return answer
+
     def _authorise(self, scope: Scope, path: str) -> None:
         if path == "/" or path.startswith("/admin"):
             return  # the page asks for the token itself; admin routes have tokens of their own
+        if self.context.tokens.closed:
+            raise RefusedError(503, "this server cannot check tokens now; its log says why")
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if not self.context.tokens.allow(given):
             raise RefusedError(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
@@ -163,31 +189,39 @@ class App:
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = self.context.settings.max_body
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > limit:
+        length = headers.get(b"content-length", b"0")
+        if len(length) > 18 or not length.isdigit() or int(length) > limit:
             raise RefusedError(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
-            parts, size = [body], len(body)
-            try:
-                async with asyncio.timeout(self.context.settings.max_time_ms / 1e3):
-                    while message.get("more_body"):
-                        message = await receive()
-                        part = message.get("body", b"")
-                        size += len(part)
-                        if size > limit:
-                            raise RefusedError(
-                                413, f"the body is longer than {limit} bytes", [(b"connection", b"close")]
-                            )
-                        parts.append(part)
-            except TimeoutError:
-                raise RefusedError(408, "the body took too long to arrive", [(b"connection", b"close")]) from None
-            body = b"".join(parts)
+            body = await self._long_body(message, receive, limit)
+        elif message["type"] == "http.disconnect":
+            raise RefusedError(400, "the client is gone")
+        return body
+
+    async def _long_body(self, message: Message, receive: Receive, limit: int) -> bytes:
+        """A body that comes in parts."""
+        context = self.context
+        parts, size = [message["body"]], len(message["body"])
+        context.hold(size)
+        try:
+            async with asyncio.timeout(context.settings.max_time_ms / 1e3):
+                while message.get("more_body"):
+                    message = await receive()
+                    part = message.get("body", b"")
+                    context.hold(len(part))
+                    size += len(part)
+                    if size > limit:
+                        raise RefusedError(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
+                    parts.append(part)
+        except TimeoutError:
+            raise RefusedError(408, "the body took too long to arrive", [(b"connection", b"close")]) from None
+        finally:
+            context.held_bytes -= size
         if message["type"] == "http.disconnect":
             raise RefusedError(400, "the client is gone")
-        packed = headers.get(b"content-encoding")
-        return body if packed is None or packed == b"identity" else _unpack(packed, body, limit)
+        return b"".join(parts)
 
     def _deadline(self, headers: dict[bytes, bytes], started: float, microseconds: Any = None) -> float:
         """When the reply is due: the header `x-timeout-ms`, the protocol's `timeout`, the server's limit."""
@@ -248,7 +282,8 @@ class App:
         return 200, people.explain_reply(names, done), JSON
 
     def _ready(self) -> Answer:
-        return (503, b'{"ready":false}', JSON) if self.context.draining else (200, b'{"ready":true}', JSON)
+        ready, details = self.context.ready()
+        return 200 if ready else 503, orjson.dumps(details), JSON
 
     def _server(self) -> Answer:
         from clickfleet import __version__
@@ -280,7 +315,10 @@ def _known(path: str) -> str:
     return path if path in ("/v1/predict", "/v1/rank", "/v1/explain", "/v1/model", "/metrics") else "other"
 
 
-def _unpack(packed: bytes, body: bytes, limit: int) -> bytes:
+def _unpack(headers: dict[bytes, bytes], body: bytes, limit: int) -> bytes:
+    packed = headers.get(b"content-encoding")
+    if packed is None or packed == b"identity":
+        return body
     windows = {b"gzip": 31, b"deflate": 15}.get(packed)
     if windows is None:
         raise RefusedError(

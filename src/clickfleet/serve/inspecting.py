@@ -11,7 +11,7 @@ from clickfleet.errors import ServeError
 from clickfleet.serve.predictor import Version
 from clickfleet.serve.uploads import parse
 
-MOST_ROWS = 16
+MOST_ROWS, MOST_KEYS = 16, 1 << 16
 
 
 def inspect(version: Version, lines: bytes, query: Mapping[str, str]) -> bytes:
@@ -19,6 +19,8 @@ def inspect(version: Version, lines: bytes, query: Mapping[str, str]) -> bytes:
     batch = parse(lines, query.get("format") or "slots", version.schema)
     if len(batch) > MOST_ROWS:
         raise ServeError(f"{len(batch)} rows are too many to look at ({MOST_ROWS})")
+    if len(batch.keys) > MOST_KEYS:
+        raise ServeError(f"{len(batch.keys)} keys are too many to look at ({MOST_KEYS})")
     dense, first, factors = version.inputs(batch)
     return orjson.dumps(
         {

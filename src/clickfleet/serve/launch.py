@@ -14,11 +14,16 @@ from pathlib import Path
 
 from clickfleet.errors import ConfigError, MissingError, ServeError
 from clickfleet.machine import WINDOWS
+from clickfleet.serve import versions
 from clickfleet.serve.settings import Settings
 
 START_S = 120.0
 STOP_S = 15.0
+QUICK_S = 5.0
+"""A process that dies sooner than this after its start is restarted more and more slowly."""
 QUICK_DEATHS = 5
+"""After so many quick deaths a process is taken for one that cannot run."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 
 
 @dataclass
@@ -27,15 +32,31 @@ class _Child:
     descriptors: tuple[int, ...] = ()
     process: "subprocess.Popen[bytes] | None" = None
     started: float = 0.0
+    deaths: int = 0
     quick_deaths: int = 0
+    restart_at: float | None = None
 
     def start(self) -> None:
-        self.started = time.monotonic()
+        self.started, self.restart_at = time.monotonic(), None
         self.process = subprocess.Popen(self.command, pass_fds=self.descriptors, start_new_session=True)
 
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it died again and again, right after its start."""
+        return self.quick_deaths >= QUICK_DEATHS
+
+    def bury(self) -> float:
+        """Counts a death; the seconds until it is started again."""
+        now = time.monotonic()
+        self.deaths += 1
+        self.quick_deaths = self.quick_deaths + 1 if now - self.started < QUICK_S else 0
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.quick_deaths) if self.quick_deaths > 1 else 0.0
+        self.restart_at = now + pause
+        return pause
 
 
 @dataclass
@@ -57,6 +78,8 @@ class Fleet:
     def start(self) -> None:
         state = Path(self.settings.state)
         self.settings.write()
+        for old in [*state.glob("ready-*"), state / versions.CHILDREN, state / versions.PULSE]:
+            old.unlink(missing_ok=True)  # of a server that had the same folder
         run = [sys.executable, "-m"]
         self.children["updater"] = _Child([*run, "clickfleet.serve.updater", str(state)])
         for number in range(self.settings.workers):
@@ -80,20 +103,28 @@ class Fleet:
         return all((state / f"ready-{number}").exists() for number in range(self.settings.workers))
 
     def watch(self, say: Callable[[str], None]) -> None:
-        """Until it is told to stop: whoever dies is started again."""
+        """Until it is told to stop: whoever dies is started again; without an updater the workers go on as they are."""
+        workers = [child for name, child in self.children.items() if name != "updater"]
         while not self.stopping:
             for name, child in self.children.items():
-                if child.alive:
+                if child.alive or self.stopping:
                     continue
-                quick = time.monotonic() - child.started < 5.0
-                child.quick_deaths = child.quick_deaths + 1 if quick else 0
-                if child.quick_deaths >= QUICK_DEATHS:
+                if child.restart_at is None:
+                    self._bury(name, child, say)
+                if all(worker.hopeless and not worker.alive for worker in workers):
                     self.stop()
-                    raise ServeError(f"the {name} died {QUICK_DEATHS} times in a row")
-                assert child.process is not None
-                say(f"the {name} died (status {child.process.returncode}); starting it again")
-                child.start()
+                    raise ServeError(f"no worker runs: each died {QUICK_DEATHS} times in a row", "its log says why")
+                if child.restart_at is not None and time.monotonic() >= child.restart_at:
+                    child.start()
             time.sleep(0.05)
+
+    def _bury(self, name: str, child: _Child, say: Callable[[str], None]) -> None:
+        assert child.process is not None
+        pause = child.bury()
+        when = f"starting it again in {pause:.1f} s" if pause else "starting it again"
+        say(f"the {name} died (status {child.process.returncode}); {when}")
+        deaths = {one: other.deaths for one, other in self.children.items() if other.deaths}
+        versions.put(Path(self.settings.state) / versions.CHILDREN, deaths)
 
     def stop(self) -> None:
         """Lets the workers finish what they have begun."""
@@ -175,7 +206,7 @@ def run(settings: Settings, say: Callable[[str], None], ready: Callable[[Fleet],
     """Serves until SIGTERM or SIGINT."""
     own = not settings.state
     folder = tempfile.mkdtemp(prefix="clickfleet-serve-") if own else settings.state
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         server = fleet(replace(settings, state=folder))
 

@@ -33,7 +33,14 @@ NUMBERS: dict[str, Any] = {
     "FP32": np.float32,
     "FP64": np.float64,
 }
-READY = ("dense", "keys", "offsets", "values")
+READY = {"dense": (2,), "keys": (1, 2), "offsets": (1, 2), "values": (1, 2)}
+"""Inputs that need no transform, with the number of dimensions each may have."""
+MAX_INPUTS = 10_000
+MAX_DIMENSIONS = 8
+MAX_SIZE = 1 << 31
+"""Of one dimension; the bytes of a body bound their product."""
+MAX_TEXT = 1024
+"""Longest name, datatype or id."""
 _PLAIN = {int, float, bool}
 
 
@@ -63,16 +70,17 @@ _decoder = msgspec.json.Decoder(Request)
 class Raw:
     """A tensor as its bytes."""
 
-    __slots__ = ("content", "datatype", "name", "shape")
+    __slots__ = ("content", "count", "datatype", "name", "shape")
 
     def __init__(self, name: str, datatype: str, shape: Sequence[int], content: bytes | memoryview) -> None:
         self.name, self.datatype, self.shape, self.content = name, datatype, shape, content
+        self.count = _count(name, datatype, shape)
 
     def array(self) -> NDArray[Any]:
         kind = NUMBERS.get(self.datatype)
         if kind is None:
             raise _no_number(self.name, self.datatype)
-        if len(self.content) != _count(self.name, self.shape) * np.dtype(kind).itemsize:
+        if len(self.content) != self.count * np.dtype(kind).itemsize:
             raise ServeError(f"{self.name}: {len(self.content)} bytes do not make the shape {list(self.shape)}")
         return np.frombuffer(self.content, kind).reshape(self.shape)
 
@@ -88,10 +96,11 @@ class Raw:
 class Listed:
     """A tensor as a list, flat or nested."""
 
-    __slots__ = ("data", "datatype", "name", "shape")
+    __slots__ = ("count", "data", "datatype", "name", "shape")
 
     def __init__(self, name: str, datatype: str, shape: Sequence[int], data: Sequence[Any]) -> None:
         self.name, self.datatype, self.shape, self.data = name, datatype, shape, data
+        self.count = _count(name, datatype, shape)
 
     def array(self) -> NDArray[Any]:
         kind = NUMBERS.get(self.datatype)
@@ -112,11 +121,13 @@ class Listed:
 
     def _flat(self) -> list[Any]:
         flat = list(self.data)
-        while flat and isinstance(flat[0], list):
+        for _ in self.shape:
+            if not flat or not isinstance(flat[0], list):
+                break
             if not all(isinstance(part, list) for part in flat):
                 raise ServeError(f"{self.name}: its data is nested unevenly")
             flat = [item for part in flat for item in part]
-        if len(flat) != _count(self.name, self.shape):
+        if len(flat) != self.count:
             raise ServeError(f"{self.name}: {len(flat)} values do not make the shape {list(self.shape)}")
         return flat
 
@@ -136,11 +147,16 @@ def _no_number(name: str, datatype: str) -> ServeError:
     )
 
 
-def _count(name: str, shape: Sequence[int]) -> int:
+def _count(name: str, datatype: str, shape: Sequence[int]) -> int:
+    """How many values a shape has; what could be large is bounded before it is multiplied or shown."""
+    if len(name) > MAX_TEXT or len(datatype) > MAX_TEXT:
+        raise ServeError(f"a tensor's name or datatype is longer than {MAX_TEXT} characters")
+    if len(shape) > MAX_DIMENSIONS:
+        raise ServeError(f"{name}: its shape has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
     count = 1
     for n in shape:
-        if n < 0:
-            raise ServeError(f"{name}: the shape {list(shape)} is not one")
+        if not 0 <= n <= MAX_SIZE:
+            raise ServeError(f"{name}: its shape has a dimension that is negative or larger than {MAX_SIZE}")
         count *= n
     return count
 
@@ -154,6 +170,7 @@ def read(body: bytes | memoryview, header_length: int | None) -> tuple[Request, 
         request = _decoder.decode(view if header_length is None else view[:header_length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ServeError(f"the request is not JSON of the protocol: {error}") from None
+    check_size(len(request.inputs), request.id)
     at = len(view) if header_length is None else header_length
     tensors: list[Raw | Listed] = []
     for item in request.inputs:
@@ -170,6 +187,13 @@ def read(body: bytes | memoryview, header_length: int | None) -> tuple[Request, 
     if at != len(view):
         raise ServeError(f"{len(view) - at} bytes stand behind the last tensor")
     return request, tensors
+
+
+def check_size(inputs: int, request_id: str) -> None:
+    if inputs > MAX_INPUTS:
+        raise ServeError(f"{inputs} inputs are more than this server takes ({MAX_INPUTS})")
+    if len(request_id) > MAX_TEXT:
+        raise ServeError(f"the id of the request is longer than {MAX_TEXT} characters")
 
 
 def batch(tensors: Sequence[Raw | Listed], version: Version, max_rows: int) -> Batch:
@@ -194,31 +218,42 @@ def batch(tensors: Sequence[Raw | Listed], version: Version, max_rows: int) -> B
             raise ServeError(f"{name}: {width} values per row")
         columns[name] = tensor.column(width)
     for name, tensor in given.items():
-        if tensor.shape[0] != rows or columns[name].size != _count(name, tensor.shape):
+        if tensor.shape[0] != rows or columns[name].size != tensor.count:
             raise ServeError(f"{name}: does not have {rows} rows as the others")
     return version.fields.columns(columns, rows)
 
 
 def _ready(given: Mapping[str, Raw | Listed], version: Version, max_rows: int) -> Batch:
+    for name, tensor in given.items():
+        if name not in READY:
+            raise version.fields.unknown(name)
+        if len(tensor.shape) not in READY[name]:
+            raise ServeError(f"{name}: cannot have the shape {list(tensor.shape)}")
     arrays = {name: tensor.array() for name, tensor in given.items()}
     keys = arrays.get("keys", np.empty((len(arrays.get("dense", ())), 0), np.uint64))
     if keys.dtype.kind not in "ui":
         raise ServeError("keys must be UINT64")
     offsets = arrays.get("offsets")
+    if offsets is not None:
+        if offsets.dtype.kind not in "ui":
+            raise ServeError("offsets must be INT64")
+        offsets = np.ascontiguousarray(offsets.reshape(-1), np.int64)
     slots, width = len(version.schema.slots), len(version.schema.dense)
     if "dense" in arrays:
         dense = arrays["dense"]
+        check_rows(len(dense), max_rows)
     else:
         if width:
             raise ServeError("the input 'dense' is missing", f"it has the shape [rows, {width}]")
-        dense = np.empty((len(keys) if offsets is None else (len(offsets) - 1) // max(slots, 1), 0), np.float32)
-    check_rows(len(dense) if dense.ndim else 0, max_rows)
+        rows = len(keys) if offsets is None else (len(offsets) - 1) // max(slots, 1)
+        check_rows(rows, max_rows)
+        dense = np.empty((rows, 0), np.float32)
     values = arrays.get("values")
     with np.errstate(over="ignore"):
         return version.fields.ready(
             np.ascontiguousarray(dense, np.float32),
             np.ascontiguousarray(keys).astype(np.uint64, copy=False),
-            None if offsets is None else np.ascontiguousarray(offsets.reshape(-1), np.int64),
+            offsets,
             None if values is None else np.ascontiguousarray(values.reshape(-1), np.float32),
         )
 
@@ -235,8 +270,18 @@ def wanted(request: Request, version: Version) -> list[tuple[str, bool]]:
     binary = bool(request.parameters.get("binary_data_output", False))
     if not request.outputs:
         return [(name, binary) for name in version.outputs]
-    pick([output.name for output in request.outputs], version.outputs, "output")
+    pick_once([output.name for output in request.outputs], version.outputs)
     return [(output.name, bool(output.parameters.get("binary_data", binary))) for output in request.outputs]
+
+
+def pick_once(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The outputs asked for, each known and named once: a reply holds every one in full."""
+    if len(names) > len(known):
+        names = names[: len(known) + 1]
+    picked = pick(names, known, "output")
+    if len(set(picked)) < len(picked):
+        raise ServeError("an output is asked for twice")
+    return picked
 
 
 def reply(

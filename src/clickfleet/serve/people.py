@@ -9,7 +9,7 @@ import orjson
 from clickfleet.batch import Batch
 from clickfleet.errors import ServeError
 from clickfleet.serve.batching import Scored
-from clickfleet.serve.fields import pick
+from clickfleet.serve.fields import check_keys, pick
 from clickfleet.serve.predictor import Version
 
 
@@ -53,6 +53,8 @@ def left_out(version: Version, row: Any) -> tuple[list[str], Batch]:
     if not isinstance(row, dict):
         raise ServeError("row 0: is not a mapping from features to values")
     names = [name for name in version.fields.names if row.get(name) not in (None, "", [])]
+    values = sum(len(value) for value in row.values() if isinstance(value, list | dict))
+    check_keys(values * len(names), len(version.schema.slots) * (1 + len(names)))
     return names, version.fields.rows([row, *({k: v for k, v in row.items() if k != name} for name in names)])
 
 

@@ -20,7 +20,7 @@ class Stack:
         self.folders: list[str] = []
         self.opened: dict[str, Any] = {}
         self._merges = 0
-        self._old: list[tuple[float, Path]] = []
+        self._old = [(time.monotonic(), folder) for folder in state.glob("merged-*")]  # of an updater before this one
 
     def start(self, base: Entry, rows: layers.Rows) -> None:
         self.folders = [str(base.path)]

@@ -20,9 +20,12 @@ class Tail:
     def refresh(self) -> bool:
         """Whether there is something new; a log whose past changed is read again from its start."""
         try:
-            found = os.stat(self.log.path)
-        except FileNotFoundError:
-            return False
+            return self._refresh()
+        except OSError as error:
+            raise CheckpointError(f"{self.log.path} cannot be read: {error.strerror or error}") from None
+
+    def _refresh(self) -> bool:
+        found = os.stat(self.log.path)
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         if stamp == self._stamp:
             return False

@@ -4,11 +4,15 @@ import os
 import signal
 import sys
 import time
-import traceback
 
 from clickfleet.errors import ClickfleetError
+from clickfleet.serve import versions
+from clickfleet.serve.faults import log_fault
 from clickfleet.serve.follow import Updater
 from clickfleet.serve.settings import Settings
+
+BEAT_S = 0.5
+LONGEST_PAUSE_S = 5.0
 
 
 def main() -> None:
@@ -29,17 +33,22 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     os.nice(10)  # from here on, requests come first
-    told = None
+    shown, beaten, pause = None, 0.0, settings.poll_ms / 1e3
     while not stopped and os.getppid() == parent:
         try:
             updater.turn()
+            pause = settings.poll_ms / 1e3
         except Exception:  # whatever it is, the last good version goes on
-            traceback.print_exc(file=sys.stderr)
+            updater.complain(f"the updater failed: {log_fault()}")
+            pause = min(LONGEST_PAUSE_S, 2 * pause)
+        if updater.looked > beaten + BEAT_S:
+            beaten = updater.looked
+            versions.beat(updater.state)
         problem = updater.status.problem if updater.status else None
-        if problem != told and problem is not None:
+        if problem != shown and problem is not None:
             print(f"updater: {problem}", file=sys.stderr, flush=True)
-        told = problem
-        time.sleep(settings.poll_ms / 1e3)
+        shown = problem
+        time.sleep(pause)
 
 
 if __name__ == "__main__":

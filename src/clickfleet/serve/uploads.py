@@ -1,5 +1,6 @@
 """Whole files and old clients: `POST /upload` (text lines in a form) and `POST /rec/prediction` (feed and fetch)."""
 
+import asyncio
 import secrets
 import time
 from pathlib import Path
@@ -54,9 +55,14 @@ async def score_all(context: Context, batch: Batch, version: Version) -> Floats:
     for at in range(0, len(batch), PIECE_ROWS):
         done = await context.batcher.score(batch[at : at + PIECE_ROWS], version, deadline)
         if done.version.version != version.version:  # a reply is of one version: score it again by that one
-            return version.run(batch)["score"]
+            return await asyncio.to_thread(_score_by, version, batch)
         parts.append(done.outputs["score"])
     return np.concatenate(parts)
+
+
+def _score_by(version: Version, batch: Batch) -> Floats:
+    pieces = (batch[at : at + PIECE_ROWS] for at in range(0, len(batch), PIECE_ROWS))
+    return np.concatenate([version.run(piece)["score"] for piece in pieces])
 
 
 def truth(text: str | None) -> bool:

@@ -20,7 +20,9 @@ import uvicorn
 from clickfleet.errors import CheckpointError, ClickfleetError
 from clickfleet.published import Entry
 from clickfleet.serve import slow, versions
+from clickfleet.serve.admission import Admission
 from clickfleet.serve.batching import Batcher
+from clickfleet.serve.connection import Limits, limited, sweep
 from clickfleet.serve.context import Context
 from clickfleet.serve.http import App
 from clickfleet.serve.meter import Meter
@@ -28,6 +30,7 @@ from clickfleet.serve.predictor import Version, open_version
 from clickfleet.serve.settings import Settings
 from clickfleet.serve.tokens import Tokens
 from clickfleet.serve.versions import Status
+from clickfleet.serve.watch import Following, Watch
 
 TOKEN, ADMIN_TOKEN = "CLICKFLEET_TOKEN", "CLICKFLEET_ADMIN_TOKEN"
 LAME_S = 0.3
@@ -37,7 +40,6 @@ GARBAGE = 50_000
 """Objects more than were freed before a collection: a request of many candidates makes thousands, none of them in cycles."""
 SWITCH_S = 0.0005
 """How long a thread that opens a new version may keep the interpreter from the event loop."""
-WATCH_S = 0.05
 
 
 class Loader:
@@ -72,9 +74,30 @@ class Loader:
 
 
 class _Server(uvicorn.Server):
+    handshake_s: float
+    """Time for a TLS handshake."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # the worker has its own way to stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As its parent does for sockets that listen already, but with a limit for handshakes."""
+        config, loop = self.config, asyncio.get_running_loop()
+        await self.lifespan.startup()
+        limit = self.handshake_s if config.ssl else None
+        kind: Any = config.http_protocol_class
+
+        def connection() -> Any:
+            return kind(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        self.servers = [
+            await loop.create_server(
+                connection, sock=one, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=limit
+            )
+            for one in sockets or []
+        ]
+        self.started = True
 
 
 async def serve(settings: Settings, number: int, listener: socket.socket) -> None:
@@ -90,22 +113,33 @@ async def serve(settings: Settings, number: int, listener: socket.socket) -> Non
         Tokens(settings.token_file, TOKEN),
         Tokens(settings.admin_token_file, ADMIN_TOKEN),
         status,
+        Admission(settings.max_queue_ms / 1e3, batcher.counts),
+        Following(settings.stale_s),
+    )
+    limits = Limits(
+        settings.max_header_bytes,
+        settings.header_timeout_s,
+        settings.body_timeout_s,
+        settings.send_timeout_s,
+        settings.idle_timeout_s,
+        settings.max_connections,
     )
     config = uvicorn.Config(
         App(context, slow.make(context)),
-        http="httptools",
+        http=limited(limits, context.meter),
         ws="none",
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=DRAIN_S,
         backlog=2048,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
     server = _Server(config)
+    server.handshake_s = settings.header_timeout_s
+    context.connections = lambda: len(server.server_state.connections)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
@@ -116,7 +150,8 @@ async def serve(settings: Settings, number: int, listener: socket.socket) -> Non
 
         calls = await grpc.start(context)
     tasks = [
-        asyncio.create_task(_watch(context, loader, state, stamp)),
+        asyncio.create_task(Watch(context, loader.open, state, stamp).run()),
+        asyncio.create_task(sweep(server.server_state.connections, limits)),
         asyncio.create_task(_ready_when_started(server, state / f"ready-{number}")),
         asyncio.create_task(_stop(context, server, calls, stop, os.getppid())),
     ]
@@ -127,7 +162,7 @@ async def serve(settings: Settings, number: int, listener: socket.socket) -> Non
             task.cancel()
         if calls is not None:
             await calls.stop(DRAIN_S)
-        context.meter.save(batcher.counts)
+        context.save_counts()
         batcher.close()
         gc.unfreeze()  # or the core would report everything as leaked
 
@@ -148,7 +183,7 @@ async def _ready_when_started(server: uvicorn.Server, mark: Path) -> None:
     gc.collect()
     gc.freeze()  # what is there now stays: collections need not look at it while requests wait
     gc.set_threshold(GARBAGE)
-    mark.write_text(str(os.getpid()))
+    versions.put(mark, os.getpid())
 
 
 async def _stop(context: Context, server: uvicorn.Server, calls: Any, stop: asyncio.Event, parent: int) -> None:
@@ -165,49 +200,26 @@ async def _stop(context: Context, server: uvicorn.Server, calls: Any, stop: asyn
     server.should_exit = True
 
 
-async def _watch(context: Context, loader: Loader, state: Path, stamp: Any) -> None:
-    """Takes over what the updater says; keeps counters and tokens fresh."""
-    saved = 0.0
-    while True:
-        await asyncio.sleep(WATCH_S)
-        found = versions.stamp(state)
-        if found != stamp:
-            stamp = found
-            await _take_over(context, loader, state)
-        if time.monotonic() - saved > 1.0:
-            saved = time.monotonic()
-            context.meter.save(context.batcher.counts)
-            context.tokens.refresh()
-            context.admin.refresh()
-
-
-async def _take_over(context: Context, loader: Loader, state: Path) -> None:
-    status = versions.read(state)
-    if status is None:
-        return
-    if not status.same_model(context.status) or context.problem is not None:
-        try:
-            version = await asyncio.to_thread(loader.open, status)
-        except ClickfleetError as error:
-            context.problem = str(error)
-            print(f"worker {os.getpid()}: {error}", file=sys.stderr, flush=True)
-            return
-        context.batcher.version = version
-        context.problem = None
-        context.meter.count("switches")
-    context.status = status
-
-
 def main() -> None:
     state, number, descriptor = sys.argv[1:]
     listener = socket.socket(fileno=int(descriptor))
     listener.setblocking(False)
     sys.setswitchinterval(SWITCH_S)
+    _allow_files()
     try:
         _run(serve(Settings.read(state), int(number), listener))
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
+
+
+def _allow_files() -> None:
+    """As many open files as the system lets this user have: a connection is one."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _run(work: Any) -> None:

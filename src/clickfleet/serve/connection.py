@@ -1,0 +1,161 @@
+"""One HTTP connection with limits: bytes of its head, time for its head, its body, its reply and its silence.
+
+A connection only notes when its present phase began; one sweep over all connections closes those that exceed a limit. So a request pays
+nothing for the limits, and a client cannot extend one by sending a byte now and then.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from clickfleet.serve.meter import Meter
+
+HEAD, BODY, REPLY, IDLE = range(4)
+PAUSE = "clickfleet.pause_s"
+"""Key of a scope: how long its connection is not read after a refusal, so that retries do not crowd out other requests."""
+_MOST_SWEEP_S, _LEAST_SWEEP_S = 1.0, 0.05
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a connection may take."""
+
+    header_bytes: int
+    header_s: float
+    body_s: float
+    send_s: float
+    idle_s: float
+    connections: int
+
+    @property
+    def sweep_s(self) -> float:
+        """How often to look at the connections: several times within the shortest limit."""
+        shortest = min(self.header_s, self.body_s, self.send_s, self.idle_s)
+        return min(_MOST_SWEEP_S, max(_LEAST_SWEEP_S, shortest / 4))
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's protocol, which has none of these limits."""
+
+    limits: Limits
+    meter: Meter
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.phase, self.since = HEAD, self.loop.time()
+        self._head_bytes = 0
+        self._unsent_since: float | None = None
+        self._refusal: tuple[int, str] | None = None
+        self._dropped = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        if len(self.connections) > self.limits.connections:
+            self._close(503, "the server has too many connections", "connections")
+
+    def data_received(self, data: bytes) -> None:
+        if self._dropped:
+            return
+        if self.phase == IDLE:
+            self.phase, self.since = HEAD, self.loop.time()
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self.phase == HEAD and self._head_bytes > self.limits.header_bytes and not self._dropped:
+            self._close(431, "the header is too long", "header_bytes")
+
+    def on_headers_complete(self) -> None:
+        if self._head_bytes > self.limits.header_bytes:  # perhaps most of it is the body: look at what the head was
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self.limits.header_bytes:
+                self._refusal = 431, "the header is too long"
+                raise ValueError(self._refusal[1])  # the parser stops, and `send_400_response` tells why
+        super().on_headers_complete()
+        self.phase, self.since = BODY, self.loop.time()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._head_bytes = 0
+        self.since = self.loop.time()
+        self.phase = IDLE if self.cycle.response_complete else REPLY
+
+    def on_response_complete(self) -> None:
+        """As its parent does, but without a timer for every reply; the connection of a refused request rests first."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.phase == REPLY and not self.pipeline:
+            self.phase, self.since = IDLE, self.loop.time()
+        pause = self.cycle.scope.get(PAUSE)
+        if pause:
+            self.flow.pause_reading()
+            self.loop.call_later(pause, self._go_on)  # type: ignore[arg-type]
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for bytes that are not HTTP."""
+        status, text = self._refusal or (400, "this is not an HTTP request")
+        self._close(status, text, "bad_requests" if self._refusal is None else "header_bytes")
+
+    def sweep(self, now: float) -> None:
+        """Closes the connection if it has exceeded a limit."""
+        limits = self.limits
+        unsent = self.transport.is_closing() or self.transport.get_write_buffer_size() > 0
+        if not unsent:
+            self._unsent_since = None
+        elif self._unsent_since is None:
+            self._unsent_since = now
+        elif now - self._unsent_since > limits.send_s:
+            self._count("send")
+            self.transport.abort()
+            return
+        waited = now - self.since
+        if self.phase == IDLE and waited > limits.idle_s:
+            self.transport.close()
+        elif self.phase == HEAD and waited > limits.header_s:
+            self._close(408, "the header took too long to arrive", "header_time")
+        elif self.phase == BODY and waited > limits.body_s:
+            self._close(408, "the body took too long to arrive", "body_time")
+
+    def _close(self, status: int, text: str, reason: str) -> None:
+        """Answers where an answer may still be sent, and closes."""
+        if self._dropped or self.transport.is_closing():
+            return
+        self._dropped = True
+        self._count(reason)
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = b'{"error":"%s"}' % text.encode()
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _count(self, reason: str) -> None:
+        self.meter.count(f"closed_{reason}")
+
+
+def limited(limits: Limits, meter: Meter) -> type[Connection]:
+    """The protocol class with some limits."""
+    return type("LimitedConnection", (Connection,), {"limits": limits, "meter": meter})
+
+
+async def sweep(connections: set[Any], limits: Limits) -> None:
+    """Looks at all connections again and again."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(limits.sweep_s)
+        now = loop.time()
+        for connection in list(connections):
+            connection.sweep(now)
