@@ -323,14 +323,9 @@ def _diff_columns(kind: str, ours: Iterable[Any], theirs: Iterable[Any]) -> list
 
 def read_schema(path: str | Path) -> Schema:
     """The schema in a YAML or JSON file."""
-    import yaml
+    from clickfleet import yaml_files
 
-    try:
-        plain = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the schema {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+    plain = yaml_files.parse(yaml_files.read_text(path), str(path))
     return Schema.from_dict(_mapping(plain, str(path)), str(path))
 
 
