@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clickfleet import _core, storage
+from clickfleet import _core, arrow_ipc, storage
 from clickfleet.arrow_files import FLOATS, batches, columns
 from clickfleet.errors import CheckpointError
 from clickfleet.table import Columns, Snapshot, Table
@@ -341,9 +341,8 @@ def pack(table: Table) -> bytes:
 
 def unpack(table: Table, packed: bytes) -> None:
     """Puts the rows of `pack` into a table of the same width and rules."""
-    with pa.ipc.open_file(pa.BufferReader(packed)) as reader:
-        for i in range(reader.num_record_batches):
-            _restore(table, reader.get_batch(i), 0, _core.VIRTUAL_SHARDS)
+    for batch in arrow_ipc.open_bytes(packed):
+        _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
 
 
 def keep_rows(rows: Iterable[Columns], table: Table, wanted: Callable[[Columns], Any]) -> None:

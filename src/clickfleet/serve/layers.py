@@ -3,7 +3,7 @@
 A merged folder holds `rows.arrow` and `deleted.arrow` like an entry, so one reader opens both.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from clickfleet import _core
+from clickfleet.arrow_files import batches
 from clickfleet.errors import CheckpointError
 from clickfleet.published import BATCH_ROWS, DELETED, ROWS
 
@@ -27,35 +28,29 @@ def open_layer(folder: Path | str, factors: int, rows: Rows = "mapped") -> Layer
     """The rows and deleted keys of an entry or merged folder."""
     folder = Path(folder)
     full, brief, memory = [], [], []
-    for batch in _batches(folder / "rows.arrow", ROWS, rows):
+    mapped = rows == "mapped"
+    for batch in batches(folder / "rows.arrow", ROWS, mapped=mapped):
         keys, weights = _numbers(batch.column("key"), np.uint64), _numbers(batch.column("embed_w"), np.float32)
         lists = batch.column("embedx")
         values = _numbers(lists.values, np.float32)[lists.offsets[0].as_py() : lists.offsets[-1].as_py()]
+        ends = _numbers(lists.offsets, np.int32)
+        if len(ends) and not (np.diff(ends) == (factors if len(values) else 0)).all():
+            raise CheckpointError(f"{folder / 'rows.arrow'} mixes short and full rows, or rows of another width")
         memory.append(batch)
         if factors and len(values):
-            if len(values) != len(keys) * factors:
-                raise CheckpointError(f"{folder / 'rows.arrow'} mixes short and full rows, or rows of another width")
             full.append((keys, weights, values.reshape(len(keys), factors)))
         else:
             brief.append((keys, weights))
     deleted = _by_hash(
-        [_numbers(batch.column("key"), np.uint64) for batch in _batches(folder / "deleted.arrow", DELETED, rows)]
+        [
+            _numbers(batch.column("key"), np.uint64)
+            for batch in batches(folder / "deleted.arrow", DELETED, mapped=mapped)
+        ]
     )
     try:
         return _core.FrozenLayer(full, brief, deleted, (memory, full, brief, deleted))
     except ValueError as error:
         raise CheckpointError(f"{folder / 'rows.arrow'} is broken: {error}") from None
-
-
-def _batches(path: Path, schema: pa.Schema, rows: Rows) -> Iterator[pa.RecordBatch]:
-    try:
-        source = pa.memory_map(str(path)) if rows == "mapped" else pa.BufferReader(path.read_bytes())
-        with pa.ipc.open_file(source) as reader:
-            if reader.schema != schema:
-                raise CheckpointError(f"{path} has other columns than this version of clickfleet writes")
-            yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
-    except (pa.ArrowException, OSError) as error:
-        raise CheckpointError(f"{path} is broken: {error}") from error
 
 
 def _numbers(column: pa.Array, kind: Any) -> Any:
