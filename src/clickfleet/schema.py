@@ -217,7 +217,10 @@ class Schema:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], where: str = "schema") -> "Schema":
-        given = dict(plain)
+        given = dict(_mapping(plain, where))
+        for kind in ("dense", "slots"):
+            if not isinstance(given.get(kind, ()), list | tuple):
+                raise ConfigError(f"{where}.{kind}: expected a list of columns, found {type(given[kind]).__name__}")
         rule = given.pop("keys", "hash64")
         dense = tuple(_dense(item, f"{where}.dense[{i}]") for i, item in enumerate(given.pop("dense", ())))
         slots = tuple(_slot(item, f"{where}.slots[{i}]") for i, item in enumerate(given.pop("slots", ())))

@@ -46,7 +46,9 @@ def watch(keep: Path) -> int:
     keep.mkdir(parents=True, exist_ok=True)
     current = keep / "current"
     current.write_bytes(b"")
-    ended = subprocess.run([sys.executable, "-X", "faulthandler", "-m", "fuzz", *sys.argv[1:], "--inside", str(current)])
+    ended = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-m", "fuzz", *sys.argv[1:], "--inside", str(current)]
+    )
     if ended.returncode in (0, 1):
         current.unlink(missing_ok=True)
         return ended.returncode
@@ -66,7 +68,9 @@ def work(names: list[str], runs: int, seed: int, keep: Path, current: Path) -> i
     known = areas()
     targets = [target for area, some in known.items() for target in some if not names or {area, target[0]} & {*names}]
     if unknown := {*names} - {*known} - {target[0] for some in known.values() for target in some}:
-        print(f"there is no target {', '.join(sorted(unknown))}; there are {', '.join(target[0] for target in targets)}")
+        print(
+            f"there is no target {', '.join(sorted(unknown))}; there are {', '.join(target[0] for target in targets)}"
+        )
         return 1
     limit_memory()
     bad = 0

@@ -86,7 +86,13 @@ NAMED = Schema(
     slots=(Slot("a"), Slot("b", multi=True), Slot("xb", bucket=Bucket("x", boundaries=(0.5, 2.0)))),
     label="click",
 )
-CRITEO = b"1\t5\t" + b"\t".join(b"%d" % i for i in range(12)) + b"\t" + b"\t".join(b"68fd1e6%x" % (i % 16) for i in range(26)) + b"\n"
+CRITEO = (
+    b"1\t5\t"
+    + b"\t".join(b"%d" % i for i in range(12))
+    + b"\t"
+    + b"\t".join(b"68fd1e6%x" % (i % 16) for i in range(26))
+    + b"\n"
+)
 BLOCKS = b"3 1.5 2 3 1 77 2 8 9 1 0\n"
 
 TARGETS = [

@@ -3,7 +3,7 @@
 A merged folder holds `rows.arrow` and `deleted.arrow` like an entry, so one reader opens both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -28,29 +28,28 @@ def open_layer(folder: Path | str, factors: int, rows: Rows = "mapped") -> Layer
     """The rows and deleted keys of an entry or merged folder."""
     folder = Path(folder)
     full, brief, memory = [], [], []
-    mapped = rows == "mapped"
-    for batch in batches(folder / "rows.arrow", ROWS, mapped=mapped):
+    for batch in _batches(folder / "rows.arrow", ROWS, rows):
         keys, weights = _numbers(batch.column("key"), np.uint64), _numbers(batch.column("embed_w"), np.float32)
         lists = batch.column("embedx")
         values = _numbers(lists.values, np.float32)[lists.offsets[0].as_py() : lists.offsets[-1].as_py()]
-        ends = _numbers(lists.offsets, np.int32)
-        if len(ends) and not (np.diff(ends) == (factors if len(values) else 0)).all():
-            raise CheckpointError(f"{folder / 'rows.arrow'} mixes short and full rows, or rows of another width")
         memory.append(batch)
         if factors and len(values):
+            if len(values) != len(keys) * factors:
+                raise CheckpointError(f"{folder / 'rows.arrow'} mixes short and full rows, or rows of another width")
             full.append((keys, weights, values.reshape(len(keys), factors)))
         else:
             brief.append((keys, weights))
     deleted = _by_hash(
-        [
-            _numbers(batch.column("key"), np.uint64)
-            for batch in batches(folder / "deleted.arrow", DELETED, mapped=mapped)
-        ]
+        [_numbers(batch.column("key"), np.uint64) for batch in _batches(folder / "deleted.arrow", DELETED, rows)]
     )
     try:
         return _core.FrozenLayer(full, brief, deleted, (memory, full, brief, deleted))
     except ValueError as error:
         raise CheckpointError(f"{folder / 'rows.arrow'} is broken: {error}") from None
+
+
+def _batches(path: Path, schema: pa.Schema, rows: Rows) -> Iterator[pa.RecordBatch]:
+    return batches(path, schema, mapped=rows == "mapped")
 
 
 def _numbers(column: pa.Array, kind: Any) -> Any:
