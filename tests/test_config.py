@@ -8,6 +8,7 @@ import pytest
 
 from clickfleet.config import Config, checked, dump, load, read
 from clickfleet.errors import ConfigError
+from clickfleet.schema import read_schema
 from clickfleet.sections import Plugin, Table
 from clickfleet.workbench.plan import changed
 
@@ -234,3 +235,50 @@ def test_every_model_takes_its_settings_from_a_file() -> None:
     assert checked(DCNv2.Config, config.model.settings, "model") == DCNv2.Config(rank=8, structure="stacked")
     with pytest.raises(ConfigError, match=r"model\.structure: input should be 'parallel' or 'stacked'"):
         checked(DCNv2.Config, {"structure": "both"}, "model")
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        (bomb(9), 4, "aliases repeat more than 10000 values"),
+        ("m0: &m0 {a: 1, b: 2}\n" + "\n".join(
+            f"m{i}: &m{i} {{<<: [{', '.join([f'*m{i - 1}'] * 20)}]}}" for i in range(1, 9)
+        ), 4, "aliases repeat"),
+        ("a: &a [*a]", 1, "an alias stands inside"),
+        ("a: " + "[" * 5000, 1, "more than 64 levels"),
+        ("a: 1\nb: " + "9" * 5000, 2, "is not of the type int"),
+        ("a: 1\n\nb: 2026-13-45", 3, "is not of the type timestamp"),
+        ("a: !!int word", 1, "is not of the type int"),
+        ("a: !!timestamp word", 1, "is not of the type timestamp"),
+        ("[a, b]: 1", 1, "cannot be a key"),
+        ("a: 1\n? {b: 1}\n: 2", 2, "cannot be a key"),
+        ("yes: 1", 1, "the key True is not text"),
+        ("a: {x: 1,\n x: 2}", 2, "key x is given twice"),
+        ("a: \x00", 1, "so this is not text"),
+        ("a: !!python/object/apply:os.system [ls]", 1, "could not determine a constructor"),
+    ],
+)  # fmt: skip
+def test_yaml_that_cannot_be_meant_is_refused_by_line(tmp_path: Path, text: str, line: int, reason: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    for read in (lambda: load(path), lambda: read_schema(path)):
+        with pytest.raises(ConfigError) as error:
+            read()
+        assert str(error.value).startswith(f"{path}:{line}: ") and reason in str(error.value)
+
+
+def test_yaml_may_use_a_few_aliases_and_merges() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]"
+    assert read(text, "x")["b"] == {"x": 1, "y": 3} and read(text, "x")["c"] == [{"x": 1, "y": 2}] * 2
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(ConfigError, match=r"x\.yaml is not text: byte 3"):
+        load(tmp_path / "x.yaml")

@@ -1,9 +1,11 @@
-// Bindings convert, release the GIL and call; nothing else. One bind_* function per core header.
+// Bindings convert, check bounds, release the GIL and call; nothing else. One bind_* function per core header.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include <optional>
+
+#include "bounds.h"
 
 namespace clickfleet {
 
@@ -13,6 +15,17 @@ using Array = nanobind::ndarray<T, nanobind::ndim<Dims>, nanobind::c_contig, nan
 template <class T>
 const T* data_or_null(const std::optional<Array<const T>>& array) {
   return array ? array->data() : nullptr;
+}
+
+// Every entry point checks what it is given: a caller's mistake is a ValueError, never a stray read.
+inline void need(bool given, const char* what) {
+  if (!given) throw nanobind::value_error(what);
+}
+
+// As many values as `size` if the array is there at all.
+template <class T>
+bool fits(const std::optional<Array<const T>>& array, size_t size) {
+  return !array || array->size() == size;
 }
 
 void bind_buckets(nanobind::module_& m);

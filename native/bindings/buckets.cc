@@ -65,17 +65,28 @@ void update_by_id(Locked<T>& self, const Ids& ids, const Floats& scores, const F
   locked(self, [&](T& it) { it.update(batch); });
 }
 
+int thresholds_of(const Buckets& it) { return it.thresholds(); }
+int thresholds_of(const Slices& it) { return it.rest.thresholds(); }
+int thresholds_of(const Groups&) { return 0; }
+
 template <class T>
 void merge(Locked<T>& self, Locked<T>& other) {
+  need(thresholds_of(self.value) == thresholds_of(other.value), "metrics of different thresholds cannot be merged");
   T copy = locked(other, [](T& it) { return it; });  // never two locks at once
   locked(self, [&](T& it) { it.merge(copy); });
+}
+
+int checked(int thresholds) {
+  need(thresholds >= 1 && thresholds <= 1 << 28, "thresholds must lie between 1 and 2^28");
+  return thresholds;
 }
 
 // Arguments are checked in Python (metrics.py); these read and write plain arrays.
 void bind_sums(nb::module_& m) {
   using Self = Locked<Buckets>;
   nb::class_<Self>(m, "Buckets", "Sums over rows, and clicks and others per bucket of the score.")
-      .def(nb::init<int>(), nb::arg("thresholds"))
+      .def(
+          "__init__", [](Self* self, int thresholds) { new (self) Self(checked(thresholds)); }, nb::arg("thresholds"))
       .def("update", &update<Buckets>, nb::arg("scores"), nb::arg("labels"), nb::arg("weights") = nb::none())
       .def("merge", &merge<Buckets>, nb::arg("other"))
       .def("reset", [](Self& self) { locked(self, [](Buckets& it) { it.reset(); }); })
@@ -87,7 +98,7 @@ void bind_sums(nb::module_& m) {
             same("out", out.size(), self.value.size());
             locked(self, [&](Buckets& it) { it.write(out.data()); });
           },
-          nb::arg("out"))
+          nb::arg("out").noconvert())
       .def(
           "read",
           [](Self& self, Array<const double> in) {
@@ -100,7 +111,13 @@ void bind_sums(nb::module_& m) {
 void bind_window(nb::module_& m) {
   using Self = Locked<Window>;
   nb::class_<Self>(m, "Window", "The buckets of each of the last batches.")
-      .def(nb::init<int, int>(), nb::arg("thresholds"), nb::arg("size"))
+      .def(
+          "__init__",
+          [](Self* self, int thresholds, int size) {
+            need(size >= 1, "a window needs a batch");
+            new (self) Self(checked(thresholds), size);
+          },
+          nb::arg("thresholds"), nb::arg("size"))
       .def("update", &update<Window>, nb::arg("scores"), nb::arg("labels"), nb::arg("weights") = nb::none())
       .def("auc", [](Self& self) { return locked(self, [](Window& it) { return it.sum().auc(); }); })
       .def_prop_ro("next", [](Self& self) { return locked(self, [](Window& it) { return it.next(); }); })
@@ -112,7 +129,7 @@ void bind_window(nb::module_& m) {
               for (size_t i = 0; i < it.ring().size(); ++i) it.ring()[i].write(out.data() + i * it.ring()[i].size());
             });
           },
-          nb::arg("out"))
+          nb::arg("out").noconvert())
       .def(
           "read",
           [](Self& self, Array<const double> in, size_t next) {
@@ -128,7 +145,9 @@ void bind_window(nb::module_& m) {
 void bind_slices(nb::module_& m) {
   using Self = Locked<Slices>;
   nb::class_<Self>(m, "Slices", "Buckets per id, up to a number of ids; the others together.")
-      .def(nb::init<int, size_t>(), nb::arg("thresholds"), nb::arg("limit"))
+      .def(
+          "__init__", [](Self* self, int thresholds, size_t limit) { new (self) Self(checked(thresholds), limit); },
+          nb::arg("thresholds"), nb::arg("limit"))
       .def("update", &update_by_id<Slices>, nb::arg("ids"), nb::arg("scores"), nb::arg("labels"),
            nb::arg("weights") = nb::none())
       .def("merge", &merge<Slices>, nb::arg("other"))
@@ -140,14 +159,14 @@ void bind_slices(nb::module_& m) {
               std::copy_n(it.ids().begin(), std::min(it.ids().size(), out.size()), out.data());
             });
           },
-          nb::arg("out"))
+          nb::arg("out").noconvert())
       .def(
           "write",
           [](Self& self, uint64_t id, bool rest, Array<double> out) {
             same("out", out.size(), self.value.rest.size());
             locked(self, [&](Slices& it) { (rest ? it.rest : it.find(id)).write(out.data()); });
           },
-          nb::arg("id"), nb::arg("rest"), nb::arg("out"))
+          nb::arg("id"), nb::arg("rest"), nb::arg("out").noconvert())
       .def(
           "read",
           [](Self& self, uint64_t id, bool rest, Array<const double> in) {
@@ -181,12 +200,15 @@ void bind_groups(nb::module_& m) {
               }
             });
           },
-          nb::arg("groups"), nb::arg("scores"), nb::arg("weights"))
+          nb::arg("groups").noconvert(), nb::arg("scores").noconvert(), nb::arg("weights").noconvert())
       .def(
           "append",
           [](Self& self, const Ids& groups, const Floats& scores, const Floats& weights, unsigned level) {
             same("scores", scores.size(), groups.size());
             same("weights", weights.size(), groups.size());
+            for (size_t i = 0; i < scores.size(); ++i)  // sorting needs an order, which NaN has not
+              need(scores.data()[i] >= 0 && scores.data()[i] <= 1 && weights.data()[i] == weights.data()[i],
+                   "scores must lie in [0, 1], and weights must be numbers");
             std::vector<Groups::Row> added(groups.size());
             for (size_t i = 0; i < added.size(); ++i)
               added[i] = {groups.data()[i], scores.data()[i], weights.data()[i]};

@@ -50,6 +50,8 @@ void bind_cut(nb::module_& m) {
       .def(
           "__init__",
           [](Cut* self, Table& table, const std::string& kind, int files) {
+            need(kind == "snapshot" || kind == "base" || kind == "changes", "there is no such kind of cut");
+            need(files >= 1 && files <= 32 && (files & (files - 1)) == 0, "files must be a power of two up to 32");
             const nb::gil_scoped_release nogil;
             new (self) Cut(table,
                            kind == "snapshot" ? Cut::snapshot

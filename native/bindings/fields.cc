@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string_view>
@@ -89,7 +90,10 @@ struct Mapped {
   template <class Value>
   void each(const Name& name, const Value& value) {
     PyObject* found = PyDict_GetItemWithError(row, name.key.ptr());
-    if (found == nullptr) return;
+    if (found == nullptr) {
+      if (PyErr_Occurred() != nullptr) throw nb::python_error();
+      return;
+    }
     if (name.first) ++used;
     if (PyList_Check(found)) {
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(found); ++i) value(cell(PyList_GET_ITEM(found, i)), 1.0F);
@@ -100,7 +104,9 @@ struct Mapped {
         const Cell w = cell(weight);
         if (w.kind == Cell::text || w.kind == Cell::other || w.kind == Cell::missing)
           refuse(number, name, "the value of a key must be a number");
-        value(cell(key), static_cast<float>(w.real));
+        const auto narrow = static_cast<float>(w.real);
+        if (!std::isfinite(narrow)) refuse(number, name, "the value of a key must be a finite number");
+        value(cell(key), narrow);
       }
     } else if (found != Py_None) {
       value(cell(found), 1.0F);
@@ -118,6 +124,12 @@ struct Given {
   const uint64_t* naturals = nullptr;
   std::vector<std::string_view> texts;
   size_t size = 0, width = 1;
+
+  // Whether it has values for exactly n rows: a list may have changed since.
+  bool holds(size_t n) const {
+    const size_t now = list == nullptr ? size : static_cast<size_t>(PyList_GET_SIZE(list));
+    return width == 0 ? now == 0 : now == size && size % width == 0 && size / width == n;
+  }
 
   Cell at(size_t i) const {
     if (list != nullptr) return cell(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)));
@@ -164,18 +176,20 @@ class Fields {
   Fields(const Layout& layout, const std::vector<std::pair<std::string, std::vector<int>>>& dense,
          const std::vector<std::pair<std::string, int>>& slots)
       : layout_(layout) {
+    if (layout_.slots.size() != slots.size()) throw std::invalid_argument("every slot needs its name");
     for (const auto& [name, places] : dense) {
+      need(below(places, layout_.dense.size()), "there is no such dense column");
       const bool both = std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
         return slot.second < 0 && slot.first == name;
       });
       dense_.push_back({make(name), places, both});
     }
     for (const auto& [name, bucket] : slots) {
+      need(bucket < 0 || below({bucket}, layout_.buckets.size()), "there is no such bucket");
       slots_.push_back({bucket < 0 ? make(name) : Name{name, nb::none(), 0}, bucket});
       flat_ = flat_ && !layout_.slots[slots_.size() - 1].multi;
     }
     flat_ = flat_ && !layout_.values;
-    if (layout_.slots.size() != slots_.size()) throw std::invalid_argument("every slot needs its name");
   }
 
   nb::tuple rows(const nb::list& given) const {
@@ -195,7 +209,7 @@ class Fields {
   nb::tuple columns(const std::vector<Given>& given, size_t n) const {
     if (given.size() != names_) throw std::invalid_argument("one column per name is needed");
     for (const Given& column : given)
-      if (column.size != n * column.width) throw std::invalid_argument("the columns have different lengths");
+      if (!column.holds(n)) throw std::invalid_argument("the columns have different lengths");
     Out out = start(n);
     for (size_t i = 0; i < n; ++i) {
       const Crosswise row{given, i};
@@ -205,6 +219,11 @@ class Fields {
   }
 
  private:
+  static bool below(const std::vector<int>& places, size_t end) {
+    return std::all_of(places.begin(), places.end(),
+                       [end](int place) { return place >= 0 && static_cast<size_t>(place) < end; });
+  }
+
   struct Dense {
     Name name;
     std::vector<int> places;
@@ -408,7 +427,10 @@ void bind_fields(nb::module_& m) {
           [](const Fields& self, const std::vector<const Given*>& columns, size_t n) {
             std::vector<Given> plain;
             plain.reserve(columns.size());
-            for (const Given* column : columns) plain.push_back(*column);
+            for (const Given* column : columns) {
+              need(column != nullptr, "None is not a column");
+              plain.push_back(*column);
+            }
             return self.columns(plain, n);
           },
           "columns"_a, "rows"_a, "One column per name, the dense ones first.");

@@ -23,6 +23,7 @@ using Factors = Array<const float, 2>;
 // A layer and the arrays its rows lie in.
 struct Layer {
   std::shared_ptr<const FrozenLayer> rows;
+  size_t factors;  // of its full rows, if it has any
   std::vector<nb::object> memory;
 };
 
@@ -34,11 +35,17 @@ nb::object array(std::vector<T>&& values, size_t columns = 0) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<2>>(owned->data(), {owned->size() / columns, columns}, owner));
 }
 
-Layers plain(const std::vector<const Layer*>& layers) {
+Layers plain(const std::vector<const Layer*>& layers, size_t factors) {
   Layers out;
-  for (const Layer* layer : layers) out.push_back(layer->rows);
+  for (const Layer* layer : layers) {
+    need(layer != nullptr, "None is not a layer");
+    need(layer->rows->full.size() == 0 || layer->factors == factors, "a layer has another number of factors");
+    out.push_back(layer->rows);
+  }
   return out;
 }
+
+void check_lengths(bool same) { need(same, "the columns have different lengths"); }
 
 // The rows of several layers, and the layers themselves.
 struct Rows {
@@ -80,13 +87,14 @@ void bind_frozen(nb::module_& m) {
           [](Layer* self, const std::vector<std::tuple<Keys, Weights, Factors>>& full,
              const std::vector<std::tuple<Keys, Weights>>& brief, const Keys& deleted, nb::object memory) {
             std::vector<Segment> whole, some;
+            const size_t width = full.empty() ? 0 : std::get<2>(full[0]).shape(1);
             for (const auto& [keys, weights, factors] : full) {
-              if (weights.size() != keys.size() || factors.shape(0) != keys.size())
-                throw nb::value_error("the columns have different lengths");
+              check_lengths(weights.size() == keys.size() && factors.shape(0) == keys.size());
+              need(factors.shape(1) == width && width > 0, "full rows need factors, all as many");
               whole.push_back({keys.data(), weights.data(), factors.data(), keys.size()});
             }
             for (const auto& [keys, weights] : brief) {
-              if (weights.size() != keys.size()) throw nb::value_error("the columns have different lengths");
+              check_lengths(weights.size() == keys.size());
               some.push_back({keys.data(), weights.data(), nullptr, keys.size()});
             }
             std::vector<Segment> gone;
@@ -99,10 +107,11 @@ void bind_frozen(nb::module_& m) {
               layer->brief = FrozenSet(std::move(some));
               layer->deleted = FrozenSet(std::move(gone));
             }
-            new (self) Layer{std::move(layer), {std::move(memory)}};
+            new (self) Layer{std::move(layer), width, {std::move(memory)}};
           },
-          nb::arg("full"), nb::arg("brief"), nb::arg("deleted"), nb::arg("memory").none(),
-          "The arrays are not copied: `memory` keeps them alive.")
+          nb::arg("full").noconvert(), nb::arg("brief").noconvert(), nb::arg("deleted").noconvert(),
+          nb::arg("memory").none(),
+          "The arrays are not copied or converted: `memory` keeps them alive. A mapped file must not be cut short.")
       .def_prop_ro("full_rows", [](const Layer& self) { return self.rows->full.size(); })
       .def_prop_ro("short_rows", [](const Layer& self) { return self.rows->brief.size(); })
       .def_prop_ro("deleted", [](const Layer& self) { return self.rows->deleted.size(); });
@@ -111,7 +120,7 @@ void bind_frozen(nb::module_& m) {
       .def(
           "__init__",
           [](Rows* self, nb::tuple layers, size_t factors) {
-            const Layers found = plain(nb::cast<std::vector<const Layer*>>(layers));
+            const Layers found = plain(nb::cast<std::vector<const Layer*>>(layers), factors);
             new (self) Rows{FrozenRows(found, factors), std::move(layers)};
           },
           nb::arg("layers"), nb::arg("factors"))
@@ -140,10 +149,11 @@ void bind_frozen(nb::module_& m) {
              const Array<float, 2>& first, const Array<float, 3>& factors) {
             const size_t batch = first.shape(0), slots = first.shape(1), cells = batch * slots;
             if (offsets.size() != cells + 1 || factors.shape(0) != batch || factors.shape(1) != slots ||
-                factors.shape(2) != self.rows.factors() || (values && values->size() != keys.size()) ||
-                (mean && mean->size() != slots) || offsets.data()[0] != 0 ||
-                static_cast<size_t>(offsets.data()[cells]) != keys.size())
+                factors.shape(2) != self.rows.factors() || !fits(values, keys.size()) || !fits(mean, slots) ||
+                offsets.data()[0] != 0 || static_cast<size_t>(offsets.data()[cells]) != keys.size() ||
+                keys.size() >= size_t{1} << 31)
               throw nb::value_error("the arrays do not fit each other");
+            need(ascending(offsets.data(), offsets.size(), keys.size()), "offsets must not fall");
             const nb::gil_scoped_release nogil;
             inputs(self.rows, keys,
                    {batch, slots, offsets.data(), nullptr, values ? values->data() : nullptr, data_or_null(mean)},
@@ -157,7 +167,7 @@ void bind_frozen(nb::module_& m) {
       [](const std::vector<const Layer*>& layers, size_t factors, uint64_t low, uint64_t high, bool keep_deleted) {
         Merged merged;
         {
-          const Layers rows = plain(layers);
+          const Layers rows = plain(layers, factors);
           const nb::gil_scoped_release nogil;
           merged = merge(rows, factors, low, high, keep_deleted);
         }

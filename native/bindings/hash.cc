@@ -23,10 +23,11 @@ void bind_hash(nb::module_& m) {
   m.def(
       "mix64",
       [](const Keys& keys, Out out) {
+        need(out.size() == keys.size(), "one hash per key");
         nb::gil_scoped_release nogil;
         for (size_t i = 0; i < keys.size(); ++i) out.data()[i] = mix64(keys.data()[i]);
       },
-      "keys"_a, "out"_a, "Writes mix64 of every key to `out`.");
+      "keys"_a, "out"_a.noconvert(), "Writes mix64 of every key to `out`.");
   m.def(
       "hash64",
       [](const std::string& slot, const nb::bytes& value) {

@@ -20,7 +20,7 @@ void bind_key_set(nb::module_& m) {
       .def(
           "has",
           [](const KeySet& set, const Array<const uint64_t>& keys, const Array<uint8_t>& out) {
-            if (out.size() != keys.size()) throw nb::value_error("one answer per key");
+            need(out.size() == keys.size(), "one answer per key");
             const nb::gil_scoped_release nogil;
             set.has(keys.data(), keys.size(), out.data());
           },
@@ -28,7 +28,7 @@ void bind_key_set(nb::module_& m) {
       .def(
           "copy",
           [](const KeySet& set, const Array<uint64_t>& out) {
-            if (out.size() != set.size()) throw nb::value_error("one place per key");
+            need(out.size() == set.size(), "one place per key");
             const nb::gil_scoped_release nogil;
             set.copy(out.data());
           },

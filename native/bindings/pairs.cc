@@ -3,6 +3,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <cmath>
+
 #include "bind.h"
 #include "parse/sentences.h"
 
@@ -10,6 +12,8 @@ namespace nb = nanobind;
 
 namespace clickfleet {
 namespace {
+
+constexpr size_t kMostNeighbours = 65536;
 
 template <class T>
 nb::object array(std::vector<T>&& values) {
@@ -20,8 +24,19 @@ nb::object array(std::vector<T>&& values) {
 
 void draw(Pairs& pairs, const Array<const uint64_t>& keys, const Array<const int64_t>& offsets, size_t slots,
           uint64_t seed) {
+  need(slots > 0 && ascending(offsets.data(), offsets.size(), keys.size()) && (offsets.size() - 1) % slots == 0,
+       "offsets must not fall or point outside the keys");
   const nb::gil_scoped_release nogil;
   pairs.draw(keys.data(), offsets.data(), (offsets.size() - 1) / slots, slots, seed);
+}
+
+// The number of factors, after the rows were found to be those gathered last.
+int width_of(const Pairs& pairs, const Array<const float, 2>& rows, const Array<float, 2>& grads) {
+  need(pairs.is_gathered(), "gather the rows of these pairs first");
+  need(rows.shape(0) == pairs.gathered() && rows.shape(1) >= 1 && rows.shape(1) <= 1 + kMostNeighbours &&
+           grads.shape(0) == rows.shape(0) && grads.shape(1) == rows.shape(1),
+       "one row and one gradient per gathered row");
+  return static_cast<int>(rows.shape(1)) - 1;
 }
 
 Bounds bounds(const std::pair<float, float>& given) { return {given.first, given.second}; }
@@ -45,6 +60,14 @@ void bind_pairs(nb::module_& m) {
                           const Array<const double>& keep, const Array<const double>& noise) {
         if (in.size() == 0 || out.size() != in.size() || keep.size() != in.size() || noise.size() != in.size())
           throw nb::value_error("a vocabulary needs words, and as many of each column");
+        need(in.size() < size_t{1} << 31, "a vocabulary has fewer than 2^31 words");
+        double total = 0;
+        for (size_t i = 0; i < in.size(); ++i) {
+          need(std::isfinite(keep.data()[i]) && std::isfinite(noise.data()[i]) && noise.data()[i] >= 0,
+               "the chances of a word must be finite numbers");
+          total += noise.data()[i];
+        }
+        need(total > 0 && std::isfinite(total), "some word must be drawn as noise");
         new (self) Words(in.data(), out.data(), keep.data(), noise.data(), in.size());
       });
   nb::class_<InPlace>(m, "InPlace", "Rows of a table, trained where they stand.")
@@ -55,30 +78,53 @@ void bind_pairs(nb::module_& m) {
           },
           nb::keep_alive<1, 2>());
   nb::class_<Pairs>(m, "Pairs", "The pairs of some sentences, drawn afresh for every batch.")
-      .def(nb::init<const Words&, uint32_t, uint32_t>(), nb::arg("words"), nb::arg("window"), nb::arg("negatives"),
-           nb::keep_alive<1, 2>())
+      .def(
+          "__init__",
+          [](Pairs* self, const Words& words, uint32_t window, uint32_t negatives) {
+            need(window >= 1 && window <= kMostNeighbours && negatives <= kMostNeighbours,
+                 "window must lie between 1 and 65536, negatives between 0 and 65536");
+            new (self) Pairs(words, window, negatives);
+          },
+          nb::arg("words"), nb::arg("window"), nb::arg("negatives"), nb::keep_alive<1, 2>())
       .def("draw", &draw, nb::arg("keys").noconvert(), nb::arg("offsets").noconvert(), nb::arg("slots"),
            nb::arg("seed"))
       .def_prop_ro("words", &Pairs::words)
       .def("__len__", &Pairs::size)
       .def("gather", &Pairs::gather, nb::call_guard<nb::gil_scoped_release>())
-      .def("rows", [](const Pairs& pairs, const Array<uint64_t>& keys, const Array<float>& show,
-                      const Array<uint16_t>& slots) { pairs.rows(keys.data(), show.data(), slots.data()); })
-      .def("move",
-           [](Pairs& pairs, const Array<const float, 2>& rows, float lr, float rule_lr, bool bias,
-              const std::pair<float, float>& of_factors, const std::pair<float, float>& of_bias,
-              const Array<float, 2>& grads) {
-             const nb::gil_scoped_release nogil;
-             pairs.move(rows.data(), static_cast<int>(rows.shape(1)) - 1, lr, rule_lr, bias, bounds(of_factors),
-                        bounds(of_bias), grads.data());
-           })
-      .def("gradient",
-           [](Pairs& pairs, const Array<const float, 2>& rows, bool bias, const Array<float, 2>& grads) {
-             const nb::gil_scoped_release nogil;
-             pairs.gradient(rows.data(), static_cast<int>(rows.shape(1)) - 1, bias, grads.data());
-           })
-      .def("train", &Pairs::train, nb::arg("held"), nb::arg("lr"), nb::arg("bias"), nb::arg("shared"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "rows",
+          [](const Pairs& pairs, const Array<uint64_t>& keys, const Array<float>& show, const Array<uint16_t>& slots) {
+            const size_t n = pairs.gathered();
+            need(keys.size() == n && show.size() == n && slots.size() == n, "one place per gathered row");
+            pairs.rows(keys.data(), show.data(), slots.data());
+          },
+          nb::arg("keys").noconvert(), nb::arg("show").noconvert(), nb::arg("slots").noconvert())
+      .def(
+          "move",
+          [](Pairs& pairs, const Array<const float, 2>& rows, float lr, float rule_lr, bool bias,
+             const std::pair<float, float>& of_factors, const std::pair<float, float>& of_bias,
+             const Array<float, 2>& grads) {
+            const int dim = width_of(pairs, rows, grads);
+            const nb::gil_scoped_release nogil;
+            pairs.move(rows.data(), dim, lr, rule_lr, bias, bounds(of_factors), bounds(of_bias), grads.data());
+          },
+          nb::arg("rows"), nb::arg("lr"), nb::arg("rule_lr"), nb::arg("bias"), nb::arg("of_factors"),
+          nb::arg("of_bias"), nb::arg("grads").noconvert())
+      .def(
+          "gradient",
+          [](Pairs& pairs, const Array<const float, 2>& rows, bool bias, const Array<float, 2>& grads) {
+            const int dim = width_of(pairs, rows, grads);
+            const nb::gil_scoped_release nogil;
+            pairs.gradient(rows.data(), dim, bias, grads.data());
+          },
+          nb::arg("rows"), nb::arg("bias"), nb::arg("grads").noconvert())
+      .def(
+          "train",
+          [](Pairs& pairs, InPlace& held, float lr, bool bias, bool shared) {
+            need(held.size() == 2 * size_t{pairs.vocabulary().size()}, "the rows held are not those of the vocabulary");
+            pairs.train(held, lr, bias, shared);
+          },
+          nb::arg("held"), nb::arg("lr"), nb::arg("bias"), nb::arg("shared"), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "drawn",
           [](const Pairs& pairs) {
@@ -91,8 +137,13 @@ void bind_pairs(nb::module_& m) {
                                   array(std::vector<uint32_t>(pairs.targets())));
           },
           "Centre words, where the targets of each end, and the targets: a neighbour, then its words of noise.")
-      .def("take_counts", [](Pairs& pairs, const Array<float>& in,
-                             const Array<float>& out) { pairs.take_counts(in.data(), out.data()); })
+      .def(
+          "take_counts",
+          [](Pairs& pairs, const Array<float>& in, const Array<float>& out) {
+            need(in.size() == pairs.vocabulary().size() && out.size() == in.size(), "one count per word");
+            pairs.take_counts(in.data(), out.data());
+          },
+          nb::arg("in_").noconvert(), nb::arg("out").noconvert())
       .def("scores", [](const Pairs& pairs) {
         return nb::make_tuple(array(std::vector<float>(pairs.true_logits())),
                               array(std::vector<float>(pairs.noise_logits())), pairs.loss());

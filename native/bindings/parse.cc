@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind.h"
+#include "parse/check.h"
 #include "parse/columnar.h"
 #include "parse/delimited.h"
 #include "parse/slotted.h"
@@ -74,7 +75,7 @@ template <class Offset>
 size_t fill_text_keys(const Layout& self, size_t slot, const In<Offset>& ends, const In<uint8_t>& bytes, KeysOut out) {
   if (ends.size() == 0) throw nb::value_error("n values have n + 1 offsets");
   const size_t n = ends.size() - 1, stride = checked_stride(out, n);
-  if (slot >= self.slots.size() || (n > 0 && static_cast<size_t>(ends.data()[n]) > bytes.size()))
+  if (slot >= self.slots.size() || !ascending(ends.data(), ends.size(), bytes.size()))
     throw nb::value_error("the text does not fit its offsets");
   nb::gil_scoped_release nogil;
   return text_keys(self, slot, ends.data(), n, reinterpret_cast<const char*>(bytes.data()), out.data(), stride);
@@ -149,7 +150,7 @@ void bind_parse(nb::module_& m) {
       .def(
           "group_keys",
           [](const Layout& self, const In<int32_t>& ends, const In<uint8_t>& bytes, KeysOut out) {
-            if (ends.size() == 0) throw nb::value_error("n values have n + 1 offsets");
+            need(ascending(ends.data(), ends.size(), bytes.size()), "the text does not fit its offsets");
             const size_t n = ends.size() - 1, stride = checked_stride(out, n);
             for (size_t i = 0; i < n; ++i)
               out.data()[i * stride] =
@@ -172,6 +173,7 @@ void bind_parse(nb::module_& m) {
              nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu> out, size_t bucket) {
             const size_t n = dense.shape(0), width = dense.shape(1), stride = checked_stride(out, n);
             const Bucket& b = self.buckets.at(bucket);
+            need(static_cast<size_t>(b.column) < width, "there is no such dense column");
             for (size_t i = 0; i < n; ++i)
               out.data()[i * stride] = self.bucket_key(b, dense.data()[i * width + static_cast<size_t>(b.column)]);
           },
@@ -180,7 +182,11 @@ void bind_parse(nb::module_& m) {
           "add_bucket",
           [](Layout& self, int slot, int column, double low, double high, int64_t buckets,
              std::vector<double> boundaries, uint64_t offset) {
-            self.buckets.push_back({slot, column, low, high, buckets, std::move(boundaries), offset});
+            need(slot >= 0 && static_cast<size_t>(slot) < self.slots.size(), "there is no such slot");
+            need(column >= 0 && static_cast<size_t>(column) < self.dense.size(), "there is no such dense column");
+            Bucket added{slot, column, low, high, buckets, std::move(boundaries), offset};
+            check(added);
+            self.buckets.push_back(std::move(added));
           },
           "slot"_a, "column"_a, "low"_a, "high"_a, "buckets"_a, "boundaries"_a, "offset"_a);
 
@@ -206,12 +212,14 @@ void bind_parse(nb::module_& m) {
           "__init__",
           [](Delimited* self, const Layout& layout, const std::vector<std::vector<std::pair<Role, int>>>& columns,
              char separator, char list_separator, bool quotes) {
-            new (self) Delimited{layout, separator, list_separator, quotes, {}, {}};
+            Delimited plan{layout, separator, list_separator, quotes, {}, {}};
             for (const auto& uses : columns) {
               for (size_t i = 1; i < uses.size(); ++i)
-                self->also.push_back({self->fields.size(), {uses[i].first, uses[i].second}});
-              self->fields.push_back(uses.empty() ? Field{Role::skip, 0} : Field{uses[0].first, uses[0].second});
+                plan.also.push_back({plan.fields.size(), {uses[i].first, uses[i].second}});
+              plan.fields.push_back(uses.empty() ? Field{Role::skip, 0} : Field{uses[0].first, uses[0].second});
             }
+            check(plan);
+            new (self) Delimited(std::move(plan));
           },
           "layout"_a, "columns"_a, "separator"_a, "list_separator"_a, "quotes"_a)
       .def("parse", &parse_block<Delimited>, "block"_a, "on_bad"_a);
@@ -225,11 +233,13 @@ void bind_parse(nb::module_& m) {
           "__init__",
           [](Slotted* self, const Layout& layout, Slotted::Token token, const std::vector<DenseGroup>& groups,
              const std::vector<std::tuple<std::string, Role, int>>& names) {
-            new (self) Slotted();
-            self->layout = layout;
-            self->token = token;
-            self->groups = groups;
-            for (const auto& [name, role, index] : names) self->name(name, {role, index});
+            Slotted plan;
+            plan.layout = layout;
+            plan.token = token;
+            plan.groups = groups;
+            for (const auto& [name, role, index] : names) plan.name(name, {role, index});
+            check(plan);
+            new (self) Slotted(std::move(plan));
           },
           "layout"_a, "token"_a, "groups"_a, "names"_a)
       .def("parse", &parse_block<Slotted>, "block"_a, "on_bad"_a);
@@ -239,11 +249,13 @@ void bind_parse(nb::module_& m) {
           "__init__",
           [](MultiSlot* self, const Layout& layout, const std::vector<DenseGroup>& groups,
              const std::vector<std::pair<std::vector<std::pair<Role, int>>, int>>& steps) {
-            new (self) MultiSlot{layout, groups, {}};
+            MultiSlot plan{layout, groups, {}};
             for (const auto& [uses, width] : steps) {
-              self->steps.push_back({{}, width});
-              for (const auto& [role, index] : uses) self->steps.back().uses.push_back({role, index});
+              plan.steps.push_back({{}, width});
+              for (const auto& [role, index] : uses) plan.steps.back().uses.push_back({role, index});
             }
+            check(plan);
+            new (self) MultiSlot(std::move(plan));
           },
           "layout"_a, "groups"_a, "steps"_a)
       .def("parse", &parse_block<MultiSlot>, "block"_a, "on_bad"_a);

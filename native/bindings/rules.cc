@@ -13,6 +13,8 @@ namespace nb = nanobind;
 namespace clickfleet {
 namespace {
 
+constexpr size_t kMostWeights = size_t{1} << 24;
+
 template <class Visit, size_t... I>
 void each_rule(const Visit& visit, std::index_sequence<I...>) {
   (visit(std::variant_alternative_t<I, Rule>{}), ...);
@@ -45,12 +47,15 @@ nb::list describe() {
 Rule rule_from(const nb::handle& name, const nb::dict& settings) {
   const auto wanted = nb::cast<std::string>(name);
   Rule found;
+  bool known = false;
   each_rule([&](auto rule) {
     if (wanted != rule.name) return;
+    known = true;
     std::apply([&](const auto&... field) { ((rule.*field.value = nb::cast<float>(settings[field.name])), ...); },
                rule.fields());
     found = rule;
   });
+  need(known, "there is no such rule");
   return found;
 }
 
@@ -60,6 +65,7 @@ void bind_rules(nb::module_& m) {
       "rule_state",
       [](const std::string& name, const nb::dict& settings, const Array<const float>& weights) {
         const Rule rule = rule_from(nb::cast(name), settings);
+        need(weights.size() <= kMostWeights, "too many weights for one row");
         const int n = static_cast<int>(weights.size());
         nb::list state;
         std::visit(
@@ -77,16 +83,21 @@ void bind_rules(nb::module_& m) {
       [](const std::string& name, const nb::dict& settings, const Array<float>& w, const Array<float>& state,
          const Array<const float>& g, float divisor, float lower, float upper, const std::string& level) {
         const Rule rule = rule_from(nb::cast(name), settings);
+        need(level == "base" || level == cpu_level(), "this CPU has no such level");
+        need(w.size() <= kMostWeights, "too many weights for one row");
         std::visit(
             [&](const auto& r) {
+              const auto n = static_cast<int>(w.size());
+              need(g.size() == w.size() && state.size() == static_cast<size_t>(r.state(n)),
+                   "the arrays do not fit each other");
               kernels(level.c_str())
-                  .apply[rule.index()](&r, {lower, upper}, w.data(), state.data(), g.data(), static_cast<int>(w.size()),
-                                       1 / divisor);
+                  .apply[rule.index()](&r, {lower, upper}, w.data(), state.data(), g.data(), n, 1 / divisor);
             },
             rule);
       },
-      nb::arg("name"), nb::arg("settings"), nb::arg("w"), nb::arg("state"), nb::arg("g"), nb::arg("divisor"),
-      nb::arg("lower"), nb::arg("upper"), nb::arg("level"), "One step of a rule in place, as the table takes it.");
+      nb::arg("name"), nb::arg("settings"), nb::arg("w").noconvert(), nb::arg("state").noconvert(), nb::arg("g"),
+      nb::arg("divisor"), nb::arg("lower"), nb::arg("upper"), nb::arg("level"),
+      "One step of a rule in place, as the table takes it.");
 }
 
 }  // namespace clickfleet

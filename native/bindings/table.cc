@@ -12,9 +12,19 @@ namespace nb = nanobind;
 namespace clickfleet {
 namespace {
 
+constexpr int kMostFactors = 65536;
+
 template <class T>
 T get(const nb::dict& from, const char* name) {
   return nb::cast<T>(from[name]);
+}
+
+// The place of a word in a list.
+template <size_t N>
+int one_of(const std::string& word, const char* const (&words)[N]) {
+  for (size_t i = 0; i < N; ++i)
+    if (word == words[i]) return static_cast<int>(i);
+  throw nb::value_error(("there is no choice " + word).c_str());
 }
 
 Part part_from(const nb::dict& from) {
@@ -25,10 +35,8 @@ Part part_from(const nb::dict& from) {
   part.bounds = {get<float>(from, "lower"), get<float>(from, "upper")};
   part.init.a = get<float>(from, "a");
   part.init.b = get<float>(from, "b");
-  for (int i = 0; i < 3; ++i)
-    if (get<std::string>(from, "scale") == scales[i]) part.scale = static_cast<Scale>(i);
-  for (int i = 0; i < 4; ++i)
-    if (get<std::string>(from, "init") == kinds[i]) part.init.kind = static_cast<Init::Kind>(i);
+  part.scale = static_cast<Scale>(one_of(get<std::string>(from, "scale"), scales));
+  part.init.kind = static_cast<Init::Kind>(one_of(get<std::string>(from, "init"), kinds));
   return part;
 }
 
@@ -36,12 +44,12 @@ Config config_from(const nb::dict& from) {
   static constexpr const char* ways[] = {"birth", "score", "count", "probability"};
   Config config;
   config.factors = get<int>(from, "factors");
+  need(config.factors >= 0 && config.factors <= kMostFactors, "factors must lie between 0 and 65536");
   config.embed = part_from(get<nb::dict>(from, "embed"));
   config.embedx = part_from(get<nb::dict>(from, "embedx"));
   config.seed = get<uint64_t>(from, "seed");
   config.admission.threshold = get<double>(from, "admission_threshold");
-  for (int i = 0; i < 4; ++i)
-    if (get<std::string>(from, "admission") == ways[i]) config.admission.by = static_cast<Admission::By>(i);
+  config.admission.by = static_cast<Admission::By>(one_of(get<std::string>(from, "admission"), ways));
   Policy& policy = config.policy;
   policy.nonclick_coeff = get<double>(from, "nonclick_coeff");
   policy.click_coeff = get<double>(from, "click_coeff");
@@ -78,12 +86,27 @@ nb::dict stats(const Table& table) {
   return out;
 }
 
+// Plans number keys by 32 bits.
+template <class Rows>
+bool fits_rows(const Table& table, const Array<const uint64_t>& keys, const Rows& rows) {
+  return keys.size() <= UINT32_MAX && rows.shape(0) == keys.size() &&
+         rows.shape(1) == 1 + static_cast<size_t>(table.config().factors);
+}
+
 void restore(Table& table, bool full, const Array<const uint64_t>& key, const Array<const uint16_t>& slot,
              const Array<const double>& show, const Array<const double>& click,
              const Array<const uint16_t>& unseen_days, const Array<const float>& delta_score,
              const Array<const uint8_t>& published, const Array<const float>& embed_w,
              const Array<const float>& embed_state, const Array<const float>& embedx,
              const Array<const float>& embedx_state, int first_shard, int last_shard) {
+  const size_t n = key.size(), wide = full ? n : 0;
+  const auto numbers = [](int per_row) { return static_cast<size_t>(per_row); };
+  const Layout& layout = table.layout();
+  need(slot.size() == n && show.size() == n && click.size() == n && unseen_days.size() == n &&
+           delta_score.size() == n && published.size() == n && embed_w.size() == n &&
+           embed_state.size() == n * numbers(layout.embed_state) && embedx.size() >= wide * numbers(layout.factors) &&
+           embedx_state.size() >= wide * numbers(layout.embedx_state),
+       "the columns of rows have different lengths");
   const nb::gil_scoped_release nogil;
   table.restore(
       {key.size(), full, key.data(), slot.data(), show.data(), click.data(), unseen_days.data(), delta_score.data(),
@@ -101,11 +124,12 @@ void bind_table(nb::module_& m) {
       PyErr_SetString(nb::module_::import_("clickfleet.errors").attr("TableError").ptr(), e.what());
     }
   });
-  nb::class_<Table>(m, "Table", "The sparse table; `clickfleet.Table` checks what it is given, this one trusts it.")
+  nb::class_<Table>(m, "Table", "The sparse table; `clickfleet.Table` says more clearly what is wrong.")
       .def("__init__", [](Table* self, const nb::dict& config) { new (self) Table(config_from(config)); })
       .def(
           "pull",
           [](const Table& table, const Array<const uint64_t>& keys, bool training, const Array<float, 2>& out) {
+            need(fits_rows(table, keys, out), "the output does not fit the keys");
             const nb::gil_scoped_release nogil;
             table.pull(keys.data(), keys.size(), training, out.data());
           },
@@ -115,6 +139,10 @@ void bind_table(nb::module_& m) {
           [](Table& table, const Array<const uint64_t>& keys, const Array<const float, 2>& grads,
              const std::optional<Array<const float>>& show, const std::optional<Array<const float>>& click,
              const std::optional<Array<const uint16_t>>& slot, float n, bool distinct, int move) {
+            need(fits_rows(table, keys, grads) && fits(show, keys.size()) && fits(click, keys.size()) &&
+                     fits(slot, keys.size()),
+                 "the columns do not fit the keys");
+            need(move >= 0 && move <= static_cast<int>(Move::set), "there is no such move");
             const nb::gil_scoped_release nogil;
             table.push({keys.data(), grads.data(), data_or_null(show), data_or_null(click), data_or_null(slot),
                         keys.size(), n, distinct, static_cast<Move>(move)});
@@ -124,6 +152,7 @@ void bind_table(nb::module_& m) {
       .def(
           "known",
           [](const Table& table, const Array<const uint64_t>& keys, const Array<uint8_t>& out) {
+            need(out.size() == keys.size() && keys.size() <= UINT32_MAX, "one answer per key");
             const nb::gil_scoped_release nogil;
             table.known(keys.data(), keys.size(), out.data());
           },

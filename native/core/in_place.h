@@ -16,6 +16,7 @@ class InPlace {
   InPlace(Table& table, const uint64_t* keys, size_t n);
 
   const Table& table() const { return table_; }
+  size_t size() const { return keys_.size(); }
 
   // Calls work(rows): the weights of each key's row, embed_w first.
   template <class Work>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 namespace clickfleet {
 namespace {
@@ -38,6 +39,7 @@ Pairs::Pairs(const Words& words, uint32_t window, uint32_t negatives)
 void Pairs::draw(const uint64_t* keys, const int64_t* offsets, size_t sentences, size_t stride, uint64_t seed) {
   Random random{seed};
   words_seen_ = 0;
+  fresh_ = false;
   targets_.clear();
   centres_.clear();
   for (size_t r = 0; r < sentences; ++r) {
@@ -63,6 +65,7 @@ void Pairs::draw(const uint64_t* keys, const int64_t* offsets, size_t sentences,
           targets_.push_back(noise == wanted ? Words::kNone : noise);
         }
       }
+      if (targets_.size() > UINT32_MAX) throw std::length_error("too many pairs for one batch: make it smaller");
       centres_.push_back({sentence_[i], static_cast<uint32_t>(targets_.size())});
     }
   }
@@ -89,6 +92,7 @@ size_t Pairs::gather() {
     for (; begin < centre.end; ++begin)
       if (targets_[begin] != Words::kNone) take(1, targets_[begin], 1);
   }
+  fresh_ = true;
   return gathered_.size();
 }
 

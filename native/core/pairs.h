@@ -27,6 +27,9 @@ class Pairs {
 
   // Each row of the pairs once: how many there are, and their keys, how many pairs each is part of, and its slot.
   size_t gather();
+  size_t gathered() const { return gathered_.size(); }
+  bool is_gathered() const { return fresh_; }  // since the last draw
+  const Words& vocabulary() const { return vocabulary_; }
   void rows(uint64_t* keys, float* show, uint16_t* slots) const;
 
   // Pairs one after the other on a copy of those rows [., 1 + dim], as plain gradient descent does; `grads` is what a
@@ -63,6 +66,7 @@ class Pairs {
   std::vector<uint32_t> counts_[2];
   double loss_ = 0;
   uint32_t scored_ = 0;
+  bool fresh_ = true;
 };
 
 }  // namespace clickfleet

@@ -308,6 +308,8 @@ void Table::mark_changed(Stripe& stripe, Row row) const {
 // ---- restoring ----
 
 void Table::reserve(uint64_t short_rows, uint64_t full_rows) {
+  constexpr uint64_t kMost = uint64_t{1} << 36;  // of each kind: 2^31 slots in each of 32 stripes, and no more
+  if (short_rows > kMost || full_rows > kMost) throw Error("a table holds at most 2^36 rows of each kind");
   const Gate::Pass pass(gate_, true);
   const double bytes =
       static_cast<double>(short_rows) * layout_.bytes(false) + static_cast<double>(full_rows) * layout_.bytes(true);
@@ -368,9 +370,28 @@ void Table::restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t 
   copy_floats(rows.embedx_state + i * x, layout_.state_of_embedx(row), x);
 }
 
+// The numbers come from a file: none may ask for more memory than the table may have.
+void Table::check_memory(const std::vector<uint64_t>& memory) const {
+  const char* const wrong = "these numbers describe no memory of this table";
+  if (memory.size() != Cut::kNumbers * kStripes + 1 || memory.back() > 6) throw Error(wrong);
+  const uint64_t limit = config_.memory_limit;
+  uint64_t bytes = 0;
+  for (size_t s = 0; s < kStripes; ++s) {
+    const uint64_t* own = &memory[s * Cut::kNumbers];
+    for (const int i : {0, 1, 2, 3, 4, 5})
+      if (own[i] > limit / 8 || own[i] > UINT32_MAX / Shelf::kBucket) throw Error(wrong);
+    bytes += stripes_[s]->shelves[0].bytes_if(static_cast<uint32_t>(own[0])) +
+             stripes_[s]->shelves[1].bytes_if(static_cast<uint32_t>(own[1])) +
+             8 * (std::max(own[2], own[3]) + std::max(own[4], own[5]));
+  }
+  if (bytes > limit) throw Error(wrong);
+}
+
 void Table::prepare(const std::vector<uint64_t>& memory) {
   const Gate::Pass pass(gate_, true);
-  if (memory.size() != Cut::kNumbers * kStripes + 1) throw Error("these numbers describe no table's memory");
+  check_memory(memory);
+  for (const auto& stripe : stripes_)
+    if (stripe->rows() != 0) throw Error("only an empty table can be prepared for saved rows");
   restoring_ = true;
   for (size_t s = 0; s < kStripes; ++s) {
     const uint64_t* own = &memory[s * Cut::kNumbers];
@@ -385,6 +406,7 @@ void Table::prepare(const std::vector<uint64_t>& memory) {
 
 void Table::settle(const std::vector<uint64_t>& memory) {
   const Gate::Pass pass(gate_, true);
+  check_memory(memory);
   for (size_t s = 0; s < kStripes; ++s) {
     const uint64_t* own = &memory[s * Cut::kNumbers];
     Stripe& stripe = *stripes_[s];

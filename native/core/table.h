@@ -114,6 +114,7 @@ class Table {
   bool admits(Row row, double show) const;
   float factor(Scale scale, double show, float n) const;
   void mark_changed(Stripe& stripe, Row row) const;
+  void check_memory(const std::vector<uint64_t>& memory) const;
 
   // aging.cc
   template <class Visit>

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from clickfleet.arrow_ipc import Checked
 from clickfleet.errors import CheckpointError
 
 FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
@@ -20,13 +21,21 @@ def columns(kinds: Mapping[str, pa.DataType]) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
-def batches(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The record batches of a file, which must have exactly these columns."""
+def batches(path: Path, schema: pa.Schema, *, mapped: bool = True) -> Iterator[pa.RecordBatch]:
+    """The record batches of a file, which must have exactly these columns; each is checked before it is given.
+
+    Columns of a mapped file are read from disk when they are used: nobody may cut it short meanwhile. Our writers put a new file
+    in the place of an old one and never change it.
+    """
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-            if reader.schema != schema:
+        source = pa.memory_map(str(path)) if mapped else pa.BufferReader(path.read_bytes())
+        with source:
+            found = Checked(source, is_file=True)
+            if found.schema != schema:
                 raise CheckpointError(f"{path} has other columns than this version of clickfleet writes")
-            for i in range(reader.num_record_batches):
-                yield reader.get_batch(i)
-    except (pa.ArrowException, OSError) as error:
-        raise CheckpointError(f"{path} is broken: {error}") from error
+            for batch in found:
+                if any(column.null_count for column in batch.columns):
+                    raise CheckpointError(f"{path} is broken: a row lacks a value")
+                yield batch
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise CheckpointError(f"{path} is broken: {error or 'it asks for more memory than there is'}") from error

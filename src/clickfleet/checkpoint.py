@@ -35,12 +35,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from clickfleet import _core, storage
+from clickfleet import _core, arrow_ipc, storage
 from clickfleet.arrow_files import FLOATS, batches, columns
 from clickfleet.errors import CheckpointError
 from clickfleet.table import Columns, Snapshot, Table
@@ -48,6 +48,7 @@ from clickfleet.table import Columns, Snapshot, Table
 LATEST, BEST = "LATEST", "BEST"
 MAX_FILES = 32
 """Row files of a checkpoint at most."""
+T = TypeVar("T")
 _STEP = re.compile(r"^step-(\d{12})$")
 _EPOCH = re.compile(r"^EPOCH-(\d{4,})$")
 
@@ -131,9 +132,21 @@ def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -
             f"there is no shard {shard} of {shards}", f"shards are numbered from 0, at most {_core.VIRTUAL_SHARDS}"
         )
     storage.verify_files(path, manifest)
+    with storage.sound(path):
+        return _load(path, manifest, span(shard, shards), shard, shards, changes)
+
+
+def _load(
+    path: Path, manifest: storage.Manifest, own: tuple[int, int], shard: int, shards: int, changes: dict[str, Any]
+) -> Table:
     table = Table.like({**manifest["table"], **changes})
-    first, last = span(shard, shards)
+    first, last = own
     files = manifest["row_files"]
+    if not isinstance(files, int) or not 1 <= files <= MAX_FILES:
+        raise CheckpointError(f"{path} is broken: it claims {files} row files")
+    stored = sum(facts["bytes"] for facts in manifest["files"].values())
+    if not all(0 <= manifest[kind] <= stored for kind in ("short_rows", "full_rows")):
+        raise CheckpointError(f"{path} is broken: it claims more rows than its files can hold")
     per_file = _core.VIRTUAL_SHARDS // files
     same = all(changes.get(key, manifest["table"][key]) == manifest["table"][key] for key in MEMORY)
     memory = manifest["memory"][shard] if same and len(manifest.get("memory", ())) == shards else None
@@ -161,6 +174,13 @@ def verify(path: Path | str) -> storage.Manifest:
     manifest = storage.read_manifest(path, "checkpoint")
     storage.verify_files(path, manifest)
     return manifest
+
+
+def parsed(path: Path | str, name: str, parse: Callable[[bytes], T]) -> T:
+    """What an attached file holds."""
+    content = read(path, name)
+    with storage.sound(Path(path) / name):
+        return parse(content)
 
 
 def read(path: Path | str, name: str) -> bytes:
@@ -364,9 +384,8 @@ def pack(table: Table) -> bytes:
 
 def unpack(table: Table, packed: bytes) -> None:
     """Puts the rows of `pack` into a table of the same width and rules."""
-    with pa.ipc.open_file(pa.BufferReader(packed)) as reader:
-        for i in range(reader.num_record_batches):
-            _restore(table, reader.get_batch(i), 0, _core.VIRTUAL_SHARDS)
+    for batch in arrow_ipc.open_bytes(packed):
+        _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
 
 
 def keep_rows(rows: Iterable[Columns], table: Table, wanted: Callable[[Columns], Any]) -> None:

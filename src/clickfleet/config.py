@@ -20,7 +20,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from clickfleet import sections
+from clickfleet import sections, yaml_files
 from clickfleet.errors import ConfigError
 from clickfleet.sections import (
     Cluster,
@@ -67,10 +67,7 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = (), base: Pa
     """
     raw: dict[str, Any] = {}
     if path is not None:
-        try:
-            raw = read(Path(path).read_text(encoding="utf-8"), str(path))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}", "name an existing configuration file") from error
+        raw = read(yaml_files.read_text(path), str(path))
     for item in overrides:
         override(raw, item)
     if path is not None and isinstance(raw.setdefault("run", {}), dict):
@@ -171,37 +168,9 @@ def dotted(where: str, names: list[str]) -> str:
     return ".".join([where, *names] if where else names)
 
 
-class Loader(yaml.SafeLoader):
-    """YAML, with 5e-6 a number and a key written twice an error."""
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$|^[-+]?\.\d+[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
-def _mapping(loader: Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key, _ in node.value:
-        name = loader.construct_object(key)
-        if name in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {name} is given twice", key.start_mark)
-        seen.add(name)
-    return yaml.SafeLoader.construct_mapping(loader, node, True)
-
-
-Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-
-
 def read(text: str, source: str) -> dict[str, Any]:
     """The mapping that a YAML text holds."""
-    try:
-        raw = yaml.load(text, Loader)
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{source}{line}: {error.problem}", "check the indentation and the quotes") from error
+    raw = yaml_files.parse(text, source)
     if raw is None:
         return {}
     if not isinstance(raw, dict):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickfleet.errors import ConfigError, MissingError
+from clickfleet.errors import CheckpointError, ConfigError, MissingError
 
 CPU = "CPUExecutionProvider"
 LEVELS = {
@@ -78,7 +78,13 @@ class Engine:
         ort = _runtime()
         provider = self.provider
         options = self.options()
-        run = ort.InferenceSession(graph, options, providers=_order(provider))
+        try:
+            run = ort.InferenceSession(graph, options, providers=_order(provider))
+        except Exception as error:  # its errors have no common class
+            reason = str(error).partition("\n")[0][:200]
+            raise CheckpointError(
+                f"the network's graph (dense.onnx) cannot be opened: {reason}", "export or publish the model again"
+            ) from error
         if provider not in run.get_providers():
             raise ConfigError(
                 f"{provider} does not start here", "its libraries are missing or there is no such device; see its log"
@@ -120,10 +126,9 @@ def quantised(graph: bytes) -> bytes:
     import logging
     import tempfile
 
-    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model = onnx.load_from_string(graph)
+    model = _model(graph)
     del model.graph.value_info[:]  # the shapes of the matrices change
     with tempfile.TemporaryDirectory(prefix="clickfleet-int8-") as folder:
         small = Path(folder) / "int8.onnx"
@@ -133,6 +138,15 @@ def quantised(graph: bytes) -> bytes:
         finally:
             logging.disable(logging.NOTSET)
         return small.read_bytes()
+
+
+def _model(graph: bytes) -> Any:
+    import onnx
+
+    try:
+        return onnx.load_from_string(graph)
+    except Exception as error:  # of protobuf, which has several of them
+        raise CheckpointError(f"the network's graph (dense.onnx) is broken: {error}") from error
 
 
 def _order(provider: str) -> list[str]:

@@ -208,6 +208,10 @@ def reading(path: str) -> Iterator[None]:
                 f"{path}: the compressed data is cut short or damaged ({text})",
                 "fetch or write the file again",
             ) from error
-        if isinstance(error, OSError) or foreign:
-            raise DataError(f"{path}: cannot be read: {text}") from error
+        if isinstance(error, MemoryError):
+            raise DataError(
+                f"{path}: asks for more memory than there is; it is damaged, or too large for this machine"
+            ) from error
+        if isinstance(error, OSError | UnicodeError) or foreign:
+            raise DataError(f"{path}: cannot be read: {text}", "fetch or write the file again") from error
         raise

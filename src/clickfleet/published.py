@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from clickfleet import storage
+from clickfleet import arrow_ipc, storage
 from clickfleet.arrow_files import FLOATS, batches, columns
 from clickfleet.errors import CheckpointError
 from clickfleet.table import Columns, Floats, Keys
@@ -136,7 +136,11 @@ class Entry:
 
     def golden(self) -> pa.Table:
         """Requests with what they must give."""
-        return pa.ipc.open_file(pa.BufferReader(self._bytes("golden.arrow"))).read_all()
+        try:
+            found = arrow_ipc.open_bytes(self._bytes("golden.arrow"))
+            return pa.Table.from_batches(found, found.schema)
+        except (pa.ArrowException, ValueError, MemoryError) as error:
+            raise CheckpointError(f"{self.path / 'golden.arrow'} is broken: {error}") from error
 
     @cached_property
     def info(self) -> dict[str, Any]:

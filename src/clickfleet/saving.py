@@ -153,14 +153,16 @@ def describe(path: Path) -> str:
 
 def read_config(path: Path) -> Config:
     """The configuration of the run that wrote a checkpoint."""
-    return checked(Config, read_yaml(checkpoint.read(path, "config.yaml").decode(), str(path)), source=str(path))
+    text = checkpoint.parsed(path, "config.yaml", bytes.decode)
+    return checked(Config, read_yaml(text, str(path)), source=str(path))
 
 
 def read_schema(path: Path) -> Schema:
     manifest = storage.read_manifest(path, "checkpoint")
     if "schema" not in manifest:
         raise CheckpointError(f"{path} is the checkpoint of a table alone, not of a training run")
-    return Schema.from_dict(manifest["schema"], str(path))
+    with storage.sound(path / storage.MANIFEST):
+        return Schema.from_dict(manifest["schema"], str(path))
 
 
 def entries(path: Path) -> list[published.Entry] | None:
@@ -187,7 +189,7 @@ def load(path: Path) -> Learner:
         return republished.load(chain)
     config, schema = read_config(path), read_schema(path)
     learner = Learner(config, schema, checkpoint.load(path), devices.or_cpu(config.train.device))
-    learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
+    learner.restore_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
     return learner
 
 
@@ -255,17 +257,22 @@ def free(path: Path, config: Config, schema: Schema) -> dict[str, Any]:
 
 def read_state(path: Path) -> State:
     """How far the run of a checkpoint had come."""
-    state: State = json.loads(checkpoint.read(path, "state.json"))
+    state: State = checkpoint.parsed(path, "state.json", json.loads)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path / 'state.json'} is broken: it holds {type(state).__name__}")
     return state
 
 
 def resume_dense(path: Path, learner: Learner, metrics: Metrics) -> State:
     """Puts everything but the rows of a checkpoint in; the state to go on from."""
-    learner.restore_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
-    learner.restore_optimizer(torch_tensors.load(checkpoint.read(path, "optimizer.safetensors")))
-    metrics.restore(numpy_tensors.load(checkpoint.read(path, "metrics.safetensors")))
+    learner.restore_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
+    learner.restore_optimizer(checkpoint.parsed(path, "optimizer.safetensors", torch_tensors.load))
+    sums = checkpoint.parsed(path, "metrics.safetensors", numpy_tensors.load)
+    with storage.sound(path / "metrics.safetensors"):
+        metrics.restore(sums)
     state = read_state(path)
-    torch.set_rng_state(_bytes(state.pop("rng")))
+    with storage.sound(path / "state.json"):
+        torch.set_rng_state(_bytes(state.pop("rng")))
     device_rng = state.pop("device_rng", None)
     if device_rng is not None and learner.device.type == "cuda":
         torch.cuda.set_rng_state(_bytes(device_rng), learner.device)
@@ -277,7 +284,7 @@ def start_from(path: Path, config: Config, schema: Schema) -> tuple[Learner, lis
     changes, anew = fitting(path, config, schema)
     table = None if changes is None else checkpoint.load(path, **changes)
     learner = Learner(config, schema, table)
-    anew += learner.adopt_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
+    anew += learner.adopt_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
     return learner, anew
 
 

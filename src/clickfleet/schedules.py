@@ -22,6 +22,10 @@ def check(config: Config) -> None:
             raise ConfigError(f"schedule {config.name} has no {key}", f"remove dense.schedule.{key}")
     if config.floor and config.name != "cosine":
         raise ConfigError(f"schedule {config.name} has no floor", "remove dense.schedule.floor")
+    if config.decay is not None and config.decay > 1:
+        raise ConfigError(
+            f"schedule {config.name} has a decay of {config.decay}", "set dense.schedule.decay to at most 1"
+        )
     if config.warmup < 0:
         raise ConfigError(f"schedule warmup is {config.warmup}, and cannot be negative", "set dense.schedule.warmup")
 

@@ -222,7 +222,10 @@ class Schema:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], where: str = "schema") -> "Schema":
-        given = dict(plain)
+        given = dict(_mapping(plain, where))
+        for kind in ("dense", "slots"):
+            if not isinstance(given.get(kind, ()), list | tuple):
+                raise ConfigError(f"{where}.{kind}: expected a list of columns, found {type(given[kind]).__name__}")
         rule = given.pop("keys", "hash64")
         dense = tuple(_dense(item, f"{where}.dense[{i}]") for i, item in enumerate(given.pop("dense", ())))
         slots = tuple(_slot(item, f"{where}.slots[{i}]") for i, item in enumerate(given.pop("slots", ())))
@@ -328,14 +331,9 @@ def _diff_columns(kind: str, ours: Iterable[Any], theirs: Iterable[Any]) -> list
 
 def read_schema(path: str | Path) -> Schema:
     """The schema in a YAML or JSON file."""
-    import yaml
+    from clickfleet import yaml_files
 
-    try:
-        plain = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the schema {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+    plain = yaml_files.parse(yaml_files.read_text(path), str(path))
     return Schema.from_dict(_mapping(plain, str(path)), str(path))
 
 

@@ -31,7 +31,10 @@ class Unit:
                 "needs a number and a unit of {units}, such as {example}",
                 {"units": ", ".join(self.units), "example": self.example},
             )
-        return float(match[1]) * self.units[match[2]]
+        number = float(match[1]) * self.units[match[2]]
+        if number >= 2**63:
+            raise PydanticCustomError("unit", "is too large")
+        return number
 
     def text(self, value: float) -> str:
         return f"{value:.15g}{self.base}"

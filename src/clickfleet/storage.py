@@ -22,7 +22,7 @@ from typing import IO, Any, Self
 import xxhash
 
 from clickfleet.appended import FULL
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, ClickfleetError
 
 MANIFEST = "manifest.json"
 Manifest = dict[str, Any]
@@ -168,11 +168,12 @@ def read_manifest(path: Path | str, kind: str | None, version: int = 1) -> Manif
     """The manifest of a directory, which must be of that kind if one is given, checked; its files are not."""
     path = Path(path)
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        with sound(path / MANIFEST):
+            manifest = json.loads((path / MANIFEST).read_bytes())
     except FileNotFoundError:
         what = f"{path} has no {MANIFEST}" if path.is_dir() else f"there is no {path}"
         raise CheckpointError(what, f"expected a saved {kind or 'model'}") from None
-    except (ValueError, OSError) as error:
+    except OSError as error:
         raise CheckpointError(f"{path / MANIFEST} is broken: {error}") from error
     if not isinstance(manifest, dict) or not str(manifest.get("format", "")).startswith("clickfleet/"):
         raise CheckpointError(f"{path / MANIFEST} was not written by clickfleet")
@@ -181,8 +182,9 @@ def read_manifest(path: Path | str, kind: str | None, version: int = 1) -> Manif
             f"{path} has format {manifest['version']} and this version reads up to {version}",
             "upgrade clickfleet to load it",
         )
-    if manifest.pop("hash", None) != digest(manifest):
-        raise CheckpointError(f"{path / MANIFEST} is broken: its hash does not fit")
+    with sound(path / MANIFEST):
+        if manifest.pop("hash", None) != digest(manifest):
+            raise CheckpointError(f"{path / MANIFEST} is broken: its hash does not fit")
     if kind is not None and manifest["format"] != f"clickfleet/{kind}":
         raise CheckpointError(f"{path} is a {manifest['format'].removeprefix('clickfleet/')}, not a {kind}")
     return manifest
@@ -190,20 +192,41 @@ def read_manifest(path: Path | str, kind: str | None, version: int = 1) -> Manif
 
 def verify_files(path: Path | str, manifest: Manifest) -> None:
     """Reads every file the manifest names and compares lengths and checksums."""
-    for name, facts in manifest["files"].items():
+    with sound(Path(path) / MANIFEST):
+        named = {str(name): (facts["bytes"], facts["xxh3_128"]) for name, facts in manifest["files"].items()}
+    for name, (size, checksum) in named.items():
         file = Path(path) / name
         try:
             found = file.stat().st_size
-            if found != facts["bytes"]:
-                raise CheckpointError(f"{file} is broken: {facts['bytes']} bytes were written, {found} are there")
+            if found != size:
+                raise CheckpointError(f"{file} is broken: {size} bytes were written, {found} are there")
             with file.open("rb", buffering=0) as source:
                 state = xxhash.xxh3_128()
                 while chunk := source.read(1 << 22):
                     state.update(chunk)
-        except OSError as error:
-            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-        if state.hexdigest() != facts["xxh3_128"]:
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file} cannot be read: {getattr(error, 'strerror', error)}") from error
+        if state.hexdigest() != checksum:
             raise CheckpointError(f"{file} is broken: its checksum does not fit", "use another checkpoint")
+
+
+@contextmanager
+def sound(path: Path | str) -> Iterator[None]:
+    """Turns what a file's content cannot mean into a CheckpointError that names the file.
+
+    Hashes say that a file is as somebody wrote it, not that it is ours: facts may be missing, or of another type.
+    """
+    try:
+        yield
+    except (ClickfleetError, OSError):
+        raise
+    except MemoryError as error:
+        raise CheckpointError(f"{path} needs more memory than there is") from error
+    except Exception as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0][:200]
+        raise CheckpointError(
+            f"{path} is broken: {reason or type(error).__name__}", "use another copy of it"
+        ) from error
 
 
 def write_pointer(path: Path, text: str) -> None:

@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import pickle
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +368,32 @@ def test_arrays_of_impossible_shapes_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"K\x02K\x02\x86", b"K\x7fK\x7f\x86"))
     with pytest.raises(CheckpointError, match="an array of shape"):
         pickles.load(path)
+
+
+HUNGRY = {
+    "a memo index of 2^32 - 1": b"\x80\x04}r\xff\xff\xff\xff.",
+    "a memo index as text": b"}p99999999999\n.",
+    "bytes without end": b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"ab.",
+    "the same text encoded again and again": b"\x80\x02c_codecs\nencode\nq\x00(X"
+    + (1 << 16).to_bytes(4, "little")
+    + b"a" * (1 << 16)
+    + b"q\x01X\x06\x00\x00\x00latin1tq\x02R"
+    + b"h\x00h\x02R" * 10_000
+    + b".",
+    "a key that takes for ever to hash": b"\x80\x02}K\x01" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",
+}
+
+
+@pytest.mark.parametrize("kind", HUNGRY)
+def test_small_pickles_cannot_ask_for_much(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "rec.pdparams").write_bytes(HUNGRY[kind])
+    tracemalloc.start()
+    try:
+        with suppress(CheckpointError):
+            pickles.load(tmp_path / "rec.pdparams")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 GOOD = pickle.dumps({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": {"c": 1}}, 4)

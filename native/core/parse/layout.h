@@ -187,7 +187,7 @@ struct Layout {
     if (!b.boundaries.empty()) {
       while (i < static_cast<int64_t>(b.boundaries.size()) && x >= b.boundaries[static_cast<size_t>(i)]) ++i;
     } else {
-      const double clamped = x < b.low ? b.low : x > b.high ? b.high : x;
+      const double clamped = !(x >= b.low) ? b.low : x > b.high ? b.high : x;  // not a number: the lowest
       i = static_cast<int64_t>((clamped - b.low) / (b.high - b.low) * static_cast<double>(b.buckets));
     }
     if (rule != KeyRule::hash64) return b.offset + static_cast<uint64_t>(i);

@@ -27,12 +27,15 @@ struct Slotted {
   Rows parse(std::string_view block, OnBad on_bad) const;
   const std::vector<Field>* find(std::string_view text) const;  // all uses of a name, or null
 
- private:
   struct Hash {
     using is_transparent = void;
     size_t operator()(std::string_view s) const { return hash_bytes(0, s.data(), s.size()); }
   };
-  std::unordered_map<std::string, std::vector<Field>, Hash, std::equal_to<>> fields_;
+  using Names = std::unordered_map<std::string, std::vector<Field>, Hash, std::equal_to<>>;
+  const Names& names() const { return fields_; }
+
+ private:
+  Names fields_;
 };
 
 struct MultiSlot {

@@ -78,7 +78,7 @@ def fresh(config: Config, schema: Schema, learner: Learner) -> Base:
 def start_from(path: Path, config: Config, schema: Schema, learner: Learner) -> tuple[Base, list[str]]:
     """The beginning of a run with what fits of an old model; what does not, in words."""
     changes, anew = saving.fitting(path, config, schema)
-    anew += learner.adopt_dense(torch_tensors.load(checkpoint.read(path, "dense.safetensors")))
+    anew += learner.adopt_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
     base = fresh(config, schema, learner)
     if changes is not None:
         base.path, base.table = str(path), changes

@@ -8,22 +8,19 @@ from clickfleet.formats import Block, Format
 from clickfleet.formats._tables import BLOCK_ROWS, TableBlock, table_columns
 from clickfleet.schema import Schema
 
-_MAGIC = b"ARROW1"
-
 
 @dataclass(frozen=True)
 class Arrow(Format):
     """Read by record batch; a position is the number of a row."""
 
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
-        import pyarrow as pa
+        from clickfleet.arrow_ipc import Checked, is_file
 
         with open_bytes(path) as raw, reading(path):
-            is_file = raw.read(len(_MAGIC)) == _MAGIC
+            start = raw.read(8)
             raw.seek(0)
-            reader = pa.ipc.open_file(raw) if is_file else pa.ipc.open_stream(raw)
-            columns = table_columns(schema, reader.schema.names, path)
-            batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else iter(reader)
+            batches = Checked(raw, is_file=is_file(start))
+            columns = table_columns(schema, batches.schema.names, path)
             first = 0
             for batch in batches:
                 for start in range(0, len(batch), BLOCK_ROWS):

@@ -98,7 +98,7 @@ def _blocks(line: bytes) -> int:
     texts = line.split()
     at = blocks = 0
     while at < len(texts):
-        if not texts[at].isdigit():
+        if not texts[at].isdigit() or len(texts[at]) > 9:
             return -1
         at += int(texts[at]) + 1
         blocks += 1

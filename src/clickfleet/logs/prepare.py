@@ -206,18 +206,16 @@ def _count_lines(path: str) -> int:
 
 
 def _count_table(path: str, kind: str) -> int:
-    import pyarrow as pa
     from pyarrow import parquet
+
+    from clickfleet.arrow_ipc import Checked, is_file
 
     with open_bytes(path) as file, reading(path):
         if kind == "parquet":
             return int(parquet.ParquetFile(file).metadata.num_rows)
-        whole = file.read(6) == b"ARROW1"
+        start = file.read(8)
         file.seek(0)
-        if not whole:
-            return sum(len(batch) for batch in pa.ipc.open_stream(file))
-        stored = pa.ipc.open_file(file)
-        return sum(stored.get_batch(i).num_rows for i in range(stored.num_record_batches))
+        return sum(batch.num_rows for batch in Checked(file, is_file=is_file(start)))
 
 
 class _Writer:

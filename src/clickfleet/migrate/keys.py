@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from clickfleet.errors import ConfigError
@@ -49,12 +50,14 @@ class Keys:
             del self._left[key]
             self.report.add(key, self.values[key], kind, became, note)
 
-    def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def whole(self, key: str, default: int | None = None, least: int = 1, most: int = 2**63 - 1) -> int:
         value = self._given(key, default)
-        if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+        if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,20}\s*", value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(key, f"must be a whole number of at least {least}")
+        if value > most:
+            raise self.wrong(key, f"must be at most {most}")
         return value
 
     def real(self, key: str, default: float | None = None) -> float:

@@ -12,6 +12,7 @@ from clickfleet.migrate.keys import Keys
 from clickfleet.schema import Bucket, Dense, KeyRule, Schema, Slot
 
 H = "hyper_parameters."
+MOST_COLUMNS = 65_536
 GUIDE = "networks of your own are ported, not run: see docs/migration.md, Porting a model of your own"
 
 
@@ -138,8 +139,8 @@ def take_network(keys: Keys, name: str, network: Network) -> Schema:
 def _criteo_schema(keys: Keys, name: str) -> Schema:
     """click, the slots 1 … n and a group of dense values, ids as they are."""
     slots, dense = (
-        keys.whole(H + "sparse_inputs_slots", 27, least=2) - 1,
-        keys.whole(H + "dense_input_dim", 13, least=0),
+        keys.whole(H + "sparse_inputs_slots", 27, least=2, most=MOST_COLUMNS) - 1,
+        keys.whole(H + "dense_input_dim", 13, least=0, most=MOST_COLUMNS),
     )
     keys.used(H + "sparse_inputs_slots", f"the schema: {slots} slots and the label")
     keys.used(H + "dense_input_dim", f"the schema: {dense} dense columns")
@@ -158,6 +159,6 @@ def _criteo_schema(keys: Keys, name: str) -> Schema:
 
 
 def _slot_schema(keys: Keys) -> Schema:
-    count = keys.whole(H + "slot_num", 300)
+    count = keys.whole(H + "slot_num", 300, most=MOST_COLUMNS)
     keys.used(H + "slot_num", f"the schema: slots 2 … {count + 1}")
     return Schema((), tuple(Slot(str(i), multi=True) for i in range(2, count + 2)), label="1", keys=KeyRule("raw"))

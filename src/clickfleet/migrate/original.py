@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from clickfleet.config import Loader as StrictLoader
+from clickfleet import yaml_files
 from clickfleet.errors import ConfigError
 
 SECTIONS = ("runner", "hyper_parameters", "table_parameters")
@@ -45,40 +43,23 @@ class Original:
         return {**self.values, "config_abs_dir": str(self.folder), "yaml_path": str(self.path)}
 
 
-class _Loader(StrictLoader):
-    """As the configuration's loader, but a key given twice is only noted."""
+class _Loader(yaml_files.Loader):
+    """As the configuration's loader, but a key given twice is only noted, and keys may be numbers."""
 
-    twice: list[str]
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.twice: list[str] = []
 
+    def given_twice(self, name: Any, node: Any) -> None:
+        self.twice.append(str(name))
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key, _ in node.value:
-        name = loader.construct_object(key)
-        if name in seen:
-            loader.twice.append(str(name))
-        seen.add(name)
-    return yaml.SafeLoader.construct_mapping(loader, node, True)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+    def accept_key(self, name: Any, node: Any) -> None:
+        pass
 
 
 def _load(path: Path) -> tuple[Any, list[str]]:
-    try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "name an existing configuration file") from error
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no text") from None
-    loader.twice = []
-    try:
-        return loader.get_single_data(), loader.twice
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: {error.problem}", "check the indentation and the quotes") from error
-    finally:
-        loader.dispose()
+    loader: Any = yaml_files.make(yaml_files.read_text(path), str(path), _Loader)
+    return yaml_files.run(loader, str(path)), loader.twice
 
 
 def is_paddlerec(path: str | Path) -> bool:
@@ -166,10 +147,10 @@ def override(values: dict[str, Any], item: str) -> None:
         elif isinstance(before, float):
             values[key] = float(text)
         elif isinstance(before, list):  # the tools made it a text, which no model could use
-            values[key] = yaml.load(text, StrictLoader)
+            values[key] = yaml_files.parse(text, f"-o {item!r}")
         else:
             values[key] = text
-    except (ValueError, yaml.YAMLError):
+    except (ValueError, ConfigError):
         raise ConfigError(f"-o {item!r}: {key} is {before!r} in the file, and {text!r} is not of that kind") from None
 
 

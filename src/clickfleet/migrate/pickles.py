@@ -1,12 +1,11 @@
-"""`.pdparams` and `.pdopt` files: pickles, read by an unpickler that can make arrays, dictionaries and plain values only."""
+"""`.pdparams` and `.pdopt` files: pickles, read by a machine that can make arrays, dictionaries and plain values only."""
 
 from __future__ import annotations
 
-import io
 import pickle
-from collections import OrderedDict
+import pickletools
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 class _Array:
     """An array before its content is known: NumPy's own maker would take any shape and any type of elements."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any) -> None:
         self.value: np.ndarray[Any, Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
@@ -88,6 +87,15 @@ def _scalar(kind: Any, content: Any) -> Any:
     return np.frombuffer(content, kind.made(), 1)[0].item()
 
 
+def _ordered(pairs: Any = ()) -> dict[Any, Any]:
+    made: dict[Any, Any] = {}
+    for key, value in pairs:
+        if not isinstance(key, str | int):
+            raise pickle.UnpicklingError(f"a key that is {type(key).__name__}")
+        made[key] = value
+    return made
+
+
 def _whole(array: _Array, name: str) -> np.ndarray[Any, Any]:
     if array.value is None:
         raise CheckpointError(f"{name}: an array without content")
@@ -96,7 +104,7 @@ def _whole(array: _Array, name: str) -> np.ndarray[Any, Any]:
 
 ALLOWED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _encode,
-    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "OrderedDict"): _ordered,
     ("numpy", "dtype"): _Type,
     ("numpy", "ndarray"): _Array,
 }
@@ -107,20 +115,140 @@ for _home in ("numpy.core.numeric", "numpy._core.numeric"):
     ALLOWED[(_home, "_frombuffer")] = _frombuffer
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it wants {module}.{name}, which is neither an array nor a dictionary")
-        return ALLOWED[(module, name)]
+_VALUES = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING"),
+    *("SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES"),
+    *("BINBYTES8", "BYTEARRAY8"),
+}
+_PLAIN = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_MARK = object()
 
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it refers to something outside of itself")
+
+class Machine:
+    """Runs a pickle's instructions on plain values.
+
+    Python's own unpickler believes the numbers in a file: an index of a few bytes makes it allocate gigabytes. Here the memo is a
+    dictionary, keys are texts or integers, and what is made anew is counted against the size of the file.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._room = 4 * len(content) + (1 << 20)
+
+    def run(self) -> Any:
+        for opcode, value, _ in pickletools.genops(self._content):
+            name = opcode.name
+            if name == "STOP":
+                return self._pop()
+            self._do(name, value)
+        raise pickle.UnpicklingError("it ends in the middle")
+
+    def _do(self, name: str, value: Any) -> None:
+        stack = self._stack
+        if name in ("PROTO", "FRAME"):
+            return
+        if name in _VALUES:
+            stack.append(value)
+        elif name in _PLAIN:
+            stack.append(_PLAIN[name])
+        elif name in _TUPLES:
+            stack.append(tuple(reversed([self._pop() for _ in range(_TUPLES[name])])))
+        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
+            stack.append([] if name == "EMPTY_LIST" else {})
+        elif name == "MARK":
+            stack.append(_MARK)
+        elif name in ("TUPLE", "LIST"):
+            stack.append(tuple(self._marked()) if name == "TUPLE" else self._marked())
+        elif name == "DICT":
+            stack.append(self._set({}, self._marked()))
+        elif name in ("POP", "POP_MARK"):
+            self._marked() if name == "POP_MARK" else self._stack.pop()
+        elif name in ("APPEND", "APPENDS"):
+            items = self._marked() if name == "APPENDS" else [self._pop()]
+            self._top(list).extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = self._marked() if name == "SETITEMS" else [self._pop(), self._pop()][::-1]
+            self._set(self._top(dict), items)
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self._memo[len(self._memo) if name == "MEMOIZE" else value] = self._peek()
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(self._memo[value])
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            second, first = (self._pop(), self._pop()) if name == "STACK_GLOBAL" else reversed(value.split(" ", 1))
+            stack.append(_known(first, second))
+        elif name in ("REDUCE", "NEWOBJ"):
+            arguments, made = self._pop(), self._pop()
+            self._call(made, arguments)
+        elif name == "BUILD":
+            self._build(self._pop())
+        else:
+            raise pickle.UnpicklingError(f"it uses {name}, which arrays and dictionaries do not need")
+
+    def _peek(self) -> Any:
+        if not self._stack or self._stack[-1] is _MARK:
+            raise pickle.UnpicklingError("it uses a value that is not there")
+        return self._stack[-1]
+
+    def _pop(self) -> Any:
+        self._peek()
+        return self._stack.pop()
+
+    def _top(self, kind: type[Any]) -> Any:
+        if not isinstance(self._peek(), kind):
+            raise pickle.UnpicklingError(f"it adds to {type(self._peek()).__name__}, not to a {kind.__name__}")
+        return self._stack[-1]
+
+    def _marked(self) -> list[Any]:
+        items: list[Any] = []
+        while self._stack and self._stack[-1] is not _MARK:
+            items.append(self._stack.pop())
+        if not self._stack:
+            raise pickle.UnpicklingError("it closes what it has not opened")
+        self._stack.pop()
+        return items[::-1]
+
+    def _set(self, to: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
+        if len(items) % 2:
+            raise pickle.UnpicklingError("a key without a value")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, str | int):
+                raise pickle.UnpicklingError(f"a key that is {type(key).__name__}")
+            to[key] = value
+        return to
+
+    def _call(self, made: Any, arguments: Any) -> None:
+        if not callable(made) or made not in ALLOWED.values() or not isinstance(arguments, tuple):
+            raise pickle.UnpicklingError("it calls something that makes neither arrays nor dictionaries")
+        found = made(*arguments)
+        if isinstance(found, bytes):
+            self._room -= len(found)
+        if isinstance(found, _Array) and found.value is not None:
+            self._room -= found.value.nbytes
+        if self._room < 0:
+            raise pickle.UnpicklingError("it makes far more than it holds")
+        self._stack.append(found)
+
+    def _build(self, state: Any) -> None:
+        made = self._peek()
+        if isinstance(made, _Array | _Type):
+            made.__setstate__(state)
+        elif not isinstance(made, dict):  # what hangs on a dictionary, a network's metadata, is not needed
+            raise pickle.UnpicklingError(f"it changes {type(made).__name__}")
+
+
+def _known(module: Any, name: Any) -> Any:
+    if not isinstance(module, str) or not isinstance(name, str) or (module, name) not in ALLOWED:
+        raise pickle.UnpicklingError(f"it wants {module}.{name}, which is neither an array nor a dictionary")
+    return ALLOWED[(module, name)]
 
 
 def load(path: Path) -> tuple[Arrays, dict[str, str]]:
     """The arrays of a file by name, and the names that the optimizer knows the parameters by."""
     try:
-        raw = _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        raw = Machine(path.read_bytes()).run()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except Exception as error:  # a broken pickle can raise anything; nothing of it was run

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from clickfleet import _core
+from clickfleet.arrow_files import batches
 from clickfleet.errors import CheckpointError
 from clickfleet.published import BATCH_ROWS, DELETED, ROWS
 
@@ -48,14 +49,7 @@ def open_layer(folder: Path | str, factors: int, rows: Rows = "mapped") -> Layer
 
 
 def _batches(path: Path, schema: pa.Schema, rows: Rows) -> Iterator[pa.RecordBatch]:
-    try:
-        source = pa.memory_map(str(path)) if rows == "mapped" else pa.BufferReader(path.read_bytes())
-        with pa.ipc.open_file(source) as reader:
-            if reader.schema != schema:
-                raise CheckpointError(f"{path} has other columns than this version of clickfleet writes")
-            yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
-    except (pa.ArrowException, OSError) as error:
-        raise CheckpointError(f"{path} is broken: {error}") from error
+    return batches(path, schema, mapped=rows == "mapped")
 
 
 def _numbers(column: pa.Array, kind: Any) -> Any:

@@ -11,6 +11,7 @@ The line `</s> N` says how many sentences there are.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from clickfleet.errors import DataError
 
 FILE = "vocabulary.txt"
 SENTENCE = "</s>"
+_COUNT = re.compile(r"[0-9]{1,19}")
 
 Doubles = NDArray[np.float64]
 
@@ -63,7 +65,7 @@ class Vocabulary:
         sentences = None
         for number, line in enumerate(text.decode(errors="replace").splitlines(), start=1):
             word, _, count = line.rpartition(" ")
-            if not word or " " in word or not count.isdecimal() or int(count) < 1:
+            if not word or " " in word or not _COUNT.fullmatch(count) or not 0 < int(count) < 2**63:
                 raise DataError(f"{where}:{number}: expected a word and its count, found {line[:80]!r}")
             if word == SENTENCE:
                 sentences = int(count)

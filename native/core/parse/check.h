@@ -1,0 +1,117 @@
+// Whether a plan stays inside its columns: parsers index by what a plan says, without a further look.
+#pragma once
+#include <cmath>
+#include <stdexcept>
+#include <vector>
+
+#include "delimited.h"
+#include "slotted.h"
+
+namespace clickfleet::parse {
+
+class PlanCheck {
+ public:
+  explicit PlanCheck(const Layout& layout) : layout_(layout), dense_(layout.dense.size()), slots_(layout.slots.size()) {
+    if (layout.modulus < 1) throw std::invalid_argument("the modulus must be at least 1");
+    for (const Bucket& bucket : layout.buckets) {
+      check(bucket.slot, slots_, "a bucket has no such slot");
+      check(bucket.column, dense_, "a bucket has no such dense column");
+      slots_[static_cast<size_t>(bucket.slot)] = true;
+    }
+  }
+
+  // A field that takes one dense column.
+  void column(const Field& field) {
+    if (field.role == Role::dense) take(field.index, dense_, "there is no such dense column");
+    other(field);
+  }
+
+  // A field that takes a group of them.
+  void grouped(const Field& field, const std::vector<DenseGroup>& groups) const {
+    if (field.role == Role::dense && (field.index < 0 || static_cast<size_t>(field.index) >= groups.size()))
+      throw std::invalid_argument("there is no such group of dense columns");
+  }
+
+  void group(const DenseGroup& columns) {
+    for (const int column : columns) take(column, dense_, "there is no such dense column");
+  }
+
+  // A role needs the column it fills; a parser that refuses labels by itself says so.
+  void other(const Field& field, bool refuses_labels = false) {
+    if (field.role == Role::slot) take(field.index, slots_, "there is no such slot");
+    const bool filled = field.role == Role::label    ? layout_.label || refuses_labels
+                        : field.role == Role::show   ? layout_.show
+                        : field.role == Role::click  ? layout_.click
+                        : field.role == Role::weight ? layout_.weight
+                        : field.role == Role::time   ? layout_.time
+                        : field.role == Role::group  ? layout_.group
+                                                     : true;
+    if (!filled) throw std::invalid_argument("a field fills a column that the layout has not");
+  }
+
+  // What nothing fills would be handed over as the memory happened to be.
+  void all_dense() const { all(dense_, "a dense column has no field"); }
+  void all_slots() const { all(slots_, "a slot has no field"); }
+
+ private:
+  static void check(int index, const std::vector<bool>& of, const char* what) {
+    if (index < 0 || static_cast<size_t>(index) >= of.size()) throw std::invalid_argument(what);
+  }
+  static void take(int index, std::vector<bool>& of, const char* what) {
+    check(index, of, what);
+    of[static_cast<size_t>(index)] = true;
+  }
+  static void all(const std::vector<bool>& of, const char* what) {
+    for (const bool taken : of)
+      if (!taken) throw std::invalid_argument(what);
+  }
+
+  const Layout& layout_;
+  std::vector<bool> dense_, slots_;
+};
+
+inline void check(const Delimited& plan) {
+  PlanCheck it(plan.layout);
+  for (const Field& field : plan.fields) it.column(field);
+  for (const auto& [column, field] : plan.also) {
+    if (column >= plan.fields.size()) throw std::invalid_argument("there is no such column");
+    it.column(field);
+  }
+  it.all_dense();
+  it.all_slots();
+}
+
+inline void check(const Slotted& plan) {
+  PlanCheck it(plan.layout);
+  for (const DenseGroup& group : plan.groups) it.group(group);
+  for (const auto& [name, uses] : plan.names())
+    for (const Field& field : uses) {
+      it.grouped(field, plan.groups);
+      it.other(field, true);
+    }
+  it.all_dense();
+}
+
+inline void check(const MultiSlot& plan) {
+  PlanCheck it(plan.layout);
+  for (const MultiSlot::Step& step : plan.steps)
+    for (const Field& field : step.uses) {
+      it.grouped(field, plan.groups);
+      it.other(field);
+      if (field.role != Role::dense) continue;
+      const DenseGroup& group = plan.groups[static_cast<size_t>(field.index)];
+      if (step.width < 0 || static_cast<size_t>(step.width) != group.size())
+        throw std::invalid_argument("a block of dense values has another width than its columns");
+      it.group(group);
+    }
+  it.all_dense();
+}
+
+// Equal buckets, or intervals between boundaries: either is computed from numbers.
+inline void check(const Bucket& bucket) {
+  const bool equal = std::isfinite(bucket.low) && std::isfinite(bucket.high) && bucket.low < bucket.high &&
+                     std::isfinite(bucket.high - bucket.low) && bucket.buckets >= 1 && bucket.buckets <= 1LL << 53;
+  if (bucket.boundaries.empty() && !equal) throw std::invalid_argument("buckets need finite limits, low below high");
+}
+
+}  // namespace clickfleet::parse

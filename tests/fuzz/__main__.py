@@ -1,0 +1,107 @@
+"""python -m fuzz [TARGET or area ...] --runs N [--seed S]: gives parsers wrong inputs (from the folder `tests`).
+
+Every target returns or raises ClickfleetError; anything else, a crash, more than 2 GiB or more than 10 s is a finding. Its input is kept
+under `--keep` (default: build/fuzz) and belongs into the target's seeds together with the fix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import pkgutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fuzz
+from fuzz.engine import Finding, Target, explore
+
+MEMORY = 2 << 30
+"""Beyond what the process has when it starts."""
+
+
+def areas() -> dict[str, list[Target]]:
+    """The targets of every `target_*.py`, by the name of the file."""
+    names = [found.name for found in pkgutil.iter_modules(fuzz.__path__) if found.name.startswith("target_")]
+    return {name.removeprefix("target_"): importlib.import_module(f"fuzz.{name}").TARGETS for name in names}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("names", nargs="*", help="targets or areas; default: all")
+    parser.add_argument("--runs", type=int, default=1000, help="inputs per target")
+    parser.add_argument("--seed", type=int, default=0, help="another seed makes other inputs")
+    parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="folder for inputs of findings")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside is None:
+        return watch(options.keep)
+    return work(options.names, options.runs, options.seed, options.keep, options.inside)
+
+
+def watch(keep: Path) -> int:
+    """Runs the targets in a process of their own and says which input ended it."""
+    keep.mkdir(parents=True, exist_ok=True)
+    current = keep / "current"
+    current.write_bytes(b"")
+    ended = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-m", "fuzz", *sys.argv[1:], "--inside", str(current)]
+    )
+    if ended.returncode in (0, 1):
+        current.unlink(missing_ok=True)
+        return ended.returncode
+    name, _, data = current.read_bytes().partition(b"\n")
+    path = save(keep, Finding(name.decode(), "", "", data))
+    print(f"{name.decode()}: the process ended with {ended.returncode}: {path}")
+    return 2
+
+
+def save(keep: Path, finding: Finding) -> Path:
+    path = keep / f"{finding.target}-{hashlib.sha1(finding.data).hexdigest()[:12]}"
+    path.write_bytes(finding.data)
+    return path
+
+
+def work(names: list[str], runs: int, seed: int, keep: Path, current: Path) -> int:
+    known = areas()
+    targets = [target for area, some in known.items() for target in some if not names or {area, target[0]} & {*names}]
+    if unknown := {*names} - {*known} - {target[0] for some in known.values() for target in some}:
+        print(
+            f"there is no target {', '.join(sorted(unknown))}; there are {', '.join(target[0] for target in targets)}"
+        )
+        return 1
+    limit_memory()
+    bad = 0
+    with current.open("r+b", buffering=0) as file:
+        for target in targets:
+            name, start = target[0].encode(), time.perf_counter()
+
+            def note(data: bytes, name: bytes = name) -> None:
+                file.seek(0)
+                file.truncate()
+                file.write(name + b"\n" + data)
+
+            outcome = explore(target, runs, seed, note)
+            took = time.perf_counter() - start
+            print(
+                f"{outcome.name}: {outcome.runs} inputs in {took:.1f} s, {outcome.returned} read, {outcome.refused} refused, "
+                f"{outcome.kept} kept, {outcome.lines} pairs of lines, {len(outcome.findings)} findings",
+                flush=True,
+            )
+            for finding in outcome.findings.values():
+                print(f"  {finding.where}: {finding.what}: {save(keep, finding)}", flush=True)
+            bad += len(outcome.findings)
+    return 1 if bad else 0
+
+
+def limit_memory() -> None:
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if Path("/proc/self/statm").exists() else 1 << 20
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
