@@ -11,6 +11,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from clickfleet.find import Plugin as Plugin
+
 _DURATIONS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _SIZES = {"B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
 _SIZES |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
@@ -62,14 +64,6 @@ Share = Annotated[float, Ge(0), Le(1)]
 Port = Annotated[int, Ge(0), Le(65535)]
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """A file of a plug-in folder (or a user's own, by its path), and the settings of its `Config`."""
-
-    name: str
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
 def plugin(default: str | None) -> BeforeValidator:
     """Reads `name`, or {name, settings…}; the name may be left out where there is a default."""
 
@@ -81,7 +75,8 @@ def plugin(default: str | None) -> BeforeValidator:
         settings = {key: item for key, item in given.items() if key != "name"}
         if isinstance(settings.get("folder"), str) and settings["folder"]:
             settings["folder"] = _beside(settings["folder"], info)
-        return Plugin(_beside(name, info) if name.endswith(".py") else name, settings)
+        origin = (info.context or {}).get("origin", "")
+        return Plugin(_beside(name, info) if name.endswith(".py") else name, settings, origin)
 
     return BeforeValidator(parse)
 

@@ -14,6 +14,7 @@ from clickfleet.cluster.exams import Exams
 from clickfleet.cluster.fleet import LostError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.errors import ClusterError
+from clickfleet.formats import load as load_format
 from clickfleet.sections import Cluster, Plugin
 
 
@@ -26,11 +27,13 @@ def scorers(
     *,
     form: str | None = None,
     batch_size: int | None = None,
+    trust: bool = False,
 ) -> Iterator[Exams]:
     """Something whose `evaluate(files)` and `predict(files)` work on all processes; they end with the `with` block."""
     path = saving.resolve(model).absolute()  # processes may stand in other folders
-    config = saving.read_config(path)
+    config = saving.read_config(path, trust)
     data = config.data if form is None else replace(config.data, format=Plugin(form))
+    load_format(data.format)  # refused here, before any process starts
     with tempfile.TemporaryDirectory(prefix="clickfleet-") as folder:
         config = replace(
             config,

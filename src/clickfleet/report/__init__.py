@@ -20,12 +20,12 @@ from clickfleet.trained import Trained, load, rows_per_slot
 NAME = "report.html"
 
 
-def rebuild(run: str | Path, data: Data = None) -> Path:
-    """The report of a run folder as it is now, on its own test data or on other."""
+def rebuild(run: str | Path, data: Data = None, trust: bool = False) -> Path:
+    """The report of a run folder as it is now, on its own test data or on other; `trust` allows code that it names to run."""
     folder = Path(run)
     if not (folder / "checkpoints").is_dir():
         raise CheckpointError(f"{run} is no run folder", "name the folder that training wrote (run.dir)")
-    model, evidence = load(folder), Evidence()
+    model, evidence = load(folder, trust), Evidence()
     tested = data or model.config.data.test or None
     if tested is not None:
         evidence.gather(model, tested)
