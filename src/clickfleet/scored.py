@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clickfleet.client import Client, GrpcClient, Scores
-from clickfleet.errors import ConfigError
+from clickfleet.errors import ConfigError, ServeError
 from clickfleet.files import Unpacked, expand
 from clickfleet.find import Plugin
 from clickfleet.reader import Reader
@@ -36,6 +36,8 @@ def score_files(
         raise ConfigError(f"unknown protocol {protocol!r}", "choose http, grpc or upload")
     with Client(url, token, certificate=certificate) as client:
         served = client.model()
+        if not isinstance(served, dict) or not isinstance(served.get("schema"), dict):
+            raise ServeError(f"{url} is no server of ours: it does not say what it serves", "check the address")
         format_ = Plugin(form) if form else Plugin.parse(served.get("format"), "" if trust else url)
         if protocol == "upload":
             asked = (client.upload(lines, format_.name) for lines in groups_of_lines(data, batch_size, limit))

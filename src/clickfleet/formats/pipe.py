@@ -35,10 +35,11 @@ class Pipe(_Multislot):
     """Where the command runs; default: here. In a configuration a relative one is relative to the file."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.command, str) or not self.command.strip():
-            raise ConfigError(f"data.format.command must be a command of bash, found {self.command!r}")
-        if not isinstance(self.folder, str):
-            raise ConfigError(f"data.format.folder must be a folder, found {self.folder!r}")
+        for name in ("command", "folder"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"data.format.{name} is no text: {getattr(self, name)!r:.80}")
+        if not self.command.strip():
+            raise ConfigError("data.format.command is empty")
 
     def runs(self) -> str:
         command = " ".join(part if part.isprintable() else repr(part) for part in map(shlex.quote, _argv(self.command)))
