@@ -43,6 +43,7 @@ import pyarrow as pa
 from clickfleet import _core, arrow_ipc, storage
 from clickfleet.arrow_files import FLOATS, batches, columns
 from clickfleet.errors import CheckpointError
+from clickfleet.paths import inside
 from clickfleet.table import Columns, Snapshot, Table
 
 LATEST, BEST = "LATEST", "BEST"
@@ -186,7 +187,7 @@ def parsed(path: Path | str, name: str, parse: Callable[[bytes], T]) -> T:
 def read(path: Path | str, name: str) -> bytes:
     """An attached file of a checkpoint; `load` or `verify` checks it."""
     try:
-        return (Path(path) / name).read_bytes()
+        return inside(Path(path), name).read_bytes()
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} has no {name}", "it is the checkpoint of a table alone, not of a training run"

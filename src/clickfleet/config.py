@@ -77,8 +77,17 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = (), base: Pa
     )
 
 
-def checked(cls: type[T], raw: Mapping[str, Any], where: str = "", source: str = "", base: Path | None = None) -> T:
+def checked(
+    cls: type[T],
+    raw: Mapping[str, Any],
+    where: str = "",
+    source: str = "",
+    base: Path | None = None,
+    origin: str = "",
+) -> T:
     """`raw` as the dataclass `cls`; `where` is its place in the file (for plug-ins: `model`, `mode`).
+
+    `origin` is who wrote it, if not the user: its plug-ins carry it (see `find`).
 
     >>> from clickfleet.sections import Schedule
     >>> checked(Schedule, {"warmpu": 5}, "dense.schedule", "a.yaml")
@@ -87,7 +96,7 @@ def checked(cls: type[T], raw: Mapping[str, Any], where: str = "", source: str =
     """
     try:
         # As JSON, strict takes a list for a tuple, but neither "3" nor true for 3.
-        value: T = adapter(cls).validate_json(json.dumps(raw), context={"base": base})
+        value: T = adapter(cls).validate_json(json.dumps(raw), context={"base": base, "origin": origin})
         return value
     except TypeError as error:
         raise ConfigError(f"{source}: {where or 'the file'} holds a value that is no plain YAML: {error}") from error

@@ -11,7 +11,7 @@ clickfleet.errors.ConfigError: graph optimisation 'most' is not known
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from clickfleet.errors import CheckpointError, ConfigError, MissingError
+from clickfleet.errors import CheckpointError, ConfigError, MissingError, TrustError
 
 CPU = "CPUExecutionProvider"
 LEVELS = {
@@ -78,6 +78,7 @@ class Engine:
         ort = _runtime()
         provider = self.provider
         options = self.options()
+        parse(graph)
         try:
             run = ort.InferenceSession(graph, options, providers=_order(provider))
         except Exception as error:  # its errors have no common class
@@ -128,7 +129,7 @@ def quantised(graph: bytes) -> bytes:
 
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model = _model(graph)
+    model = parse(graph)
     del model.graph.value_info[:]  # the shapes of the matrices change
     with tempfile.TemporaryDirectory(prefix="clickfleet-int8-") as folder:
         small = Path(folder) / "int8.onnx"
@@ -140,13 +141,35 @@ def quantised(graph: bytes) -> bytes:
         return small.read_bytes()
 
 
-def _model(graph: bytes) -> Any:
+def parse(graph: bytes) -> Any:
+    """The ONNX model in these bytes. One that wants to read other files, for weights or compiled parts, is refused."""
     import onnx
 
     try:
-        return onnx.load_from_string(graph)
-    except Exception as error:  # of protobuf, which has several of them
-        raise CheckpointError(f"the network's graph (dense.onnx) is broken: {error}") from error
+        model = onnx.load_from_string(graph)
+    except Exception as error:  # protobuf's own kinds, which differ between its versions
+        raise CheckpointError(f"the network's graph (dense.onnx) is broken: {error}", "export or publish the model again") from error
+    for part in _parts(model):
+        if isinstance(part, onnx.TensorProto) and (part.external_data or part.data_location):
+            where = next((one.value for one in part.external_data if one.key == "location"), "another file")
+            raise TrustError(f"the network wants to read its tensor {part.name!r:.80} from {where!r:.200}", _ALONE)
+        if isinstance(part, onnx.NodeProto) and part.op_type == "EPContext":
+            raise TrustError(f"the network wants to run the compiled part {part.name!r:.80}", _ALONE)
+    return model
+
+
+_ALONE = "a network of ours holds all of its weights: do not use this one, or export it again"
+
+
+def _parts(message: Any) -> Iterator[Any]:
+    """Every message inside one, at any depth: subgraphs, functions, attributes, sparse tensors."""
+    waiting = [message]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        for field, value in one.ListFields():
+            if field.message_type is not None:
+                waiting += [value] if hasattr(value, "ListFields") else list(value)
 
 
 def _order(provider: str) -> list[str]:

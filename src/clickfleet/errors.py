@@ -9,6 +9,7 @@ ClickfleetError          a user can mend it: one clear message, exit code 1
 ├── ClusterError         a worker or shard is lost, late or foreign
 ├── PublishError         an entry of the model log does not fit the chain
 ├── ServeError           a request or an artifact cannot be served
+├── TrustError           a model, a run folder or a server names code or a file that it may not reach
 └── MissingError         an optional part is not installed; the message holds the command that installs it
 
 Anything else that escapes is a fault of ours: exit code 3.
@@ -62,6 +63,9 @@ class PublishError(ClickfleetError): ...
 
 
 class ServeError(ClickfleetError): ...
+
+
+class TrustError(ClickfleetError): ...
 
 
 class MissingError(ClickfleetError):

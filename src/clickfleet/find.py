@@ -1,5 +1,8 @@
 """A name -> the one public object of that plug-in file, or of a user's own file.
 
+A user's own file is code, and so is the command of a format. Names from the command line and from a configuration that the user
+names are trusted. Names from a saved model, a run folder or a server carry their `origin`, and `check_trusted` refuses to run them.
+
 >>> from clickfleet.formats import Format
 >>> find("formats", "criteo", Format).separator
 '\\t'
@@ -10,17 +13,54 @@ import hashlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Iterable
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from clickfleet.errors import ClickfleetError, ConfigError
+from clickfleet.errors import ClickfleetError, ConfigError, TrustError
 
 ELSEWHERE = {("models", "word2vec"): "clickfleet.words.model"}
 """Plug-ins that stand apart from those of their folder: word2vec has a step of its own and no score of a row."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A file of a plug-in folder (or a user's own, by its path), and the settings of its `Config`."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    origin: str = field(default="", compare=False)
+    """The model, run folder or server that named it; empty if the user did. Code of another origin is not run."""
+    given: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    """The settings that were given without a name: they change only themselves in the default. None: the name was given."""
+
+    @classmethod
+    def parse(cls, given: Any, origin: str = "") -> "Plugin":
+        """A plug-in from `{name: …, setting: …}`, as JSON files and replies hold it."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+            raise ConfigError(f"{origin or 'data.format'}: expected a format with a name, found {given!r:.80}")
+        return cls(given["name"], {str(key): item for key, item in given.items() if key != "name"}, origin)
+
+
+def check_trusted(plugin: Plugin, action: str) -> None:
+    """Refuses `action`, which runs code, unless the user named the plug-in or trusts whoever did."""
+    if plugin.origin:
+        raise TrustError(
+            f"{shown(plugin.origin)} names code that would run on this machine, and you have not allowed it:\n    {action}",
+            "if you trust its author, add --trust (trust=True in Python)",
+        )
+
+
+def shown(text: str) -> str:
+    """Text of others for a terminal: control characters, which could hide a part of it, are escaped.
+
+    >>> shown("cat \\x1b[8m; rm -rf ~")
+    "'cat \\\\x1b[8m; rm -rf ~'"
+    """
+    return text if text.isprintable() else repr(text)
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -40,7 +80,7 @@ def names(folder: str) -> list[str]:
     )
 
 
-def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
+def find(folder: str, name: str | Plugin, kind: Any, base: str | Path = ".") -> Any:
     """The object of type `kind` (or class derived from it) in `clickfleet/<folder>/<name>.py` or in a user's file.
 
     A user's file is named by a path that ends in .py; `base` is what a relative path is relative to.
@@ -68,9 +108,14 @@ def find(folder: str, name: str, kind: Any, base: str | Path = ".") -> Any:
     return mine[0]
 
 
-def module(folder: str, name: str, base: str | Path = ".") -> ModuleType:
+def module(folder: str, name: str | Plugin, base: str | Path = ".") -> ModuleType:
     """The plug-in file of that name in a folder, or a user's own, imported."""
-    return _user_file(Path(base) / name, folder) if name.endswith(".py") else _shipped(folder, name)
+    plugin = Plugin(name) if isinstance(name, str) else name
+    if not plugin.name.endswith(".py"):
+        return _shipped(folder, plugin.name)
+    path = Path(base) / plugin.name
+    check_trusted(plugin, f"import {shown(str(path.absolute()))}")
+    return _user_file(path, folder)
 
 
 def build(item: Any, options: dict[str, Any], where: str) -> Any:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import inliner, numpy_helper, shape_inference
 from torch import Tensor, nn
 
-from clickfleet import storage
+from clickfleet import engine, storage
 from clickfleet.engine import Engine, soil
 from clickfleet.errors import CheckpointError, ConfigError, MissingError, TrainingError
 from clickfleet.models import Inputs, Model, Shape
@@ -113,7 +113,7 @@ def read_weights(graph: bytes) -> dict[str, Tensor]:
     """The parameters and buffers of the model in a file, and constants of its own."""
     return {
         tensor.name.removeprefix("model."): torch.from_numpy(numpy_helper.to_array(tensor).copy())
-        for tensor in onnx.load_from_string(graph).graph.initializer
+        for tensor in engine.parse(graph).graph.initializer
     }
 
 
@@ -194,7 +194,7 @@ def _arrays(inputs: tuple[Tensor, ...]) -> dict[str, NDArray[np.float32]]:
 
 def _read(cache: Path) -> onnx.ModelProto | None:
     try:
-        return onnx.load_from_string(cache.read_bytes())
+        return engine.parse(cache.read_bytes())  # type: ignore[no-any-return]
     except Exception:  # not there, or cut short
         return None
 

@@ -164,7 +164,7 @@ class JointJob:
             driver.cuts.last()
             if kind == "checkpoint":
                 return mirror.origin(str(driver.path)) or str(driver.path)
-            done = by_hand.publish(driver.folder.parent, kind, alone=True)
+            done = by_hand.publish(driver.folder.parent, kind, alone=True, trust=True)
             driver.resume(checkpoint.latest(driver.folder))  # what was published is no longer changed
             driver.crew.run_epoch += 1
             driver.begin()

@@ -30,7 +30,7 @@ class Learner:
         self, config: Config, schema: Schema, table: Table | None = None, device: torch.device | None = None
     ) -> None:
         self.device = devices.find(config.train.device) if device is None else device
-        kind: type[Model] = find("models", config.model.name, Model)
+        kind: type[Model] = find("models", config.model, Model)
         settings = checked(kind.Config, config.model.settings, "model", config.model.name)
         dim, slots, dense = config.table.dim, len(schema.slots), len(schema.dense)
         factors = kind.row_factors(settings, dim, slots, dense)

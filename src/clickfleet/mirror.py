@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clickfleet import checkpoint, storage
+from clickfleet import checkpoint, paths, storage
 from clickfleet.errors import CheckpointError, ClickfleetError
 from clickfleet.files import filesystem
 from clickfleet.lock import Lock
@@ -50,9 +50,9 @@ def url_of(path: str | Path) -> str | None:
 
 
 def home(url: str) -> Path:
-    """Where a run at a URL is written on this machine: the same place on all that have the same temporary folder."""
+    """Where a run at a URL is written on this machine: the same place for all processes of a user, closed to others."""
     name = hashlib.blake2b(url.rstrip("/").encode(), digest_size=8).hexdigest()
-    return Path(tempfile.gettempdir()) / f"clickfleet-run-{name}"
+    return paths.temporary() / f"run-{name}"
 
 
 def origin(path: str | Path) -> str | None:
@@ -244,7 +244,9 @@ class Mirror:
             found = [str(name) for name in self._fs.find(self._root)] if self._fs.exists(self._root) else []
         if found == [self._root]:
             return []
-        names = sorted(name[name.index(self._root) + len(self._root) + 1 :] for name in found)
+        names = sorted(name[name.index(self._root) + len(self._root) + 1 :] for name in found if name[-1:] != "/")
+        for name in names:
+            paths.check_name(name, self.url)
         return [name for name in names if not Path(name).name.startswith(".")]  # those were not whole
 
     def _read(self, name: str) -> str:
@@ -255,7 +257,7 @@ class Mirror:
             raise CheckpointError(f"{self.url} holds no checkpoint yet") from None
 
     def _get(self, name: str) -> None:
-        path = self.folder / name
+        path = paths.inside(self.folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._plainly("read"):
             self._fs.get_file(f"{self._root}/{name}", str(path))

@@ -27,7 +27,7 @@ def schema_of(config: Config) -> Schema:
     of = config.data
     if of.schema or of.preset:
         return schemas.read_schema(of.schema) if of.schema else schemas.preset(str(of.preset))
-    form: Any = load_format({"name": of.format.name, **of.format.settings})
+    form: Any = load_format(of.format)
     if form.schema is None:
         raise ConfigError(
             "this format does not say what its columns mean, so a schema is needed", "set data.schema, or name a preset"
@@ -70,7 +70,7 @@ def open_source(
         if schema is not None:
             schema.check_same(data.schema, "the model", "the data")
         return data
-    form: Any = load_format({"name": of.format.name, **of.format.settings})
+    form: Any = load_format(of.format)
     wanted = schema or (
         schemas.read_schema(of.schema) if of.schema else schemas.preset(of.preset) if of.preset else None
     )

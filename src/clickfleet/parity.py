@@ -19,6 +19,7 @@ from clickfleet.embedding import Embedding
 from clickfleet.errors import ConfigError
 from clickfleet.graph import read_weights
 from clickfleet.learner import Learner
+from clickfleet.opening import with_format
 from clickfleet.published import Entry
 from clickfleet.schema import Schema
 from clickfleet.scored import groups_of_lines
@@ -72,13 +73,18 @@ def compare(
     sample: int = 0,
     token: str | None = None,
     certificate: str | None = None,
+    trust: bool = False,
 ) -> Report:
-    """Compares a model with a server, an artifact and Redis, whichever are given; `sample` rows of the table, 0: all."""
+    """Compares a model with a server, an artifact and Redis, whichever are given; `sample` rows of the table, 0: all.
+
+    `trust` allows code that the model names to run.
+    """
     if server is None and artifact is None and redis is None:
         raise ConfigError("there is nothing to compare with", "give --server, --artifact or --redis")
     path = saving.resolve(model)
-    learner = saving.load(path)
-    name = form or learner.config.data.format.name
+    learner = saving.load(path, trust)
+    learner.config = with_format(learner.config, form)
+    name = learner.config.data.format.name
     report = Report(saving.describe(path))
     if server is not None:
         with Client(server, token, certificate=certificate) as client:
@@ -92,7 +98,7 @@ def compare(
         )
         _weights(report, learner, version)
         if data:
-            _graph(report, learner, version, data, name, limit)
+            _graph(report, learner, version, data, limit)
     if redis is not None:
         held, count = _of_redis(redis)
         _parameters(report, "rows in Redis", learner, held, count if not sample else None, sample, learner.schema)
@@ -113,8 +119,8 @@ def _settings(report: Report, learner: Learner, served: dict[str, Any]) -> None:
     )
 
 
-def _batches(learner: Learner, data: Sequence[str], form: str, limit: int) -> Iterator[Batch]:
-    source = trained.Trained(learner, threads=1).reading(form).source(list(data), CHUNK_ROWS)
+def _batches(learner: Learner, data: Sequence[str], limit: int) -> Iterator[Batch]:
+    source = trained.Trained(learner, threads=1).source(list(data), CHUNK_ROWS)
     left = limit
     for batch in source:
         yield batch[: min(left, len(batch))]
@@ -126,13 +132,13 @@ def _batches(learner: Learner, data: Sequence[str], form: str, limit: int) -> It
 def _scores(report: Report, learner: Learner, client: Client, data: Sequence[str], form: str, limit: int) -> None:
     scorer = Scorer(learner)
     worst, rows, first_bad = 0.0, 0, -1
-    offline = np.concatenate([scores.copy() for _, scores in scorer(_batches(learner, data, form, limit))])
+    offline = np.concatenate([scores.copy() for _, scores in scorer(_batches(learner, data, limit))])
     texts = form in TEXT_FORMATS and form != "csv"
     online = []
     if texts:  # the server reads the lines itself: its transform and its key hash are compared too
         online = [client.upload(lines, form).scores for lines in groups_of_lines(data, CHUNK_ROWS, limit)]
     else:
-        online = [client.score(batch).scores for batch in _batches(learner, data, form, limit)]
+        online = [client.score(batch).scores for batch in _batches(learner, data, limit)]
     found = np.concatenate(online)
     if len(found) != len(offline):
         report.add("scores", False, f"{len(offline)} rows offline, {len(found)} online")
@@ -152,7 +158,7 @@ def _first_step(learner: Learner, client: Client, data: Sequence[str], form: str
     line = next(islice(groups_of_lines(data, 1), row, None))
     seen = client.inspect(line, form)
     (batch,) = [
-        part[row % CHUNK_ROWS :][:1] for part in islice(_batches(learner, data, form, row + 1), row // CHUNK_ROWS, None)
+        part[row % CHUNK_ROWS :][:1] for part in islice(_batches(learner, data, row + 1), row // CHUNK_ROWS, None)
     ]
     where = f"row {row}: "
     if not np.array_equal(np.array(seen["keys"], np.uint64), batch.keys):
@@ -249,7 +255,7 @@ def _weights(report: Report, learner: Learner, version: Version) -> None:
     )
 
 
-def _graph(report: Report, learner: Learner, version: Version, data: Sequence[str], form: str, limit: int) -> None:
+def _graph(report: Report, learner: Learner, version: Version, data: Sequence[str], limit: int) -> None:
     """The artifact's graph against the training graph; inputs that were pruned are missing for both."""
     slots = [i for i, slot in enumerate(learner.schema.slots) if slot.name in {s.name for s in version.schema.slots}]
     dense = [
@@ -260,7 +266,7 @@ def _graph(report: Report, learner: Learner, version: Version, data: Sequence[st
     if output not in version.outputs:
         report.add("graph", True, "not compared: the artifact has neither score nor logit")
         return
-    for batch in _batches(learner, data, form, limit):
+    for batch in _batches(learner, data, limit):
         whole, part = _without(batch, learner.schema, dense, slots)
         ((_, mine),) = list(Scorer(learner)([whole]))
         expected = mine if output == "score" else np.log(mine / (1 - mine))

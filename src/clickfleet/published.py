@@ -34,6 +34,7 @@ import pyarrow as pa
 from clickfleet import arrow_ipc, storage
 from clickfleet.arrow_files import FLOATS, batches, columns
 from clickfleet.errors import CheckpointError
+from clickfleet.paths import check_name, inside
 from clickfleet.table import Columns, Floats, Keys
 
 LOG = "LOG.jsonl"
@@ -149,7 +150,7 @@ class Entry:
 
     def _bytes(self, name: str) -> bytes:
         try:
-            return (self.path / name).read_bytes()
+            return inside(self.path, name).read_bytes()
         except OSError as error:
             raise CheckpointError(f"{self.path / name} cannot be read: {error.strerror}") from error
 
@@ -175,6 +176,7 @@ class Line:
             facts = json.loads(text)
             if facts.pop("line") != storage.digest(facts):
                 raise ValueError("its hash does not fit")
+            check_name(facts["name"], path)
             return cls(**facts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{path} has a broken line: {error}") from error

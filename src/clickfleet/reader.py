@@ -18,6 +18,7 @@ from clickfleet.batch import Batch, concatenate
 from clickfleet.blocks import Blocks, Place, Taken
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.files import expand, split_files
+from clickfleet.find import Plugin
 from clickfleet.formats import Format, load
 from clickfleet.formats._own import OwnLines
 from clickfleet.schema import Schema
@@ -54,7 +55,7 @@ class Reader:
         self,
         files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         schema: Schema | None = None,
-        format: str | Format | Mapping[str, Any] = "criteo",  # noqa: A002
+        format: str | Format | Mapping[str, Any] | Plugin = "criteo",  # noqa: A002
         batch_size: int = 1000,
         *,
         shuffle: int | Literal["global"] = 0,

@@ -19,8 +19,8 @@ from clickfleet.schema import Schema
 from clickfleet.table import Table
 
 
-def load(entries: Sequence[Entry]) -> Learner:
-    """A base and the deltas after it, every byte checked."""
+def load(entries: Sequence[Entry], trust: bool = False) -> Learner:
+    """A base and the deltas after it, every byte checked; unless trusted, no code that they name is run."""
     last = entries[-1]
     if "pruned_from" in last.manifest:
         raise CheckpointError(
@@ -30,10 +30,10 @@ def load(entries: Sequence[Entry]) -> Learner:
         entry.verify()
     settings = dict(last.manifest["model"])
     name, dim = settings.pop("name"), settings.pop("dim")
-    form = dict(last.info["format"])
+    origin = "" if trust else str(last.path)
     config = Config(
-        data=sections.Data(format=sections.Plugin(form.pop("name"), form)),
-        model=sections.Plugin(name, settings),
+        data=sections.Data(format=sections.Plugin.parse(last.info["format"], origin)),
+        model=sections.Plugin(name, settings, origin),
         table=sections.Table(dim=dim, rule=sections.Plugin("sgd", {})),
     )
     learner = Learner(config, Schema.from_dict(last.manifest["schema"], str(last.path)), rows(entries))

@@ -151,10 +151,12 @@ def describe(path: Path) -> str:
     return f"{mirror.origin(path) or path}" + (f" ({named})" if named else "")
 
 
-def read_config(path: Path) -> Config:
-    """The configuration of the run that wrote a checkpoint."""
+def read_config(path: Path, trust: bool = False) -> Config:
+    """The configuration of the run that wrote a checkpoint; unless trusted, no code that it names is run."""
     text = checkpoint.parsed(path, "config.yaml", bytes.decode)
-    return checked(Config, read_yaml(text, str(path)), source=str(path))
+    return checked(
+        Config, read_yaml(text, str(path)), source=str(path), origin="" if trust else str(path / "config.yaml")
+    )
 
 
 def read_schema(path: Path) -> Schema:
@@ -182,12 +184,12 @@ def entries(path: Path) -> list[published.Entry] | None:
     return [log.entry(other) for other in before[bases[-1] :]]
 
 
-def load(path: Path) -> Learner:
-    """The model at a resolved path, to score with or to look at."""
+def load(path: Path, trust: bool = False) -> Learner:
+    """The model at a resolved path, to score with or to look at; `trust` allows code that it names to run."""
     chain = entries(path)
     if chain is not None:
-        return republished.load(chain)
-    config, schema = read_config(path), read_schema(path)
+        return republished.load(chain, trust)
+    config, schema = read_config(path, trust), read_schema(path)
     learner = Learner(config, schema, checkpoint.load(path), devices.or_cpu(config.train.device))
     learner.restore_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
     return learner

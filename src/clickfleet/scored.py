@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from clickfleet.client import Client, GrpcClient, Scores
-from clickfleet.errors import ConfigError
+from clickfleet.errors import ConfigError, ServeError
 from clickfleet.files import Unpacked, expand
+from clickfleet.find import Plugin
 from clickfleet.reader import Reader
 from clickfleet.schema import Schema
 
@@ -28,15 +29,18 @@ def score_files(
     limit: int | None = None,
     token: str | None = None,
     certificate: str | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
-    """Sends every row; the times of all requests."""
+    """Sends every row; the times of all requests. `trust` allows a reader or a command that the server names to run here."""
     if protocol not in ("http", "grpc", "upload"):
         raise ConfigError(f"unknown protocol {protocol!r}", "choose http, grpc or upload")
     with Client(url, token, certificate=certificate) as client:
         served = client.model()
-        format_ = {"name": form} if form else dict(served["format"])
+        if not isinstance(served, dict) or not isinstance(served.get("schema"), dict):
+            raise ServeError(f"{url} is no server of ours: it does not say what it serves", "check the address")
+        format_ = Plugin(form) if form else Plugin.parse(served.get("format"), "" if trust else url)
         if protocol == "upload":
-            asked = (client.upload(lines, str(format_["name"])) for lines in groups_of_lines(data, batch_size, limit))
+            asked = (client.upload(lines, format_.name) for lines in groups_of_lines(data, batch_size, limit))
             return _all(asked, show)
         reader = Reader(list(data), Schema.from_dict(served["schema"]), format_, batch_size)
         batches = (batch for batch, _ in zip(reader, _numbers(batch_size, limit), strict=False))

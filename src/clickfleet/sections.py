@@ -12,6 +12,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from clickfleet.find import Plugin as Plugin
+
 _DURATIONS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _SIZES = {"B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
 _SIZES |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
@@ -66,16 +68,6 @@ Share = Annotated[float, Ge(0), Le(1)]
 Port = Annotated[int, Ge(0), Le(65535)]
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """A file of a plug-in folder (or a user's own, by its path), and the settings of its `Config`."""
-
-    name: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Any] | None = field(default=None, compare=False, repr=False)
-    """The settings that were given without a name: they change only themselves in the default. None: the name was given."""
-
-
 def plugin(default: str | Plugin) -> BeforeValidator:
     """Reads `name`, or {name, settings…}. Settings without a name change only themselves in the default."""
     usual = Plugin(default) if isinstance(default, str) else default
@@ -88,9 +80,10 @@ def plugin(default: str | Plugin) -> BeforeValidator:
         settings = {key: item for key, item in given.items() if key != "name"}
         if isinstance(settings.get("folder"), str) and settings["folder"]:
             settings["folder"] = _beside(settings["folder"], info)
+        origin = (info.context or {}).get("origin", "")
         if "name" not in given:
-            return Plugin(name, {**usual.settings, **settings}, settings)
-        return Plugin(_beside(name, info) if name.endswith(".py") else name, settings)
+            return Plugin(name, {**usual.settings, **settings}, origin, settings)
+        return Plugin(_beside(name, info) if name.endswith(".py") else name, settings, origin)
 
     return BeforeValidator(parse)
 
@@ -188,7 +181,7 @@ class Table:
             own = FIRST_ORDER_RULE if paired else None
         elif own.given is not None:
             base = FIRST_ORDER_RULE if paired else self.rule
-            own = Plugin(base.name, {**base.settings, **own.given}, own.given)
+            own = Plugin(base.name, {**base.settings, **own.given}, own.origin, own.given)
         object.__setattr__(self, "embed_rule", own)
 
     def with_rule(self, own: Mapping[str, Any]) -> Table:

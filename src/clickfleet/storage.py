@@ -23,6 +23,7 @@ import xxhash
 
 from clickfleet.appended import FULL
 from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.paths import inside
 
 MANIFEST = "manifest.json"
 Manifest = dict[str, Any]
@@ -185,6 +186,10 @@ def read_manifest(path: Path | str, kind: str | None, version: int = 1) -> Manif
     with sound(path / MANIFEST):
         if manifest.pop("hash", None) != digest(manifest):
             raise CheckpointError(f"{path / MANIFEST} is broken: its hash does not fit")
+    if not isinstance(manifest.get("files"), dict):
+        raise CheckpointError(f"{path / MANIFEST} is broken: it names no files")
+    for name in manifest["files"]:
+        inside(path, name)
     if kind is not None and manifest["format"] != f"clickfleet/{kind}":
         raise CheckpointError(f"{path} is a {manifest['format'].removeprefix('clickfleet/')}, not a {kind}")
     return manifest

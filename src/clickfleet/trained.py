@@ -72,10 +72,13 @@ class Trained:
         return open_source(config, data, self.schema, labels=labels)
 
 
-def load(model: str | Path) -> Trained:
-    """A saved model: of a run folder its newest checkpoint, a checkpoint, a published log or an entry."""
+def load(model: str | Path, trust: bool = False) -> Trained:
+    """A saved model: of a run folder its newest checkpoint, a checkpoint, a published log or an entry.
+
+    A model can name code: a user's own model or reader, the command of a `pipe`. It runs only with `trust`.
+    """
     path = saving.resolve(model)
-    return Trained(saving.load(path), path)
+    return Trained(saving.load(path, trust), path)
 
 
 def epochs(model: str | Path, span: str) -> list[tuple[int, Path]]:

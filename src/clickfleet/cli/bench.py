@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from clickfleet.cli.cluster import modes
-from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.training import Format, Inputs, Model
 
 
@@ -34,6 +34,7 @@ def infer(
     rows: Annotated[int, typer.Option(min=1, help="Rows read; batches take them over and over.")] = 10_000,
     format: Format = None,  # noqa: A002
     out: Annotated[Path, typer.Option(help="Folder for infer.csv, infer.md and infer.html.")] = Path("infer"),
+    trust: Trust = False,
 ) -> Result:
     """Measure how fast a model scores: engines, threads, batch sizes, graph optimisation and memory arena; drift of int8."""
     from clickfleet.workbench import infer_page
@@ -54,6 +55,7 @@ def infer(
         rows=rows,
         form=format,
         say=say,
+        trust=trust,
     )
     say(infer_page.text(found))
     say(f"\n{infer_page.write_all(found, out)}")

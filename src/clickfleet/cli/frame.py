@@ -24,6 +24,11 @@ USER_ERROR, USAGE_ERROR, OUR_FAULT = 1, 2, 3
 Result = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Result | None])
 
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code that the model or server names: own Python files, commands of a pipe."),
+]
+
 _json = False
 
 

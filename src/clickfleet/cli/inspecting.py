@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.training import Format, Model
 
 
@@ -33,6 +33,7 @@ def inspect(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Lines shown of long lists.")] = 20,
     format: Format = None,  # noqa: A002
+    trust: Trust = False,
 ) -> Result:
     """Show what a model is made of: rows, memory, scores, norms. Or one row, what moved, what a score is made of."""
     if (slot is None) != (value is None):
@@ -45,19 +46,19 @@ def inspect(
     if key is not None or slot is not None:
         return _row(model, key, slot, value)
     if against is not None:
-        return _movers(model, against, top)
+        return _movers(model, against, top, trust)
     if explain is not None:
-        return _explain(model, explain, line, format, top)
+        return _explain(model, explain, line, format, top, trust)
     if importance is not None:
-        return _importance(model, importance, groups, format, top)
-    return _describe(model, top)
+        return _importance(model, importance, groups, format, top, trust)
+    return _describe(model, top, trust)
 
 
-def _describe(model: Path, top: int) -> Result:
+def _describe(model: Path, top: int, trust: bool) -> Result:
     from clickfleet.workbench.inspection import describe
     from clickfleet.workbench.tables import Column, Table
 
-    facts = describe(model)
+    facts = describe(model, trust)
     say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
     say(f"dense parameters {facts['parameters']:,}")
     say(
@@ -103,11 +104,11 @@ def _row(model: Path, key: str | None, slot: str | None, value: str | None) -> R
     return facts
 
 
-def _movers(model: Path, against: Path, top: int) -> Result:
+def _movers(model: Path, against: Path, top: int, trust: bool) -> Result:
     from clickfleet.workbench.movers import movers
     from clickfleet.workbench.tables import Column, Table
 
-    facts = movers(model, against, top)
+    facts = movers(model, against, top, trust)
     say(f"{facts['rows']:,} rows: {facts['moved']:,} moved, {facts['born']:,} came, {facts['gone']:,} went")
     columns = [
         Column("key"),
@@ -124,20 +125,20 @@ def _movers(model: Path, against: Path, top: int) -> Result:
     return facts
 
 
-def _explain(model: Path, row: str, line: int, form: str | None, top: int) -> Result:
+def _explain(model: Path, row: str, line: int, form: str | None, top: int, trust: bool) -> Result:
     from clickfleet.workbench import explain
 
-    facts = explain.explain(model, row, line, form)
+    facts = explain.explain(model, row, line, form, trust)
     for text in explain.words(facts, top):
         say(text)
     return facts
 
 
-def _importance(model: Path, data: str, groups: str | None, form: str | None, top: int) -> Result:
+def _importance(model: Path, data: str, groups: str | None, form: str | None, top: int, trust: bool) -> Result:
     from clickfleet.workbench.explain import weigh
 
     wanted = None if groups is None else [group.split("+") for group in groups.split(",")]
-    found = weigh(model, data, wanted, form)
+    found = weigh(model, data, wanted, form, trust)
     say("   AUC lost  log loss gained")
     for one in found[:top]:
         say(f"{one.auc_drop:>+11.5f}  {one.logloss_rise:>+15.5f}  {one.name}")

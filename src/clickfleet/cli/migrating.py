@@ -153,6 +153,7 @@ def evaluate_old(
     form: str | None,
     threads: int | None,
     workers: int | None,
+    trust: bool = False,
 ) -> Result:
     """The epochs that a PaddleRec configuration says, on its test data."""
     from clickfleet.cli.training import epoch_line
@@ -164,7 +165,7 @@ def evaluate_old(
         return _analogies(translated, rows, span)
     for epoch in models.epochs(translated, span):
         with models.found(translated, epoch) as path:
-            results = models.opened(translated, path).reading(form, threads).evaluate(rows, batch_size)
+            results = models.opened(translated, path, trust=trust).reading(form, threads).evaluate(rows, batch_size)
         found.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
     return {**found[-1], "epochs": found}
@@ -199,6 +200,7 @@ def predict_old(
     form: str | None,
     threads: int | None,
     workers: int | None,
+    trust: bool = False,
 ) -> Result:
     """Scores by the model that a PaddleRec configuration names, of its test data unless others are named."""
     from clickfleet import trained
@@ -206,7 +208,7 @@ def predict_old(
 
     _one_process(workers)
     with models.found(translated, translated.last_epoch) as path:
-        scorer = models.opened(translated, path, inference=True).reading(form, threads)
+        scorer = models.opened(translated, path, inference=True, trust=trust).reading(form, threads)
         done = trained.write_scores(scorer, data or _test_data(translated), out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return done

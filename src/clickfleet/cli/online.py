@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.migrating import ConfigFile, Settings
 from clickfleet.cli.training import given
 
@@ -49,11 +49,11 @@ def online(
     return done.to_dict()
 
 
-def shrink(run: RunFolder) -> Result:
+def shrink(run: RunFolder, trust: Trust = False) -> Result:
     """Decay the statistics of a run's rows and remove those that are old or rarely seen, as at a day's end."""
     from clickfleet.online.by_hand import shrink as act
 
-    done = act(run)
+    done = act(run, trust)
     say(f"{done['removed']:,} rows removed, {done['rows']:,} stay; checkpoint: {done['checkpoint']}")
     return done
 
@@ -71,13 +71,14 @@ def publish(
         str | None,
         typer.Option(help="Also copy entries not there yet to a folder or URL; redis:// gets rows."),
     ] = None,
+    trust: Trust = False,
 ) -> Result:
     """Append an entry to a run's published log, or take readers back to an earlier one."""
     from clickfleet.online.by_hand import publish as act
 
     if (kind is None) == (rollback is None) or kind not in (None, "base", "delta"):
         raise typer.BadParameter("say base or delta, or give --rollback N")
-    done = act(run, kind, rollback=rollback, to=to)  # type: ignore[arg-type]
+    done = act(run, kind, rollback=rollback, to=to, trust=trust)  # type: ignore[arg-type]
     if done["model"] is not None:
         say(f"model: {done['model']}")
     say(f"published {done['entry']}: {done['rows']:,} rows, {done['deleted']:,} deleted")

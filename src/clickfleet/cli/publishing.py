@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.migrating import ConfigFile, Settings, of_model
 from clickfleet.cli.training import ModelOrConfig
 
@@ -32,6 +32,7 @@ def export(
     ] = "score,logit",
     config_file: ConfigFile = None,
     option: Settings = None,
+    trust: Trust = False,
 ) -> Result:
     """Write a model for serving: its rows, its network as ONNX, its schema, and requests with known answers."""
     from clickfleet import saving
@@ -43,18 +44,18 @@ def export(
         translated, others = old
         folder = Path(others[0]) if others else Path(translated.config.run.dir) / "inference"
         with models.found(translated, translated.last_epoch) as found:
-            return _export(found, folder, inputs or ",".join(translated.inputs) or None, outputs)
+            return _export(found, folder, inputs or ",".join(translated.inputs) or None, outputs, trust)
     if model is None or out is None:
         raise typer.BadParameter("Missing argument 'OUT'.")
     path = saving.resolve(model)
     say(f"model: {saving.describe(path)}")
-    return {**_export(path, out, inputs, outputs), "checkpoint": str(path)}
+    return {**_export(path, out, inputs, outputs, trust), "checkpoint": str(path)}
 
 
-def _export(path: Path, out: Path, inputs: str | None, outputs: str) -> Result:
+def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool) -> Result:
     from clickfleet import exporting, saving
 
-    learner = saving.load(path)
+    learner = saving.load(path, trust)
     names = [column.name for column in learner.schema.dense] + [slot.name for slot in learner.schema.slots]
     wanted = names if inputs is None else inputs.split(",")
     entry = exporting.export(learner, out, saving.step(path), None if wanted == names else wanted, outputs.split(","))

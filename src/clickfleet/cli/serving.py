@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.training import Arena, GraphLevel
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ def score(
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
     token: Token = None,
     certificate: Certificate = None,
+    trust: Trust = False,
 ) -> Result:
     """Send files to a server; prints the scores of each batch with the client's and the server's milliseconds."""
     from clickfleet.scored import score_files
@@ -199,6 +200,7 @@ def score(
         limit=limit,
         token=token,
         certificate=None if certificate is None else str(certificate),
+        trust=trust,
     )
     say(
         f"{done['rows']:,} rows in {done['batches']:,} requests, p50 {done['p50_ms']:.3f} ms, p99 {done['p99_ms']:.3f} ms"
@@ -223,6 +225,7 @@ def parity(
     sample: Annotated[int, typer.Option(min=0, help="Rows of the table to compare; 0: every one.")] = 0,
     token: Token = None,
     certificate: Certificate = None,
+    trust: Trust = False,
 ) -> Result:
     """Check that online equals offline: settings, scores, rows, weights, graph; names the first step that differs."""
     from clickfleet import parity as comparing
@@ -238,6 +241,7 @@ def parity(
         sample=sample,
         token=token,
         certificate=None if certificate is None else str(certificate),
+        trust=trust,
     )
     say(f"model: {report.model}")
     for check in report.checks:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.migrating import ConfigFile, Settings, configured, evaluate_old, of_model, predict_old
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ def evaluate(
     address: Address = None,
     config_file: ConfigFile = None,
     option: Settings = None,
+    trust: Trust = False,
 ) -> Result:
     """Measure a model on labelled data: AUC, log loss, accuracy, calibration and more; of word2vec, the share of analogies found."""
     from clickfleet import trained
@@ -169,7 +170,7 @@ def evaluate(
 
     old = of_model(model, data or [], config_file, option)
     if old is not None:
-        return evaluate_old(*old, epochs, batch_size, format, threads, workers)
+        return evaluate_old(*old, epochs, batch_size, format, threads, workers, trust)
     model, data = _both(model, data)
     if vectors.is_words(model):
         if epochs is not None or workers is not None or format is not None:
@@ -182,12 +183,12 @@ def evaluate(
 
         if epochs is not None or threads is not None:
             raise ConfigError("--epochs and --threads do not go with --workers")
-        with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
+        with scorers(model, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
             results = fleet.evaluate(expand(data, str(Path.cwd())))
         say(_table(results))
         return results
     if epochs is None:
-        loaded = _say_model(trained.load(model)).reading(format, threads)
+        loaded = _say_model(trained.load(model, trust)).reading(format, threads)
         source = loaded.source(data, batch_size, labels=True)
         results = loaded.evaluate(source)
         _say_bad_lines(source.counters.bad_lines, "they count in no metric")
@@ -195,7 +196,7 @@ def evaluate(
         return {**results, "checkpoint": str(loaded.path)}
     found: list[dict[str, Any]] = []
     for epoch, path in trained.epochs(model, epochs):
-        results = trained.load(path).reading(format, threads).evaluate(data, batch_size)
+        results = trained.load(path, trust).reading(format, threads).evaluate(data, batch_size)
         found.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
     return {**found[-1], "epochs": found}
@@ -231,6 +232,7 @@ def predict(
     ] = "torch",
     graph_optimization: GraphLevel = None,
     arena: Arena = None,
+    trust: Trust = False,
 ) -> Result:
     """Score rows: the probability of a click, one per row, in order; labels are not needed."""
     from clickfleet import trained
@@ -239,7 +241,7 @@ def predict(
     if old is not None:
         if engine != "torch" or graph_optimization is not None or arena is not None:
             raise typer.BadParameter("engine options go with a MODEL, not with a PaddleRec configuration")
-        return predict_old(*old, out, batch_size, format, threads, workers)
+        return predict_old(*old, out, batch_size, format, threads, workers, trust)
     model, data = _both(model, data)
     if workers is not None:
         from clickfleet.cluster.scorers import scorers
@@ -248,11 +250,11 @@ def predict(
 
         if threads is not None or engine != "torch" or graph_optimization is not None or arena is not None:
             raise ConfigError("--threads, --engine and its options do not go with --workers")
-        with scorers(model, workers, shards, address, form=format, batch_size=batch_size) as fleet:
+        with scorers(model, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
             done = trained.write_parts(fleet.predict(expand(data, str(Path.cwd()))), out)
     else:
         how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
-        loaded = _say_model(trained.load(model)).reading(format, threads, how)
+        loaded = _say_model(trained.load(model, trust)).reading(format, threads, how)
         done = {**trained.write_scores(loaded, data, out, batch_size), "checkpoint": str(loaded.path)}
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     _say_bad_lines(done.get("bad_lines", 0), "they have no score, so line numbers of the data and the scores differ")
@@ -290,11 +292,12 @@ def report(
     data: Annotated[
         list[str] | None, typer.Argument(help="Test data; that of the run's configuration by default.")
     ] = None,
+    trust: Trust = False,
 ) -> Result:
     """Draw report.html of a run again: curves, ROC, calibration, scores, importance of fields, time."""
     from clickfleet import report as reports
 
-    path = reports.rebuild(run, data or None, say)
+    path = reports.rebuild(run, data or None, say, trust)
     say(f"{path}: {path.stat().st_size:,} bytes")
     return {"path": str(path), "bytes": path.stat().st_size}
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clickfleet import checkpoint, mirror, storage
+from clickfleet import checkpoint, mirror, paths, storage
 from clickfleet.cluster.process import log
 from clickfleet.cluster.shard import Cut
 from clickfleet.errors import ClusterError
@@ -101,7 +101,7 @@ class CutFiles:
     def _write(self, cut: Cut, folder: str, share: float, table: Table) -> dict[str, Any]:
         begin = time.monotonic()
         written: dict[str, storage.HashedFile] = {}
-        Path(folder).mkdir(parents=True, exist_ok=True)  # on another host than the driver's
+        paths.make(Path(folder))  # on another host than the driver's
 
         def file(name: str) -> storage.HashedFile:
             written[name] = storage.HashedFile(Path(folder) / name)

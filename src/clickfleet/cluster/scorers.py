@@ -15,6 +15,7 @@ from clickfleet.cluster.fleet import LostError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.errors import ClusterError
 from clickfleet.opening import with_format
+from clickfleet.formats import load as load_format
 from clickfleet.sections import Cluster, Plugin
 
 
@@ -27,11 +28,13 @@ def scorers(
     *,
     form: str | None = None,
     batch_size: int | None = None,
+    trust: bool = False,
 ) -> Iterator[Exams]:
     """Something whose `evaluate(files)` and `predict(files)` work on all processes; they end with the `with` block."""
     path = saving.resolve(model).absolute()  # processes may stand in other folders
-    config = with_format(saving.read_config(path), form)
+    config = with_format(saving.read_config(path, trust), form)
     data = config.data
+    load_format(data.format)  # refused here, before any process starts
     with tempfile.TemporaryDirectory(prefix="clickfleet-") as folder:
         config = replace(
             config,

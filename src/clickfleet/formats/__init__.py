@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from clickfleet.batch import Batch
 from clickfleet.errors import ConfigError
-from clickfleet.find import build, find, module
+from clickfleet.find import Plugin, build, check_trusted, find, module
 from clickfleet.generator import TextGenerator
 from clickfleet.schema import Schema
 
@@ -70,6 +70,10 @@ class Format(ABC):
         """What to tell who wants to train on rows without a label."""
         return "rows without a label can be predicted, converted and described"
 
+    def runs(self) -> str:
+        """The command that reading starts, for people; empty where no code of a user's runs."""
+        return ""
+
     def cancel(self, paths: Collection[str]) -> None:  # noqa: B027
         """Ends reads of these files that may wait for ever: they are not wanted any more."""
 
@@ -91,7 +95,7 @@ class Own(metaclass=_HasParse):
         raise NotImplementedError
 
 
-def load(name: str | Format | Mapping[str, Any], base: str | Path = ".") -> Format:
+def load(name: str | Format | Mapping[str, Any] | Plugin, base: str | Path = ".") -> Format:
     """A format by its name, its name and options, or the path of a user's file."""
     from clickfleet.formats._own import GeneratorLines, OwnLines
     from clickfleet.formats._recdataset import RecDatasetRows
@@ -100,11 +104,9 @@ def load(name: str | Format | Mapping[str, Any], base: str | Path = ".") -> Form
         return name
     if isinstance(name, Own):
         return OwnLines(name)
-    options = {"name": name} if isinstance(name, str) else dict(name)
-    if "name" not in options:
-        raise ConfigError("data.format: the name of the format is missing")
-    chosen = options.pop("name")
-    if chosen.endswith(".py") and hasattr(home := module("formats", chosen, base), "RecDataset"):
+    chosen = name if isinstance(name, Plugin) else Plugin(name) if isinstance(name, str) else Plugin.parse(name)
+    options = dict(chosen.settings)
+    if chosen.name.endswith(".py") and hasattr(home := module("formats", chosen, base), "RecDataset"):
         return RecDatasetRows(home.RecDataset, _reader_config(options))
     item = find("formats", chosen, (Format, Own, TextGenerator), base)
     if isinstance(item, type) and issubclass(item, TextGenerator):
@@ -113,6 +115,8 @@ def load(name: str | Format | Mapping[str, Any], base: str | Path = ".") -> Form
         build(item, options, "data.format")  # it has none: refuses any
         return GeneratorLines(item)
     made = build(item, options, "data.format")
+    if isinstance(made, Format) and (action := made.runs()):
+        check_trusted(chosen, action)
     return made if isinstance(made, Format) else OwnLines(made)
 
 

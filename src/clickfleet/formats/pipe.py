@@ -1,6 +1,7 @@
 """pipe: a command reads each file from standard input and prints multislot lines; debug it: `cat FILE | COMMAND`."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -9,11 +10,13 @@ from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 from weakref import WeakSet
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.files import Unpacked
+from clickfleet.find import shown
 from clickfleet.formats._lines import Stream
 from clickfleet.formats.multislot import Multislot as _Multislot
 from clickfleet.machine import WINDOWS
@@ -32,8 +35,15 @@ class Pipe(_Multislot):
     """Where the command runs; default: here. In a configuration a relative one is relative to the file."""
 
     def __post_init__(self) -> None:
+        for name in ("command", "folder"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"data.format.{name} is no text: {getattr(self, name)!r:.80}")
         if not self.command.strip():
             raise ConfigError("data.format.command is empty")
+
+    def runs(self) -> str:
+        command = " ".join(part if part.isprintable() else repr(part) for part in map(shlex.quote, _argv(self.command)))
+        return f"{command}  (in {shown(str(Path(self.folder).absolute()))})"
 
     def stream(self, path: str) -> Stream:
         return _Printed(path, self.command, self.folder or None)
@@ -42,6 +52,10 @@ class Pipe(_Multislot):
         for printed in list(_running):
             if printed.path in paths:
                 printed.end()
+
+
+def _argv(command: str) -> list[str]:
+    return ["bash", "-c", f"set -o pipefail; {command}"]
 
 
 class _Printed:
@@ -57,7 +71,7 @@ class _Printed:
                 "data.format pipe runs its command in bash, and there is none", "install bash, or read by ./reader.py"
             )
         self._process = subprocess.Popen(
-            ["bash", "-c", f"set -o pipefail; {command}"],
+            _argv(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

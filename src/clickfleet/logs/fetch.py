@@ -12,6 +12,7 @@ from typing import IO, Any, cast
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.logs.download import download
+from clickfleet.paths import inside
 from clickfleet.progress import Bar, amount, progress
 
 _UNPACKED = 4.0  # disk needed for an archive and what is in it, as a multiple of the archive
@@ -160,7 +161,7 @@ def _unpack(path: Path, archive: Archive, out: Path) -> dict[str, int]:
                 folder, inner = _place(member, archive, path)
                 if not member.isfile() or not folder:
                     continue
-                target = _beside(out, folder) / inner
+                target = inside(_beside(out, folder), inner.as_posix())
                 target.parent.mkdir(parents=True, exist_ok=True)
                 source = tar.extractfile(member)
                 assert source is not None

@@ -81,10 +81,11 @@ def epochs(translated: Translated, span: str | None = None) -> Sequence[int | No
     return there
 
 
-def opened(translated: Translated, path: Path, inference: bool = False) -> trained.Trained:
-    """A model that reads data as the configuration says."""
-    model = trained.load(path)
-    form = inference_format(translated.original, model.config.data.format, inference)
+def opened(translated: Translated, path: Path, inference: bool = False, trust: bool = False) -> trained.Trained:
+    """A model that reads data as the configuration says; `trust` allows code that only the model names to run."""
+    model = trained.load(path, trust)
+    saved, mine = model.config.data.format, translated.config.data.format
+    form = inference_format(translated.original, mine if mine.name == saved.name else saved, inference)
     data = replace(model.config.data, format=form, test_batch_size=translated.config.data.test_batch_size)
     model.learner.config = replace(model.config, data=data)
     return model

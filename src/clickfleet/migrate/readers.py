@@ -126,6 +126,6 @@ def inference_format(original: Original, form: Plugin, inference: bool) -> Plugi
     """The format by which evaluation reads: the reader that the file names for it, told whether labels are wanted."""
     if not form.name.endswith(".py"):
         return form
-    path = reader_file(Keys(original), "infer_reader_path") or Path(form.name)
+    path = reader_file(Keys(original), "infer_reader_path")
     config = {**original.for_readers, **({"runner.inference": True} if inference else {})}
-    return Plugin(str(path), {"config": config})
+    return replace(form, settings={"config": config}) if path is None else Plugin(str(path), {"config": config})

@@ -15,7 +15,6 @@ from clickfleet.errors import ConfigError
 from clickfleet.find import module
 from clickfleet.job import Job
 from clickfleet.modes._settings import from_environment
-from clickfleet.sections import Plugin
 
 
 def load(config: Config) -> Callable[[Job], None]:
@@ -40,7 +39,7 @@ def settled(config: Config) -> Config:
     settings = dataclasses.asdict(resolve(config))
     plain = {key: value for key, value in settings.items() if value is not None and key != "replica_limit"}
     plain |= {key: config.mode.settings[key] for key in ("replica_limit",) if key in config.mode.settings}
-    return dataclasses.replace(config, mode=Plugin(config.mode.name, plain))
+    return dataclasses.replace(config, mode=dataclasses.replace(config.mode, settings=plain))
 
 
 def distributed(config: Config) -> bool:
@@ -49,7 +48,7 @@ def distributed(config: Config) -> bool:
 
 
 def _found(config: Config) -> Any:
-    found: Any = module("modes", config.mode.name)
+    found: Any = module("modes", config.mode)
     for name in ("Config", "train"):
         if not hasattr(found, name):
             raise ConfigError(f"{found.__file__} has no {name}", "a mode is a Config and train(job, config)")

@@ -30,13 +30,13 @@ from clickfleet.watch import Watch
 class Opened:
     """The newest checkpoint of a run, to be changed and saved as another one; or the best, which is only read."""
 
-    def __init__(self, folder: Path, best: bool = False) -> None:
+    def __init__(self, folder: Path, best: bool = False, trust: bool = False) -> None:
         self.folder = folder
         checkpoints = folder / "checkpoints"
         self.newest = checkpoint.latest(checkpoints)
         chosen = checkpoint.best(checkpoints) if best else None
         self.path = self.newest if chosen is None else saving.whole(chosen)
-        config, schema = saving.read_config(self.path), saving.read_schema(self.path)
+        config, schema = saving.read_config(self.path, trust), saving.read_schema(self.path)
         self.metrics: Metrics = make_metrics(config, schema)
         self.learner: Learner
         self.learner, self.state = saving.resume(self.path, config, schema, self.metrics)
@@ -58,20 +58,23 @@ class Opened:
 
 
 @contextmanager
-def opened(run: Path | str, alone: bool = False, best: bool = False) -> Iterator[Opened]:
-    """`alone`: the caller holds the lock of the run; `best`: the checkpoint that the run folder stands for."""
+def opened(run: Path | str, alone: bool = False, best: bool = False, trust: bool = False) -> Iterator[Opened]:
+    """`alone`: the caller holds the lock of the run; `best`: the checkpoint that the run folder stands for.
+
+    `trust` allows code that the run names to run.
+    """
     if mirror.url_of(run) is None and not (Path(run) / "checkpoints").is_dir():
         raise CheckpointError(f"{run} is no run folder with checkpoints in it")
     if alone:
-        yield Opened(Path(run), best)
+        yield Opened(Path(run), best, trust)
         return
     with at_home(run, resume=True) as (folder, _):
-        yield Opened(folder, best)
+        yield Opened(folder, best, trust)
 
 
-def shrink(run: Path | str) -> dict[str, Any]:
+def shrink(run: Path | str, trust: bool = False) -> dict[str, Any]:
     """Decay, and removal of rows by score and age; saved as a new checkpoint."""
-    with opened(run) as one:
+    with opened(run, trust=trust) as one:
         removed = one.learner.table.shrink()
         path = one.save()
         return {"removed": removed, "rows": len(one.learner.table), "checkpoint": mirror.origin(path) or str(path)}
@@ -84,6 +87,7 @@ def publish(
     rollback: int | None = None,
     to: str | None = None,
     alone: bool = False,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """An entry by hand of the checkpoint that the run stands for, which no guard looks at, or the way back to entry `rollback`; `to` is where entries are copied."""
     if rollback is not None and mirror.url_of(run) is not None:
@@ -95,7 +99,7 @@ def publish(
             entry, used = go_back(log, rollback), None
     else:
         assert kind is not None
-        with opened(run, alone, best=True) as one:
+        with opened(run, alone, best=True, trust=trust) as one:
             entry = _release(one, kind)
             used = saving.describe(one.path)
             log = Log(entry.path.parent)

@@ -22,12 +22,14 @@ from clickfleet.trained import Trained, load, rows_per_slot
 NAME = "report.html"
 
 
-def rebuild(run: str | Path, data: Data = None, say: Callable[[str], None] = lambda text: None) -> Path:
-    """The report of a run folder as it is now, on its own test data or on other."""
+def rebuild(
+    run: str | Path, data: Data = None, say: Callable[[str], None] = lambda text: None, trust: bool = False
+) -> Path:
+    """The report of a run folder as it is now, on its own test data or on other; `trust` allows code that it names to run."""
     folder = Path(run)
     if not (folder / "checkpoints").is_dir():
         raise CheckpointError(f"{run} is no run folder", "name the folder that training wrote (run.dir)")
-    model, evidence = load(folder), Evidence()
+    model, evidence = load(folder, trust), Evidence()
     assert model.path is not None
     say(f"model: {saving.describe(model.path)}")
     tested = data or model.config.data.test or None

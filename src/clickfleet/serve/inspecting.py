@@ -7,6 +7,7 @@ import numpy as np
 import orjson
 import xxhash
 
+from clickfleet import engine
 from clickfleet.errors import ServeError
 from clickfleet.serve.predictor import Version
 from clickfleet.serve.uploads import parse
@@ -40,12 +41,11 @@ def inspect(version: Version, lines: bytes, query: Mapping[str, str]) -> bytes:
 
 def weights(graph: bytes) -> dict[str, str]:
     """A checksum of every parameter by its name in the model."""
-    import onnx
     from onnx import numpy_helper
 
     return {
         tensor.name.removeprefix("model."): checksum(numpy_helper.to_array(tensor))
-        for tensor in onnx.load_from_string(graph).graph.initializer
+        for tensor in engine.parse(graph).graph.initializer
         if tensor.name.startswith("model.")
     }
 

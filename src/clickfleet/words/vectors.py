@@ -140,10 +140,10 @@ class Vectors:
 
 def load(model: str | Path) -> Vectors:
     """The vectors of a run's newest checkpoint, or of a checkpoint."""
+    if not is_words(model):
+        raise CheckpointError(f"{model} is no model of word2vec: it has no vectors of words")
     path = saving.resolve(model)
     learner = saving.load(path)
-    if learner.config.model.name != "word2vec":
-        raise CheckpointError(f"{model} is a model {learner.config.model.name}, without vectors of words")
     known = Vocabulary.parse(checkpoint.read(path, FILE), f"{path}/{FILE}")
     return Vectors(known.words, learner.table.pull(known.keys("in"), training=False)[:, 1:])
 

@@ -25,12 +25,13 @@ def explain(
     row: str | Path | Mapping[str, Any],
     line: int = 1,
     form: str | None = None,
+    trust: bool = False,
 ) -> Facts:
     """What each field contributes: the score less the score with that field missing.
 
     `row` is a mapping of features, its JSON, or files of data, of which row `line` (from 1) is taken.
     """
-    loaded = model if isinstance(model, Trained) else trained.load(model)
+    loaded = model if isinstance(model, Trained) else trained.load(model, trust)
     learner, fields = loaded.learner, Fields(loaded.schema)
     features = _features(row)
     batch = fields.rows([features]) if features is not None else _take(loaded.reading(form, 1), row, line)
@@ -146,10 +147,14 @@ def words(found: Facts, top: int = 20) -> list[str]:
 
 
 def weigh(
-    model: str | Path, data: Any, groups: Sequence[Sequence[str]] | None = None, form: str | None = None
+    model: str | Path,
+    data: Any,
+    groups: Sequence[Sequence[str]] | None = None,
+    form: str | None = None,
+    trust: bool = False,
 ) -> list[Importance]:
     """The importance of fields, or of groups of them shuffled together, on a sample of data with labels."""
-    loaded = trained.load(model).reading(form)
+    loaded = trained.load(model, trust).reading(form)
     sample = Sample.for_importance(loaded.learner)
     for batch in loaded.source(data, labels=True):
         sample.add(batch)

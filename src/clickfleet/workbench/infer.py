@@ -84,12 +84,13 @@ def measure(
     rows: int = 10_000,
     form: str | None = None,
     say: Callable[[str], None] = print,
+    trust: bool = False,
 ) -> Inference:
     """Scores `batches` batches per cell of the matrix; engines are torch, onnx, int8 and every provider there is."""
     for level in graph:
         if level not in LEVELS:
             raise ConfigError(f"graph optimisation {level!r} is not known", f"choose among {', '.join(LEVELS)}")
-    loaded = trained.load(model).reading(form, 1)
+    loaded = trained.load(model, trust).reading(form, 1)
     learner = loaded.learner
     sample = _read(loaded, data, rows)
     skipped: dict[str, str] = {}

@@ -13,9 +13,9 @@ from clickfleet.learner import Learner
 from clickfleet.workbench.inspection import Facts
 
 
-def movers(model: str | Path, against: str | Path, top: int = 20) -> Facts:
+def movers(model: str | Path, against: str | Path, top: int = 20, trust: bool = False) -> Facts:
     """From `against` to `model`: the rows with the longest way, and how many there are of which kind."""
-    now, before = saving.load(saving.resolve(model)), saving.load(saving.resolve(against))
+    now, before = (saving.load(saving.resolve(one), trust) for one in (model, against))
     if now.table.factors != before.table.factors or now.schema.keys != before.schema.keys:
         raise ConfigError(
             f"{model} and {against} have rows of other widths or keys of another kind", "compare models of one kind"

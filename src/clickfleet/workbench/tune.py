@@ -25,6 +25,7 @@ from clickfleet.configuring import check, configure
 from clickfleet.errors import ConfigError, MissingError, TrainingError
 from clickfleet.interrupts import interruptible
 from clickfleet.lock import Lock
+from clickfleet.paths import check_name, inside
 from clickfleet.report import page
 from clickfleet.sections import Tune
 from clickfleet.workbench.compare import MEASURED
@@ -207,7 +208,7 @@ class _Search:
 
     def _ask(self) -> Order:
         trial = self.study.ask(self.space)
-        name = str(trial.user_attrs.get("folder") or f"trial-{trial.number:04d}")
+        name = check_name(trial.user_attrs.get("folder") or f"trial-{trial.number:04d}", self.folder)
         trial.set_user_attr("folder", name)
         config = applied(self.config, values(self.config.tune.space, trial.params))
         config = replace(
@@ -252,7 +253,7 @@ class _Search:
         for trial in self.study.trials:
             name = trial.user_attrs.get("folder")
             if name and trial.state.is_finished() and trial.number != best and name not in self._running:
-                shutil.rmtree(self.folder / "trials" / name / "checkpoints", ignore_errors=True)
+                shutil.rmtree(inside(self.folder / "trials", name) / "checkpoints", ignore_errors=True)
 
     def best(self) -> int | None:
         """The number of the best trial."""
