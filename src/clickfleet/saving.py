@@ -181,19 +181,6 @@ def load(path: Path) -> Learner:
     return learner
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Reads every byte of the model at a resolved path; of a published log, all that it holds."""
-    if (path / published.LOG).is_file():
-        log = published.Log(path)
-        manifests = [entry.verify() for entry in map(log.entry, log.lines())]
-    else:
-        kind = storage.read_kind(path)
-        manifests = [published.Entry(path).verify() if kind == published.KIND else checkpoint.verify(path)]
-    sizes = [facts["bytes"] for manifest in manifests for facts in manifest["files"].values()]
-    rows = sum(m["rows"] if "rows" in m else m["short_rows"] + m["full_rows"] for m in manifests)
-    return {"path": str(path), "files": len(sizes), "bytes": sum(sizes), "rows": rows}
-
-
 def step(path: Path) -> int:
     """The step of the model at a resolved path."""
     chain = entries(path)

@@ -45,7 +45,7 @@ class Context:
             "chain": identity.chain,
             "step": identity.step,
             "age_s": round(age(identity), 3),
-            "lag": max(0, self.status.head - identity.sequence),
+            "lag": self.status.lag(identity.sequence),
             "head": self.status.head,
             "rows": identity.rows,
             "layers": len(self.status.layers),
@@ -86,12 +86,16 @@ class Context:
     def metrics(self) -> bytes:
         facts, _ = meter.together(Path(self.settings.state), self.meter.facts(self.batcher.counts), self.meter.path)
         identity = self.batcher.version.identity
+        lag = self.status.lag(identity.sequence)
         return meter.exposition(
             facts,
             {
                 "model_sequence": ("Sequence that is served.", identity.sequence),
                 "model_age_seconds": ("Time since it was published.", age(identity)),
-                "model_lag": ("Published entries not served yet.", max(0, self.status.head - identity.sequence)),
+                "model_lag": (
+                    "Published entries not served yet; NaN where the log cannot be read.",
+                    float("nan") if lag is None else lag,
+                ),
                 "model_refused": (
                     "Whether a newer entry was refused.",
                     float(bool(self.problem or self.status.problem)),

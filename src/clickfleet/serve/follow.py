@@ -67,7 +67,7 @@ class Updater:
             if not self.tail.refresh() and not self._redis_moved():
                 return False
         except ClickfleetError as error:
-            return self._complain(str(error))
+            return self._complain(str(error), lost=True)
         if pinned:
             self._tell(None, pinned=True)
             return True
@@ -119,7 +119,8 @@ class Updater:
         if self.redis is not None:
             return self._to_redis_head(lines)
         if self.serving is not None and self.serving not in lines:
-            if not anew:
+            compacted = bool(lines) and lines[0].sequence > self.serving.sequence  # retention dropped its line
+            if not anew and not compacted:
                 return (
                     f"{self.tail.log.path} no longer holds entry {self.serving.sequence}, which is served (a fork); "
                     "POST /admin/follow takes the log as it is now"
@@ -191,7 +192,7 @@ class Updater:
         status = Status(
             str(self.folder / self.serving.name),
             list(self.stack.folders),
-            self.tail.lines[-1].sequence if self.tail.lines else self.serving.sequence,
+            self.tail.lines[-1].sequence if self.tail.lines else None,
             problem,
             pinned,
             self.status.answered if answered is None and self.status is not None else answered or 0.0,
@@ -201,14 +202,15 @@ class Updater:
         self.stack.tidy()
         return status
 
-    def _complain(self, problem: str, answered: float | None = None) -> bool:
+    def _complain(self, problem: str, answered: float | None = None, lost: bool = False) -> bool:
+        """Tells a problem; `lost`: the log cannot be read, so nobody knows how far behind this version is."""
         assert self.status is not None
         if self.status.problem == problem and answered is None:
             return False
         self.status = Status(
             self.status.entry,
             self.status.layers,
-            self.status.head,
+            None if lost else self.status.head,
             problem,
             self.status.pinned,
             self.status.answered if answered is None else answered,
