@@ -317,7 +317,8 @@ class Log:
                 stamp = _stamp(os.fstat(file.fileno()))
                 file.seek(max(0, self._size - len(self._last)))
                 grown = file.read()
-                if not self._last or not grown.startswith(self._last):
+                replaced = self._stamp is not None and stamp[0] != self._stamp[0]
+                if replaced or not self._last or not grown.startswith(self._last):
                     file.seek(0)
                     self._forget()
                     grown = file.read()

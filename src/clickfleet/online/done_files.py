@@ -56,7 +56,7 @@ class DoneFiles:
             "input": mirror.origin(entry.path) or f"{self.folder / path}/000",
             "monitor_data": "" if results is None else _monitor(results),
         }
-        known = facts["input"] in self._told(name) and self._points(f"{path}/000", entry.path)
+        known = facts["input"] in self._told(name) and (entry.base or self._points(f"{path}/000", entry.path))
         self._waiting.append((f"{path}/000", entry.path, name, "" if known else json.dumps(facts)))
         self._settle()
         if entry.base:
