@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import clickfleet
-from clickfleet import _core, exporting, graph, published, saving
+from clickfleet import _core, exporting, graph, published, saving, storage, verification
 from clickfleet.batch import Batch
 from clickfleet.config import Config, checked
 from clickfleet.embedding import Embedding
@@ -22,8 +22,10 @@ from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.logs.synth import Options, synth
 from clickfleet.models import Inputs, Model, Shape
+from clickfleet.online.keeping import prune
+from clickfleet.online.repair import rollback
 from clickfleet.parity import _without
-from clickfleet.published import Entry, Log
+from clickfleet.published import Entry, Header, Line, Log
 from clickfleet.schema import Dense, KeyRule, Schema, Slot
 from clickfleet.scoring import Scorer
 from clickfleet.serve.predictor import open_version
@@ -56,6 +58,12 @@ def train(model: Learner, seed: int) -> None:
     result = step(data, model.table.pull(step.embedding.unique(data)))
     model.optimizer.step(step.flat.grads, result.dense_scale)
     model.table.push(**result.push._asdict())
+
+
+def push(model: Learner, seed: int) -> None:
+    """Changes rows and leaves the network as it is."""
+    keys = np.unique(batch(seed).keys)
+    model.table.push(keys, np.ones((len(keys), 1 + model.table.factors), np.float32))
 
 
 def scores(model: Learner, data: Batch) -> Any:
@@ -167,19 +175,167 @@ def test_equal_models_give_equal_hashes(tmp_path: Path) -> None:
     assert b"/" + b"clickfleet/" not in Entry(tmp_path / "a/000001-base").graph()  # no path of a source file
 
 
-def test_a_killed_writer_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_taken_into_the_log(tmp_path: Path) -> None:
     model = learner()
     publisher = exporting.Publisher(model, tmp_path)
     train(model, 1)
-    first = publisher.publish("base", step=1)
-    shutil.copytree(first.path, tmp_path / "000002-delta")  # renamed, but its line was not written
-    with (tmp_path / "LOG.jsonl").open("ab") as out:
-        out.write(b'{"sequence": 2, "kind"')
-    assert [e.sequence for e in Log(tmp_path).newest()] == [1]
+    publisher.publish("base", step=1)
+    before = (tmp_path / "LOG.jsonl").read_bytes()
     train(model, 2)
-    publisher.publish("delta", step=2)
-    assert [e.sequence for e in Log(tmp_path).newest()] == [1, 2]
+    second = publisher.publish("delta", step=2)
+    whole = (tmp_path / "LOG.jsonl").read_bytes()
+    (tmp_path / "LOG.jsonl").write_bytes(before + whole[len(before) : -20])  # killed while the line was written
+    assert [e.sequence for e in Log(tmp_path).newest()] == [1]
+    train(model, 3)
+    third = publisher.publish("delta", step=3)
+    assert (tmp_path / "LOG.jsonl").read_bytes().startswith(whole)
+    assert (third.manifest["parent"], third.manifest["kind"]) == (second.hash, "base")  # consumers may have the second
     np.testing.assert_array_equal(scores(saving.load(tmp_path), batch(9)), scores(model, batch(9)))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of a base, a delta, a base and a delta."""
+    folder = tmp_path_factory.mktemp("four")
+    model = learner()
+    publisher = exporting.Publisher(model, folder)
+    for seed in range(4):
+        train(model, seed)
+        publisher.publish("base" if seed == 2 else "delta", step=seed)
+    return folder
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+def test_a_log_that_was_cut_off_is_refused_and_made_anew_from_its_entries(four: Path, tmp_path: Path, left: int) -> None:
+    shutil.copytree(four, tmp_path / "log")
+    path = tmp_path / "log/LOG.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:left]))
+    model = learner()
+    train(model, 9)
+    with pytest.raises(CheckpointError, match=r"(?s)was cut off.*--repair"):
+        exporting.Publisher(model, tmp_path / "log").publish("base", step=9)
+    with pytest.raises(CheckpointError, match="--repair"):
+        verification.verify(tmp_path / "log")
+    assert len(list((tmp_path / "log").glob("0*"))) == 4  # nothing was removed
+    done = verification.repair(tmp_path / "log")
+    assert (done["first"], done["last"], done["added"]) == (1, 4, 4 - max(left - 1, 0))
+    assert path.read_bytes() == whole
+    assert not verification.repair(tmp_path / "log")["changed"]
+    assert verification.verify(tmp_path / "log")["entries"] == 4
+
+
+def test_a_repair_leaves_out_what_does_not_hang_together_and_refuses_what_is_missing(four: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    shutil.copytree(four, log)
+    shutil.rmtree(log / "000002-delta")
+    with pytest.raises(CheckpointError, match="000002-delta"):
+        verification.verify(log)
+    (log / "LOG.jsonl").write_bytes(b"")
+    done = verification.repair(log)
+    assert (done["first"], done["last"], done["outside"]) == (3, 4, ["000001-base"])
+    assert verification.verify(log)["entries"] == 2
+    shutil.rmtree(log / "000004-delta")
+    with pytest.raises(CheckpointError, match="000004-delta, which LOG.jsonl names, is missing"):
+        verification.repair(log)
+    with pytest.raises(CheckpointError, match="holds no entries"):
+        verification.repair(tmp_path / "nothing")
+
+
+def test_info_is_covered_by_a_checksum_and_old_entries_are_read(four: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    shutil.copytree(four, log)
+    info = log / "000004-delta/info.json"
+    good = info.read_bytes()
+    assert Entry(info.parent).info["time"] > 0
+    other = (log / "000003-base/info.json").read_bytes()
+    for bad, why in ((good.replace(b'"time":1', b'"time":2'), "hash"), (good[:-9], ""), (b"{}", "hash"), (other, "another")):
+        info.write_bytes(bad)
+        with pytest.raises(CheckpointError, match=rf"000004-delta/info\.json is broken: .*{why}"):
+            verification.verify(log)
+    info.unlink()
+    with pytest.raises(CheckpointError, match=r"info\.json cannot be read"):
+        verification.verify(log)
+    manifest = json.loads((log / "000001-base/manifest.json").read_bytes())  # as versions before wrote it
+    del manifest["sealed"], manifest["hash"]
+    old = tmp_path / "000001-base"
+    shutil.copytree(log / "000001-base", old)
+    (old / "manifest.json").write_bytes(storage.canonical({**manifest, "hash": storage.digest(manifest)}))
+    (old / "info.json").write_bytes(b'{"format":{"name":"criteo"},"time":3.0}')
+    assert Entry(old).info["time"] == 3.0
+    assert verification.verify(old)["entries"] == 1
+    (old / "info.json").write_bytes(b"{")
+    with pytest.raises(CheckpointError, match="is broken"):
+        verification.verify(old)
+
+
+def test_a_log_without_a_header_is_read_and_gets_one(four: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    shutil.copytree(four, log)
+    lines = (log / "LOG.jsonl").read_bytes().splitlines(keepends=True)
+    (log / "LOG.jsonl").write_bytes(b"".join(lines[1:]))  # as versions before wrote it
+    assert verification.verify(log)["entries"] == 4
+    shutil.rmtree(log / "000001-base")  # and as they pruned it
+    shutil.rmtree(log / "000002-delta")
+    assert verification.verify(log)["entries"] == 2
+    prune(Log(log), 1)
+    assert Log(log).lines()[0].sequence == 1
+    assert Header.parse((log / "LOG.jsonl").read_bytes().splitlines()[0], log) == Header(1, 3, None)
+    assert verification.verify(log)["entries"] == 2
+    shutil.rmtree(log / "000003-base")
+    with pytest.raises(CheckpointError, match="000003-base"):
+        verification.verify(log)
+    (log / "LOG.jsonl").write_bytes(b"".join(lines[2:]))
+    with pytest.raises(CheckpointError, match="does not begin with entry 1"):
+        Log(log).lines()
+
+
+def test_a_line_names_its_entry_and_nothing_else(four: Path, tmp_path: Path) -> None:
+    line = Log(four).lines()[0]
+    for changed in ({"name": "../000001-base"}, {"name": "000002-base"}, {"kind": "bose"}, {"sequence": "1"}):
+        with pytest.raises(CheckpointError, match="broken line"):
+            Line.parse(replace(line, **changed).text(), tmp_path)
+    far = replace(line, sequence=1_234_567, name="1234567-base")
+    assert Line.parse(far.text(), tmp_path) == far
+
+
+def test_each_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = learner()
+    publisher = exporting.Publisher(model, tmp_path)
+    read: list[bytes] = []
+    real = Line.parse
+    monkeypatch.setattr(Line, "parse", lambda text, path: read.append(text) or real(text, path))
+    for seed in range(6):
+        train(model, seed)
+        publisher.publish("delta", step=seed)
+    assert len(publisher.log.lines()) == 6
+    assert len(read) == 6
+
+
+def test_a_delta_leaves_out_a_network_that_did_not_change(tmp_path: Path) -> None:
+    model = learner()
+    publisher = exporting.Publisher(model, tmp_path / "log")
+    for seed in (1, 2, 3):
+        push(model, seed)
+        publisher.publish("delta", step=seed)
+    base, second, third = Log(tmp_path / "log").newest()
+    assert not (third.path / "dense.onnx").exists()
+    assert third.graph() == second.graph() == base.graph()
+    assert third.dense()["entry"] == "000001-base"
+    np.testing.assert_array_equal(scores(saving.load(tmp_path / "log"), batch(9)), scores(model, batch(9)))
+    assert verification.verify(tmp_path / "log")["golden"]
+    train(model, 4)
+    assert (publisher.publish("delta", step=4).path / "dense.onnx").exists()
+    assert (rollback(publisher.log, 3).path / "dense.onnx").exists()
+    push(model, 5)
+    assert (publisher.publish("base", step=5).path / "dense.onnx").exists()
+    graph = base.path / "dense.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"000001-base/dense\.onnx is broken"):
+        third.verify()
+    shutil.copytree(third.path, tmp_path / "alone/000003-delta")
+    with pytest.raises(CheckpointError, match="keep an entry in the folder"):
+        Entry(tmp_path / "alone/000003-delta").graph()
 
 
 def test_a_failed_entry_loses_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +371,7 @@ def test_broken_forked_and_foreign_entries_are_refused_by_name(tmp_path: Path) -
         saving.load(broken)
     gap = damaged("gap")
     lines = (gap / "LOG.jsonl").read_bytes().splitlines(keepends=True)
-    (gap / "LOG.jsonl").write_bytes(lines[0] + lines[2])
+    (gap / "LOG.jsonl").write_bytes(lines[0] + lines[1] + lines[3])
     with pytest.raises(CheckpointError, match="entry 3 does not follow entry 1"):
         saving.load(gap)
     fork = damaged("fork")
@@ -224,7 +380,7 @@ def test_broken_forked_and_foreign_entries_are_refused_by_name(tmp_path: Path) -
     with pytest.raises(CheckpointError, match="is not the entry"):
         saving.load(fork)
     line = damaged("line")
-    (line / "LOG.jsonl").write_bytes(lines[0].replace(b'"base"', b'"bose"') + lines[1] + lines[2])
+    (line / "LOG.jsonl").write_bytes(lines[0] + lines[1].replace(b'"base"', b'"bose"') + lines[2])
     with pytest.raises(CheckpointError, match="broken line"):
         saving.load(line)
     shutil.copytree(tmp_path / "log/000002-delta", tmp_path / "alone/000002-delta")

@@ -106,6 +106,7 @@ void bind_frozen(nb::module_& m) {
               layer->full = FrozenSet(std::move(whole));
               layer->brief = FrozenSet(std::move(some));
               layer->deleted = FrozenSet(std::move(gone));
+              layer->check();
             }
             new (self) Layer{std::move(layer), width, {std::move(memory)}};
           },

@@ -54,6 +54,18 @@ size_t FrozenSet::lower_bound(uint64_t hash) const {
   return row;
 }
 
+bool FrozenSet::meets(const FrozenSet& other) const {
+  if (size_ > other.size_) return other.meets(*this);
+  for (size_t row = 0; row < size_; ++row)  // both ascend: the rows looked at lie side by side
+    if (other.find(mix64(key(row)), key(row)) != kNone) return true;
+  return false;
+}
+
+void FrozenLayer::check() const {
+  if (full.meets(brief)) throw std::invalid_argument("a key has a short row and a full one");
+  if (full.meets(deleted) || brief.meets(deleted)) throw std::invalid_argument("a key is both set and deleted");
+}
+
 // found(i, set, row) for every key that some layer sets; keys are looked for in one set after another, those not found
 // go on to the next.
 template <class Found>

@@ -47,6 +47,7 @@ class FrozenSet {
     return kNone;
   }
   size_t lower_bound(uint64_t hash) const;  // the first row whose hash is not below
+  bool meets(const FrozenSet& other) const;  // whether a key stands in both
   static constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
  private:
@@ -59,6 +60,7 @@ class FrozenSet {
 // One published entry, or several merged: rows it sets and keys it deletes.
 struct FrozenLayer {
   FrozenSet full, brief, deleted;
+  void check() const;  // throws std::invalid_argument where a key stands twice
 };
 
 using Layers = std::vector<std::shared_ptr<const FrozenLayer>>;  // newest first

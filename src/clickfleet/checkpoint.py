@@ -222,6 +222,11 @@ def register(path: Path, keep: int, epoch: int | None = None, best: bool = False
     prune(path.parent, keep)
 
 
+def make_latest(path: Path) -> None:
+    """Points LATEST at a checkpoint."""
+    _point(path.parent / LATEST, path)
+
+
 def label_epoch(folder: Path | str, epoch: int, path: Path) -> None:
     """Keeps a checkpoint as the one of an epoch's end."""
     _point(Path(folder) / f"EPOCH-{epoch:04d}", path)

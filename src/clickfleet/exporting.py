@@ -42,7 +42,9 @@ class Publisher:
 
     def publish(self, kind: Literal["base", "delta"], step: int, **info: Any) -> Entry:
         """An entry with all that changed since the last one; without one before it, everything. A failure loses no change."""
-        changes = self.learner.table.cut_changes(base=kind == "base" or not self.log.lines())
+        known, head = self.log.lines()[-1:], self.log.recover()
+        anew = head is None or known != [head]  # an entry of a killed writer was found: consumers have what it changed
+        changes = self.learner.table.cut_changes(base=kind == "base" or anew)
         try:
             entry = self.log.append(changes, self.content(step, **info))
         except BaseException:

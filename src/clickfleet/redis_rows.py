@@ -16,7 +16,7 @@ import numpy as np
 
 from clickfleet.batch import Floats, Keys
 from clickfleet.errors import CheckpointError, MissingError, PublishError
-from clickfleet.published import LOG, Entry, Log
+from clickfleet.published import LOG, Entry, Log, since_base
 
 HEAD = b"clickfleet:head"
 CHUNK = 5000
@@ -46,23 +46,23 @@ def names(prefix: str, keys: Keys) -> list[bytes]:
     return [start + raw[at : at + 8] for at in range(0, len(raw), 8)]
 
 
-def fill(url: str, published: Path | str, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Brings Redis to the newest entry of a log (or to a single entry): by deltas where it can, else by the base."""
+def fill(
+    url: str,
+    published: Log | Path | str,
+    say: Callable[[str], None] = lambda text: None,
+    check: Callable[[Entry], object] = Entry.verify,
+) -> dict[str, Any]:
+    """Brings Redis to the newest entry of a log (or to a single entry): by deltas where it can, else by the base.
+
+    An entry that `check` refuses is not written.
+    """
     client = connect(url)
-    folder = Path(published)
-    chain = Log(folder).newest() if (folder / LOG).is_file() else [Entry(folder)]
     before = head(client)
-    hashes = [entry.hash for entry in chain]
-    if before is not None and before["hash"] in hashes:
-        todo = chain[hashes.index(before["hash"]) + 1 :]
-        prefix = before["prefix"]
-    else:
-        todo, prefix = chain, chain[0].hash[:16]
-        if not chain[0].base:
-            raise PublishError(f"{folder} is a delta", "give the log it belongs to")
+    todo, last, anew = _todo(published, None if before is None else before["hash"])
+    prefix = todo[0].hash[:16] if before is None or anew else before["prefix"]
     written = deleted = 0
     for entry in todo:
-        entry.verify()
+        check(entry)
         if entry.base:
             _remove(client, prefix)  # what an interrupted filling left
         written += _write(client, prefix, entry)
@@ -80,7 +80,24 @@ def fill(url: str, published: Path | str, say: Callable[[str], None] = lambda te
         say(f"entry {entry.sequence}: {entry.manifest['rows']:,} rows, {entry.manifest['deleted']:,} deleted")
     if before is not None and before["prefix"] != prefix:
         _remove(client, before["prefix"])
-    return {"url": url, "sequence": chain[-1].sequence, "entries": len(todo), "rows": written, "deleted": deleted}
+    return {"url": url, "sequence": last, "entries": len(todo), "rows": written, "deleted": deleted}
+
+
+def _todo(published: Log | Path | str, there: str | None) -> tuple[list[Entry], int, bool]:
+    """Entries to write after the one with the hash `there`, the last sequence, and whether they begin anew with a base."""
+    if not isinstance(published, Log):
+        folder = Path(published)
+        if not (folder / LOG).is_file():
+            entry = Entry(folder)
+            if not entry.base:
+                raise PublishError(f"{folder} is a delta", "give the log it belongs to")
+            return ([], entry.sequence, False) if entry.hash == there else ([entry], entry.sequence, True)
+        published = Log(folder)
+    lines = since_base(published.lines())
+    if not lines:
+        raise CheckpointError(f"{published.folder} holds no published base")
+    at = next((i for i, line in enumerate(lines) if line.hash == there), -1)
+    return [published.entry(line) for line in lines[at + 1 :]], lines[-1].sequence, at < 0
 
 
 def _write(client: Any, prefix: str, entry: Entry) -> int:

@@ -195,29 +195,9 @@ def load(path: Path, trust: bool = False) -> Learner:
     return learner
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Reads every byte of the model at a resolved path; of a published log, all that it holds."""
-    if (path / published.LOG).is_file():
-        log = published.Log(path)
-        manifests = [entry.verify() for entry in map(log.entry, log.lines())]
-    else:
-        kind = storage.read_kind(path)
-        manifests = [published.Entry(path).verify() if kind == published.KIND else checkpoint.verify(path)]
-    sizes = [facts["bytes"] for manifest in manifests for facts in manifest["files"].values()]
-    rows = sum(m["rows"] if "rows" in m else m["short_rows"] + m["full_rows"] for m in manifests)
-    return {"path": str(path), "files": len(sizes), "bytes": sum(sizes), "rows": rows}
-
-
 def whole(path: Path) -> Path:
     """A checkpoint with its rows, which are fetched where they are only at its URL."""
     return path if any(path.glob("rows-*")) else resolve(mirror.origin(path) or path)
-
-
-def kept(model: str | Path) -> list[Path]:
-    """What MODEL names, and of a run folder also the newest checkpoint, from which it would go on."""
-    found = [resolve(model)]
-    newest = Path(model) / "checkpoints" / checkpoint.LATEST
-    return found if not newest.is_file() else list(dict.fromkeys([*found, resolve(newest)]))
 
 
 def step(path: Path) -> int:

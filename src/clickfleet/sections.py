@@ -408,6 +408,8 @@ class Publish:
     """A warning says when the slowest percent of events took longer to be published."""
     keep_chains: Count = 2
     """Bases, with their deltas, that are kept; older ones are removed."""
+    base_every_deltas: Count | None = 500
+    """Deltas after which a base follows also within a day, or earlier once they outweigh the base and 256 MiB; none: only at its end."""
     to: str | None = None
     """A URL where every entry is copied to."""
     done_files: bool = True

@@ -41,6 +41,28 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(canonical(value), digest_size=32).hexdigest()
 
 
+def checksum(content: bytes) -> dict[str, Any]:
+    """What a manifest says of a file with this content."""
+    return {"bytes": len(content), "xxh3_128": xxhash.xxh3_128(content).hexdigest()}
+
+
+def sealed(facts: dict[str, Any]) -> bytes:
+    """Facts as JSON with the hash of themselves.
+
+    >>> unsealed(sealed({"time": 1.5}))
+    {'time': 1.5}
+    """
+    return canonical({**facts, "hash": digest(facts)})
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """The facts that `sealed` wrote; ValueError where they are not those."""
+    facts = json.loads(content)
+    if not isinstance(facts, dict) or facts.pop("hash", None) != digest(facts):
+        raise ValueError("its hash does not fit")
+    return facts
+
+
 class HashedFile:
     """A binary file for writing that hashes what passes; flushed to the disk when closed."""
 
@@ -96,6 +118,7 @@ class Writer:
         self.hidden = path.parent / f".{path.name}.writing"
         self._files: dict[str, HashedFile] = {}
         self._adopted: dict[str, dict[str, Any]] = {}
+        self._beside: dict[str, dict[str, Any]] = {}
 
     def file(self, name: str) -> HashedFile:
         self._files[name] = HashedFile(self.hidden / name)
@@ -111,11 +134,9 @@ class Writer:
         sink.write(content)
         sink.close()
 
-    def beside(self, name: str, content: bytes) -> None:
-        """A file the manifest does not cover."""
-        sink = HashedFile(self.hidden / name)
-        sink.write(content)
-        sink.close()
+    def beside(self, name: str, facts: dict[str, Any]) -> None:
+        """A JSON file that may differ between equal directories: it names the manifest's hash and carries its own."""
+        self._beside[name] = facts
 
     def __enter__(self) -> Self:
         if self.path.exists():
@@ -149,7 +170,10 @@ class Writer:
             "files": {**{name: file.facts() for name, file in self._files.items()}, **self._adopted},
             **self.facts,
         }
-        self.put(MANIFEST, canonical({**manifest, "hash": digest(manifest)}))
+        whole = digest(manifest)
+        for name, facts in self._beside.items():
+            self.put(name, sealed({**facts, "entry": whole}))
+        self.put(MANIFEST, canonical({**manifest, "hash": whole}))
         _flush_directory(self.hidden)
         self.hidden.rename(self.path)
         _flush_directory(self.path.parent)

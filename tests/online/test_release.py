@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clickfleet import Table, checkpoint, published
+from clickfleet import Table, checkpoint, cli, published, verification
 from clickfleet.errors import CheckpointError
 from clickfleet.online import by_hand, release
 from clickfleet.online.keeping import copy_to, prune
@@ -147,8 +147,117 @@ def test_old_chains_are_pruned_and_entries_are_copied(tmp_path):
     assert prune(log, 2) == []
     assert [entry.sequence for entry in log.newest()] == [7]
     assert state_of(log) == state_of(Log(copies))
-    with pytest.raises(CheckpointError, match="entry 2 cannot be gone back to"):
+    with pytest.raises(CheckpointError, match="cannot roll back to entry 2"):
         rollback(log, 2)
+
+
+def chains(folder: Path, kinds: str) -> Log:
+    """A log with a letter per entry: b and d."""
+    log, table = Log(folder), Table(factors=2)
+    for n, letter in enumerate(kinds):
+        table.push(np.array([n], np.uint64), np.ones((1, 3), F))
+        changes = table.cut_changes(base=letter == "b")
+        log.append(changes, content(n))
+        changes.commit()
+        prune(log, 2)
+    return log
+
+
+def test_a_log_stays_short_and_knows_where_its_kept_part_begins(tmp_path):
+    follower = Log(tmp_path)
+    log = chains(tmp_path, "bd")
+    assert [line.sequence for line in follower.lines()] == [1, 2]
+    size = log.path.stat().st_size
+    log = chains(tmp_path / "long", "bdd" * 12)
+    assert [line.sequence for line in log.lines()] == [*range(25, 37)]  # two chains kept, the lines of two more
+    assert (log.header.begins, log.header.kept) == (25, 31)
+    assert log.path.stat().st_size < 7 * size
+    assert [line.sequence for line in log.kept()] == [*range(31, 37)]
+    assert sorted(path.name for path in log.folder.glob("0*"))[0] == "000031-base"
+    shutil.copytree(log.folder, tmp_path, dirs_exist_ok=True)  # a follower that holds an offset reads it anew
+    assert follower.lines() == log.lines()
+    shutil.rmtree(tmp_path / "long/000032-delta")
+    with pytest.raises(CheckpointError, match="000032-delta"):
+        [log.entry(line) for line in log.kept()]
+
+
+def test_a_pruned_run_is_verified_and_what_is_missing_is_found(stream, online, tmp_path, capsys):
+    config = stream(days=4, publish={"keep_chains": 1}, online={"end_day": 20260104})
+    online(config)
+    run = tmp_path / "run"
+    assert len(list((run / "published").glob("0*"))) == 1
+    found = verification.verify(run)
+    assert (found["entries"], found["checkpoints"], found["golden"]) == (1, 3, True)
+    assert verification.verify(run / "published")["entries"] == 1
+    rows = next((run / "checkpoints").glob("step-*")) / "rows-00000-of-00008.arrow"
+    whole = rows.read_bytes()
+    rows.write_bytes(whole[:-1])
+    with pytest.raises(CheckpointError, match="rows-00000"):
+        verification.verify(run)
+    rows.write_bytes(whole)
+    shutil.rmtree(next((run / "published").glob("0*")))
+    with pytest.raises(CheckpointError, match="-base"):
+        verification.verify(run)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(run)])
+    assert stop.value.code == 1
+    assert "-base" in capsys.readouterr().err
+
+
+def test_a_long_chain_gets_a_base_within_the_day(stream, online, tmp_path):
+    config = stream(days=1, splits=6, online={"end_day": 20260101}, publish={"base_every_deltas": 2, "keep_chains": 9})
+    done = online(config)
+    log = Log(tmp_path / "run/published")
+    assert "".join(line.kind[0] for line in log.lines()) == "bddbddbdb"  # passes 1 to 3, base, 4, 5, base, 6, the day's
+    assert state_of(log, 3) == state_of(log, 4)
+    assert state_of(log) == base_of(done.learner.table)
+    bases = [json.loads(line) for line in (tmp_path / "run/model/base_donefile.txt").read_text().splitlines()]
+    assert [one["input"].split("/")[-2] for one in bases] == ["base", "base-3", "base-5"]
+    assert verification.verify(tmp_path / "run")["entries"] == 9
+
+
+@pytest.mark.parametrize("entries", [3, 4, 5])
+def test_a_restart_around_such_a_base_makes_the_same_log(stream, online, tmp_path, monkeypatch, entries):
+    config = stream(days=1, splits=4, online={"end_day": 20260101}, publish={"base_every_deltas": 2, "keep_chains": 1})
+    with monkeypatch.context() as patch:
+        crash_after(patch, entries)
+        with pytest.raises(KeyboardInterrupt):
+            online(config)
+    online(config)
+    crashed = (tmp_path / "run/published/LOG.jsonl").read_bytes()
+    shutil.copy(tmp_path / "run/graph.onnx", tmp_path)
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    shutil.copy(tmp_path / "graph.onnx", tmp_path / "run")
+    online(config)
+    assert (tmp_path / "run/published/LOG.jsonl").read_bytes() == crashed
+
+
+def test_a_chain_is_long_by_number_or_by_weight():
+    chain = release.Chain(base_bytes=1 << 30)
+    assert not chain.is_long(500)
+    assert chain._replace(deltas=500).is_long(500)
+    assert not chain._replace(deltas=500, delta_bytes=1 << 40).is_long(None)
+    assert not chain._replace(deltas=3, delta_bytes=1 << 29).is_long(500)
+    assert chain._replace(deltas=3, delta_bytes=(1 << 30) + 1).is_long(500)
+    assert not release.Chain(1000, 3, 200 << 20).is_long(500)  # little, whatever the base
+    assert release.Chain(1000, 3, 300 << 20).is_long(500)
+
+
+def test_a_run_whose_log_was_cut_off_is_refused_before_it_learns(stream, online, tmp_path, capsys):
+    config = stream()
+    online(config)
+    log = tmp_path / "run/published/LOG.jsonl"
+    kept = Log(log.parent).kept()
+    log.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="was cut off"):
+        online(config, "online.end_day=20260103")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(tmp_path / "run"), "--repair", "--json"])
+    assert stop.value.code == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["repaired"]["last"] == 6
+    assert Log(log.parent).kept() == kept
+    online(config)
 
 
 def alarms(folder: Path) -> list[dict]:
@@ -242,7 +351,7 @@ def test_another_run_repairs_the_chain(stream, online, tmp_path, monkeypatch, en
     done = online(config)
     log = Log(tmp_path / "run/published")
     assert "the next entry sets what they changed" in (tmp_path / "run/log.txt").read_text()
-    assert len(log.lines()) == 5 + entries
+    assert log.lines()[-1].sequence == 5 + entries
     assert state_of(log) == base_of(done.learner.table)
 
 
@@ -255,7 +364,7 @@ def test_a_rollback_under_a_run_is_repaired_by_its_next_entry(stream, online, tm
     assert back["sequence"] == 7
     done = online(config, "online.end_day=20260103")
     assert state_of(log) == base_of(done.learner.table)
-    assert "was published before and this run gives another" in (tmp_path / "run/log.txt").read_text()
+    assert "1 entries ahead of this run: the next entry sets" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_shrink_by_hand(stream, online, tmp_path):
@@ -301,8 +410,6 @@ def test_copies_go_to_a_remote_store(stream, online, tmp_path):
     import fsspec
 
     fs = fsspec.filesystem("memory")
-    assert b"".join(line.text() for line in Log(tmp_path / "run/published").lines()) == fs.cat_file(
-        "/published/LOG.jsonl"
-    )
+    assert (tmp_path / "run/published/LOG.jsonl").read_bytes() == fs.cat_file("/published/LOG.jsonl")
     assert fs.exists("/published/000006-base/manifest.json")
     shutil.rmtree(tmp_path / "run/published/000001-base", ignore_errors=True)

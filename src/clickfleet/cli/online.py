@@ -1,7 +1,7 @@
 """Commands of online learning: `online`, `shrink`, `publish`, `replay`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,9 +34,23 @@ def online(
     ] = None,
     config_file: ConfigFile = None,
     option: Settings = None,
+    rewind: Annotated[
+        str | None,
+        typer.Option(
+            help="Take a stopped run back to before a pass, consumers too, and end; list: how far back it can go.",
+            metavar="DAY/PASS|list",
+        ),
+    ] = None,
+    skip: Annotated[
+        int, typer.Option(min=0, help="With --rewind: leave so many passes out, from that one on.", metavar="N")
+    ] = 0,
 ) -> Result:
     """Learn from a stream pass by pass and publish as it goes; a stopped run goes on where it was."""
     path, overrides = given(config, settings, config_file, option, "online")
+    if skip and rewind in (None, "list"):
+        raise typer.BadParameter("--skip goes with --rewind DAY/PASS")
+    if rewind is not None:
+        return _rewind(path, overrides, rewind, skip)
     from clickfleet.online.learn import learn
 
     done = learn(path, *overrides)
@@ -47,6 +61,20 @@ def online(
     held = f", {done.held} held back" if done.held else ""
     say(f"last published entry: {done.last_sequence or 'none'}{held}; checkpoint: {done.to_dict()['checkpoint']}")
     return done.to_dict()
+
+
+def _rewind(path: Any, overrides: Any, place: str, skip: int) -> Result:
+    from clickfleet.configuring import configure
+    from clickfleet.online import rewind as rewinding
+
+    config = configure(path, overrides)
+    if place == "list":
+        stops = rewinding.listed(config)
+        say(rewinding.describe(stops))
+        return {"stops": [stop.to_dict() for stop in stops]}
+    done = rewinding.rewind(config, rewinding.parse(place), skip, say)
+    say("mend or replace the data from there on; the same command without --rewind goes on")
+    return done
 
 
 def shrink(run: RunFolder, trust: Trust = False) -> Result:

@@ -304,14 +304,26 @@ def report(
 
 def verify(
     path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.")],
+    repair: Annotated[
+        bool, typer.Option("--repair", help="First make a damaged LOG.jsonl anew from the entries beside it.")
+    ] = False,
 ) -> Result:
-    """Check every byte of a model's files against their checksums."""
-    from clickfleet import saving
+    """Check every byte of a model's files, and that its entries can be served; of a run, all checkpoints and its log."""
+    from clickfleet import verification
 
-    every = [saving.verify(one) for one in saving.kept(path)]
-    for found in every:
-        say(f"{found['path']}: {found['files']} files, {found['bytes']:,} bytes, all as they were written")
-    return {**every[0], "ok": True}
+    made: Result = {}
+    if repair:
+        made = {"repaired": verification.repair(path)}
+        done = made["repaired"]
+        say(f"{done['path']}: entries {done['first']} to {done['last']}, {done['added']:,} lines added to the log")
+        for name in done["outside"]:
+            say(f"{name} is not part of it: entries between it and the others are missing")
+    found = verification.verify(path)
+    what = ", ".join(f"{found[key]:,} {key}" for key in ("checkpoints", "entries") if found[key])
+    say(f"{found['path']}: {what}, {found['files']} files, {found['bytes']:,} bytes, all as they were written")
+    if not found["golden"]:
+        say('golden requests were not tried: ONNX Runtime is not installed (pip install "clickfleet[serve]")')
+    return {**found, **made, "ok": True}
 
 
 def _analogies(results: Result) -> Result:

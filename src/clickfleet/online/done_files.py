@@ -31,14 +31,20 @@ class DoneFiles:
         self._pending: tuple[int, int, Path] | None = None
         self._waiting: list[tuple[str, Path, str, str]] = []
         """What a full disk did not take: a link, where it points, a file and its line."""
+        self._known: dict[str, list[str]] = {}
+        """The lines of each file, read once."""
+        self._inputs: dict[str, set[str]] = {}
 
-    def published(self, entry: Entry, position: Position | None, results: dict[str, Any] | None) -> None:
-        """An entry was published after the pass of a position (None: before the first)."""
+    def published(
+        self, entry: Entry, position: Position | None, results: dict[str, Any] | None, midday: bool = False
+    ) -> None:
+        """An entry was published after the pass of a position (None: before the first); `midday`: a base within a day."""
         now = int(time.time())
         if entry.base:
             today = self.first_day or number_of(datetime.date.today())
             day = today if position is None else _next(position["day"])
-            name, path, key = "base_donefile.txt", f"{day}/base", now
+            path = f"{position['day']}/base-{position['pass']}" if midday and position is not None else f"{day}/base"
+            name, key = "base_donefile.txt", now
         else:
             assert position is not None
             day = position["day"]
@@ -50,7 +56,7 @@ class DoneFiles:
             "input": mirror.origin(entry.path) or f"{self.folder / path}/000",
             "monitor_data": "" if results is None else _monitor(results),
         }
-        known = any(line["input"] == facts["input"] for line in self._lines(name))
+        known = facts["input"] in self._told(name) and (entry.base or self._points(f"{path}/000", entry.path))
         self._waiting.append((f"{path}/000", entry.path, name, "" if known else json.dumps(facts)))
         self._settle()
         if entry.base:
@@ -72,19 +78,30 @@ class DoneFiles:
         if self._pending is None:
             return
         (day, number, path), self._pending = self._pending, None
-        file = self.folder / "donefile.txt"
-        known = {tuple(line.split("\t")[::3]) for line in file.read_text().splitlines()} if file.exists() else set()
-        if path.exists() and (str(day), str(number)) not in known:
+        if path.exists() and f"{day}/{number}" not in self._told("donefile.txt"):
             line = f"{day}\t{self._base_key() or 0}\t{mirror.origin(path) or path}\t{number}\t0"
             self._waiting.append((f"{day}/{max(number, 0)}", path, "donefile.txt", line))
 
     def _base_key(self) -> int | None:
         lines = self._lines("base_donefile.txt")
-        return lines[-1]["key"] if lines else None
+        return int(json.loads(lines[-1])["key"]) if lines else None
 
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        file = self.folder / name
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    def _lines(self, name: str) -> list[str]:
+        if name not in self._known:
+            file = self.folder / name
+            self._known[name] = file.read_text().splitlines() if file.exists() else []
+            self._inputs[name] = {_told(line) for line in self._known[name]}
+        return self._known[name]
+
+    def _told(self, name: str) -> set[str]:
+        """What the lines of a file are about."""
+        self._lines(name)
+        return self._inputs[name]
+
+    def _points(self, link: str, path: Path) -> bool:
+        """Whether a link is one to that entry: a pass that was learned again is told again."""
+        place = self.folder / link
+        return not place.is_symlink() or place.resolve() == path.resolve()
 
     def _settle(self) -> None:
         """Writes what waits, in order; what the disk has no space for waits on, and is told."""
@@ -97,6 +114,8 @@ class DoneFiles:
                     file.add(line.encode() + b"\n")
                     if file.problem is not None:
                         raise file.problem
+                    self._lines(name).append(line)
+                    self._told(name).add(_told(line))
                 del self._waiting[0]
 
     def _tidy(self) -> None:
@@ -116,6 +135,13 @@ class DoneFiles:
             if not WINDOWS:  # where links need a right that few have, a file says where
                 raise
             link.write_text(f"{path}\n")
+
+
+def _told(line: str) -> str:
+    """What a line is about: the input of a base or patch, the day and pass of a checkpoint."""
+    if line.startswith("{"):
+        return str(json.loads(line)["input"])
+    return "/".join(line.split("\t")[::3])
 
 
 def _next(day: int) -> int:

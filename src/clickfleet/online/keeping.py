@@ -8,47 +8,72 @@ from typing import Any
 
 from clickfleet import redis_rows, storage
 from clickfleet.files import filesystem, reading
-from clickfleet.published import LOG, Log
+from clickfleet.published import LOG, Log, directories
+from clickfleet.verification import check_rows
+
+SPARE = 2
+"""Chains whose lines stay in the log after their directories went: a run that restarts behind them compares hashes."""
 
 
 def prune(log: Log, keep: int) -> list[str]:
-    """Removes all but the newest `keep` bases and their deltas; the log keeps its lines. The names that went.
+    """Keeps the newest `keep` bases and their deltas; the names of the entries that were removed.
 
-    A reader that still follows one of them keeps the files it has mapped, and finds the newest base when it looks again.
+    First the log says where its kept part begins, then the directories go. A consumer that still follows one of them keeps the
+    files it has mapped, and finds the newest base when it looks again. The caller holds the lock of the log.
     """
     lines = log.lines()
-    bases = [i for i, line in enumerate(lines) if line.kind == "base"]
-    old = lines[: bases[-keep]] if len(bases) >= keep else []
-    gone = [line.name for line in old if (log.folder / line.name).exists()]
-    for name in gone:
-        storage.remove(log.folder / name)
-    return gone
+    bases = [line.sequence for line in lines if line.kind == "base"]
+    if len(bases) < keep:
+        return []
+    kept = bases[-keep]
+    log.begin(bases[-keep - SPARE] if len(bases) >= keep + SPARE else lines[0].sequence, kept)
+    gone = [path for number, path in directories(log.folder) if number < kept]
+    for path in gone:
+        storage.remove(path)
+    return [path.name for path in gone]
+
+
+class Copies:
+    """Entries of a log at a folder or URL; what is there is asked once. A Redis gets their rows."""
+
+    def __init__(self, log: Log, url: str) -> None:
+        self.log, self.url = log, url
+        self._there: set[str] | None = None
+        self._text = b""
+
+    def bring(self) -> int:
+        """Copies entries that are not there yet, each manifest last and then the log; how many."""
+        if self.url.startswith(("redis://", "rediss://")):
+            return int(redis_rows.fill(self.url, self.log, check=check_rows)["entries"])
+        fs, root = filesystem(self.url)
+        copied = 0
+        with reading(self.url):
+            if self._there is None:
+                fs.makedirs(root, exist_ok=True)
+                self._there, self._text = _hashes(fs, f"{root}/{LOG}")
+            for line in self.log.kept():
+                if line.hash not in self._there:
+                    _copy(fs, self.log.folder / line.name, f"{root}/{line.name}")
+                    self._there.add(line.hash)
+                    copied += 1
+            if (text := self.log.text()) != self._text:
+                fs.pipe_file(f"{root}/{LOG}", text)
+                self._text = text
+        return copied
 
 
 def copy_to(log: Log, url: str) -> int:
-    """Copies entries that are not there yet to a folder or URL, each manifest last and then the log; how many.
+    """Copies entries that are not there yet to a folder or URL; how many."""
+    return Copies(log, url).bring()
 
-    A Redis gets their rows.
-    """
-    if url.startswith(("redis://", "rediss://")):
-        return int(redis_rows.fill(url, log.folder)["entries"])
-    fs, root = filesystem(url)
-    lines = log.lines()
-    with reading(url):
-        fs.makedirs(root, exist_ok=True)
-        try:
-            there = {json.loads(line)["hash"] for line in fs.cat_file(f"{root}/{LOG}").splitlines()}
-        except FileNotFoundError:
-            there = set()
-        copied = 0
-        for line in lines:
-            folder = log.folder / line.name
-            if line.hash not in there and folder.exists():
-                _copy(fs, folder, f"{root}/{line.name}")
-                copied += 1
-        if copied or len(there) != len(lines):
-            fs.pipe_file(f"{root}/{LOG}", b"".join(line.text() for line in lines))
-    return copied
+
+def _hashes(fs: Any, path: str) -> tuple[set[str], bytes]:
+    """Of the entries that a log elsewhere names, and that log."""
+    try:
+        text = bytes(fs.cat_file(path))
+    except FileNotFoundError:
+        return set(), b""
+    return {facts["hash"] for facts in map(json.loads, text.splitlines()) if "hash" in facts}, text
 
 
 def _copy(fs: Any, folder: Path, to: str) -> None:

@@ -26,6 +26,7 @@ from clickfleet.online.gauges import Gauges
 from clickfleet.online.own import Own
 from clickfleet.online.passes import PassSource, parse_day
 from clickfleet.online.release import Release
+from clickfleet.online.rewind import complete
 from clickfleet.online.session import PassJob, PassSession
 from clickfleet.online.supply import Supply
 from clickfleet.opening import schema_of
@@ -94,6 +95,7 @@ def learn(
     schema = schema or schema_of(settings)
     with at_home(settings.run.dir, rows=settings.cluster.address is None) as (folder, copy):
         settings = replace(settings, run=replace(settings.run, dir=str(folder)))
+        complete(folder, lambda text: None if quiet else print(text, flush=True))  # a rewind that was cut short
         work = _lead if modes.distributed(settings) else _learn
         return work(settings, schema, folder, copy, source, quiet)
 

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,6 +138,19 @@ class Plan:
         here = (position["day"], position["pass"])
         at = begun.index(here) + 1 if here in begun else len(begun)
         return self._passes[at] if at < len(begun) else None
+
+    def places(self) -> list[tuple[int, int]]:
+        """Days and numbers of all passes, in order."""
+        return [(one.day, one.number) for one in self._passes]
+
+    def rewind(self, place: tuple[int, int], skip: int = 0) -> None:
+        """Drops the passes from a day and number on, to be listed anew; the first `skip` of them stay, without data."""
+        at = sum(one < place for one in self.places())
+        left_out = [replace(one, data=(), sizes=()) for one in self._passes[at : at + skip]]
+        kept = [*self._passes[:at], *left_out]
+        if kept != self._passes:
+            storage.replace(self.path, b"".join(map(_line, kept)))
+            self._passes = kept
 
     def add(self, planned: Pass) -> None:
         """Writes a pass down; one of the same day and number, planned before, is replaced with all after it."""

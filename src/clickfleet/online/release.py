@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from clickfleet import published
 from clickfleet.config import Config
@@ -20,15 +20,35 @@ from clickfleet.mirror import Mirror
 from clickfleet.online.done_files import DoneFiles
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.guard import Judge
-from clickfleet.online.keeping import copy_to, prune
+from clickfleet.online.keeping import Copies, prune
 from clickfleet.online.repair import touched
-from clickfleet.published import Entry, Line, Log
+from clickfleet.published import Entry, Line
 from clickfleet.watch import Watch
 
 if TYPE_CHECKING:
     from clickfleet.online.session import Course
 
 Kind = Literal["base", "delta"]
+LIGHT_BYTES = 256 << 20
+"""Deltas that a consumer reads in a moment, whatever the base."""
+
+
+class Chain(NamedTuple):
+    """How much a consumer that starts now has to read."""
+
+    base_bytes: int = 0
+    deltas: int = 0
+    delta_bytes: int = 0
+
+    def after(self, entry: Entry) -> Chain:
+        """What it is with one more entry."""
+        if entry.base:
+            return Chain(entry.size)
+        return Chain(self.base_bytes, self.deltas + 1, self.delta_bytes + entry.size)
+
+    def is_long(self, most: int | None) -> bool:
+        """Whether a base is due: after `most` deltas, or where they outweigh the base and are more than a few."""
+        return most is not None and (self.deltas >= most or self.delta_bytes > max(self.base_bytes, LIGHT_BYTES))
 
 
 class Release:
@@ -36,14 +56,16 @@ class Release:
 
     def __init__(self, config: Config, learner: Learner, folder: Path, watch: Watch, fresh: Freshness) -> None:
         self.config, self.learner, self.watch, self.fresh = config, learner, watch, fresh
-        self.log = Log(folder / "published")
+        self.publisher = Publisher(learner, folder / "published", cache=folder / "graph.onnx")
+        self.log = self.publisher.log
+        self.copies = None if config.publish.to is None else Copies(self.log, config.publish.to)
         self.judge = Judge(config.publish.guard)
-        self.publisher = Publisher(learner, self.log.folder, cache=folder / "graph.onnx")
         self.done = DoneFiles(folder / "model", config.online.start_day) if config.publish.done_files else None
         self.copy: Mirror | None = None
         """Where the run folder is also kept."""
         self.head: dict[str, Any] | None = None
         """Sequence and hash of the entry that the table's recorded changes begin after."""
+        self.chain = Chain()
         self.due = False
         """There were passes since the last entry."""
         self.held = 0
@@ -59,14 +81,26 @@ class Release:
         return None if self.head is None else int(self.head["sequence"])
 
     def prepare(self) -> None:
-        """Makes the graph now: exporting it later would hold up the first entry, and torch may not train meanwhile."""
+        """Makes the graph now: exporting it later would hold up the first entry, and torch may not train meanwhile.
+
+        A log that is damaged is refused now, before anything is learned that could not be published.
+        """
+        with self._alone():
+            self.log.recover()
         self.publisher.content(0)
+
+    def _alone(self) -> Lock:
+        """The right to write to the log."""
+        return Lock(self.log.folder / ".lock", "publishes", patience_s=60.0)
 
     def refresh(self) -> None:
         """Makes the learner's dense weights those of this moment."""
 
-    def release(self, kind: Kind, job: Job, course: Course, judged: bool = True) -> None:
-        """Appends an entry, unless the guard or the disk stands against it."""
+    def release(self, kind: Kind, job: Job, course: Course, judged: bool = True, midday: bool = False) -> None:
+        """Appends an entry, unless the guard or the disk stands against it; a base follows where the chain got long.
+
+        `midday`: it is a base that follows a delta within a day.
+        """
         begin = time.monotonic()
         self.refresh()
         stats = self.learner.table.stats()
@@ -78,7 +112,7 @@ class Release:
             course.undelivered.clear()  # the next entry is judged by what comes
             return
         try:
-            with Lock(self.log.folder / ".lock", "publishes", patience_s=60.0):
+            with self._alone():
                 entry = self._append(kind, job.steps)
         except CheckpointError as error:
             if self.config.train.deterministic:  # its log must come out the same: a restart makes this very entry
@@ -87,11 +121,12 @@ class Release:
             self._hold(kind, [self.problem], job.steps)
             return
         self.head = {"sequence": entry.sequence, "hash": entry.hash}
+        self.chain = self.chain.after(entry)
         self.judge.released(course.undelivered)
         self.due, self.held, self.verdict = False, 0, []
         facts = {"sequence": entry.sequence, "entry_kind": entry.manifest["kind"], "step": job.steps}
         facts |= {"entry_rows": entry.manifest["rows"], "entry_deleted": entry.manifest["deleted"]}
-        facts |= {"entry_bytes": sum(file["bytes"] for file in entry.manifest["files"].values())}
+        facts |= {"entry_bytes": entry.size}
         ages = self.fresh.published()
         self.watch.record("published", {**facts, **ages, "seconds": time.monotonic() - begin})
         self.watch.log(
@@ -101,8 +136,10 @@ class Release:
         self._compare(ages)
         judged_by = course.undelivered[-1] if course.undelivered else None
         course.undelivered.clear()
-        self.tell_consumers(lambda done: done.published(entry, course.position, judged_by))
-        self._keep()
+        self.tell_consumers(lambda done: done.published(entry, course.position, judged_by, midday))
+        self._keep(entry.base)
+        if self.chain.is_long(self.config.publish.base_every_deltas):
+            self.release("base", job, course, judged=False, midday=True)
 
     def _compare(self, ages: dict[str, float]) -> None:
         """Says when the objective of freshness is missed, and when it is met again."""
@@ -122,11 +159,11 @@ class Release:
 
     def _append(self, kind: Kind, step: int) -> Entry:
         """The next entry; after a restart behind the log's head, the one that is there already if it is the same."""
-        lines = self.log.lines()
-        newer = self._newer(lines)
+        self.log.recover()
+        newer = self._newer(self.log.lines())
         if newer is None:  # another log than the one before: begin anew
             return self.publisher.publish("base", step)
-        if newer and self.config.train.deterministic:
+        if newer and self.config.train.deterministic and not self._rolled_back(newer):
             if (same := self._again(kind, step, newer[0])) is not None:
                 return same
             self.watch.log(
@@ -137,11 +174,18 @@ class Release:
         return self.publisher.publish(kind, step)
 
     def _newer(self, lines: list[Line]) -> list[Line] | None:
-        """Lines after the head that this run knows; None where that head is not in the log."""
+        """Lines after the head that this run knows; None where the log does not tell."""
         if self.head is None:
             return lines
-        known = [line.hash for line in lines]
-        return lines[known.index(self.head["hash"]) + 1 :] if self.head["hash"] in known else None
+        for place in reversed(range(len(lines))):
+            if lines[place].hash == self.head["hash"]:
+                return lines[place + 1 :]
+        return lines if lines and lines[0].parent == self.head["hash"] else None
+
+    def _rolled_back(self, newer: list[Line]) -> bool:
+        """Whether consumers were taken back to an earlier entry: then what was published before is to be set again."""
+        there = [line for line in newer if (self.log.folder / line.name).exists()]
+        return any("rollback_to" in self.log.entry(line).info for line in there)
 
     def _again(self, kind: Kind, step: int, line: Line) -> Entry | None:
         """The entry of a line, if this run makes the very same one."""
@@ -150,7 +194,7 @@ class Release:
         shutil.rmtree(aside, ignore_errors=True)
         try:
             place = {"sequence": line.sequence, "parent": line.parent, "chain": line.chain}
-            made = published.write(aside / line.name, changes, self.publisher.content(step), **place)
+            made = published.write(aside / line.name, changes, self.publisher.content(step), self._before(line), **place)
             if made.hash != line.hash:
                 changes.abort()
                 return None
@@ -164,6 +208,11 @@ class Release:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
+    def _before(self, line: Line) -> Entry | None:
+        """The entry that a line follows, where it is kept."""
+        found = [other for other in self.log.lines() if other.hash == line.parent]
+        return self.log.entry(found[0]) if found and (self.log.folder / found[0].name).exists() else None
+
     def _repair(self, kind: Kind, newer: list[Line]) -> Kind:
         """Makes the next entry bring readers of newer ones to where the table is."""
         self.watch.log(
@@ -176,12 +225,14 @@ class Release:
                 self.learner.table.restore_readers(keys)
         return kind
 
-    def _keep(self) -> None:
-        """Removes old chains and copies new entries; neither can harm what is published."""
+    def _keep(self, base: bool) -> None:
+        """Removes old chains, which only a base makes older, and copies new entries; neither can harm what is published."""
         try:
-            prune(self.log, self.config.publish.keep_chains)
-            if self.config.publish.to is not None:
-                copy_to(self.log, self.config.publish.to)
+            if base:
+                with self._alone():
+                    prune(self.log, self.config.publish.keep_chains)
+            if self.copies is not None:
+                self.copies.bring()
             if self.copy is not None:
                 self.copy.push()
         except (ClickfleetError, OSError) as error:
@@ -206,6 +257,7 @@ class Release:
     def state(self) -> dict[str, Any]:
         return {
             "head": self.head,
+            "chain": list(self.chain),
             "aucs": list(self.judge.aucs),
             "due": self.due,
             "held": self.held,
@@ -214,6 +266,7 @@ class Release:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.head, self.judge.aucs = state["head"], list(state["aucs"])
+        self.chain = Chain(*state.get("chain", ()))
         self.due, self.held, self.verdict = state["due"], state["held"], list(state["verdict"])
 
 

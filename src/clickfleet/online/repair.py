@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from clickfleet import _core
 from clickfleet.errors import CheckpointError
-from clickfleet.published import Content, Entry, Line, Log, Sample
+from clickfleet.published import Content, Entry, Log, Sample, since_base
 from clickfleet.table import Columns, Keys
 
 
@@ -23,21 +23,24 @@ def touched(entry: Entry) -> Iterator[Keys]:
 
 
 def rollback(log: Log, sequence: int) -> Entry:
-    """Appends an entry after which readers have what they had at an earlier one.
+    """Appends an entry after which consumers have what they had at an earlier one.
 
     Within a base and its deltas it costs what the deltas since then changed; back beyond a base, a base.
     """
+    log.recover()
     lines = log.lines()
     numbers = [line.sequence for line in lines]
     if sequence not in numbers:
         known = f"entries {numbers[0]} to {numbers[-1]}" if numbers else "nothing"
         raise CheckpointError(f"{log.folder} has no entry {sequence}", f"it holds {known}")
     at = numbers.index(sequence)
-    past, newer = _since_base(lines[: at + 1]), lines[at + 1 :]
+    past, newer = since_base(lines[: at + 1]), lines[at + 1 :]
     try:
         chain = [log.entry(line) for line in past]
+        if not chain:
+            raise CheckpointError(f"its base is no longer in {log.path}")
     except CheckpointError as error:
-        raise CheckpointError(f"entry {sequence} cannot be gone back to: {error}", "its chain was removed") from error
+        raise CheckpointError(f"cannot roll back to entry {sequence}: {error}", "its chain was removed") from error
     if not newer:
         return chain[-1]
     target = chain[-1]
@@ -64,11 +67,6 @@ def _golden(target: Entry, sample: Sample) -> pa.Table:
     return target.golden()  # its requests hold again
 
 
-def _since_base(lines: list[Line]) -> list[Line]:
-    bases = [i for i, line in enumerate(lines) if line.kind == "base"]
-    return lines[bases[-1] :] if bases else lines
-
-
 class _Restored:
     """Rows as a base and its deltas have them: all of them, or those of some keys, the absent ones of which are deleted."""
 
@@ -85,7 +83,7 @@ class _Restored:
         if self._left is not None:
             found = [part["key"] for parts in self._found.values() for part in parts]
             assert keys is not None
-            self._deleted = _in_order(np.setdiff1d(keys, np.concatenate([np.empty(0, np.uint64), *found])))
+            self._deleted = in_order(np.setdiff1d(keys, np.concatenate([np.empty(0, np.uint64), *found])))
 
     def _take(self, entry: Entry) -> None:
         spoken: list[Keys] = [entry.deleted()]
@@ -115,7 +113,7 @@ class _Restored:
             if not parts:
                 continue
             whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            order = np.argsort(_mixed(whole["key"]), kind="stable")
+            order = np.argsort(mixed(whole["key"]), kind="stable")
             columns = {name: np.ascontiguousarray(values[order]) for name, values in whole.items()}
             yield {**columns, "embedx": columns["embedx"].reshape(-1), "full": full}
 
@@ -124,24 +122,24 @@ class _Restored:
         return self._deleted
 
 
-def _mixed(keys: Keys) -> Keys:
+def mixed(keys: Keys) -> Keys:
     out = np.empty(len(keys), np.uint64)
     _core.mix64(np.ascontiguousarray(keys), out)
     return out
 
 
-def _in_order(keys: Keys) -> Keys:
-    return keys[np.argsort(_mixed(keys), kind="stable")]
+def in_order(keys: Keys) -> Keys:
+    return keys[np.argsort(mixed(keys), kind="stable")]
 
 
 def _search(rows: Keys, wanted: Keys) -> Any:
     """Places of the wanted keys in rows that ascend by mix64, looking only at a few rows per key."""
-    goals = _mixed(wanted)
+    goals = mixed(wanted)
     low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(rows), np.int64)
     while (open_ := low < high).any():
         middle = (low + high) // 2
         below = np.zeros(len(wanted), bool)
-        below[open_] = _mixed(rows[middle[open_]]) < goals[open_]
+        below[open_] = mixed(rows[middle[open_]]) < goals[open_]
         low, high = np.where(open_ & below, middle + 1, low), np.where(open_ & ~below, middle, high)
     inside = low < len(rows)
     hit = np.zeros(len(wanted), bool)

@@ -90,7 +90,7 @@ class Updater:
                 return False
             self._tell(None, pinned=True) if pinned else self._tell(self._to_head())
         except ClickfleetError as error:
-            return self.complain(str(error))
+            return self.complain(str(error), lost=True)
         return True
 
     def _again(self) -> bool:
@@ -147,7 +147,8 @@ class Updater:
         if self.redis is not None:
             return self._to_redis_head(lines)
         if self.serving is not None and self.serving not in lines:
-            if not anew:
+            compacted = bool(lines) and lines[0].sequence > self.serving.sequence  # retention dropped its line
+            if not anew and not compacted:
                 return (
                     f"{self.tail.log.path} no longer holds entry {self.serving.sequence}, which is served (a fork); "
                     "POST /admin/follow takes the log as it is now"
@@ -218,20 +219,23 @@ class Updater:
 
     def _tell(self, problem: str | None, pinned: bool = False) -> Status:
         assert self.serving is not None
-        head = self.tail.lines[-1].sequence if self.tail.lines else self.serving.sequence
+        head = self.tail.lines[-1].sequence if self.tail.lines else None
         path = str(self.folder / self.serving.name)
         self._write(Status(path, list(self.stack.folders), head, problem, pinned, following=True))
         self.stack.tidy()
         assert self.status is not None
         return self.status
 
-    def complain(self, problem: str) -> bool:
-        """Tells a problem, which does not change what is served; whether it is a new one."""
+    def complain(self, problem: str, lost: bool = False) -> bool:
+        """Tells a problem, which does not change what is served; whether it is a new one.
+
+        `lost`: the log cannot be read, so nobody knows how far behind this version is.
+        """
         assert self.status is not None
         if self.status.problem == hide(problem):
             self._wait_longer()
             return False
-        self._write(replace(self.status, problem=problem))
+        self._write(replace(self.status, problem=problem, head=None if lost else self.status.head))
         return True
 
     def _write(self, status: Status) -> Status:

@@ -29,23 +29,40 @@ def open_layer(folder: Path | str, factors: int, rows: Rows = "mapped") -> Layer
     folder = Path(folder)
     full, brief, memory = [], [], []
     for batch in _batches(folder / "rows.arrow", ROWS, rows):
+        _check(batch, folder / "rows.arrow")
         keys, weights = _numbers(batch.column("key"), np.uint64), _numbers(batch.column("embed_w"), np.float32)
         lists = batch.column("embedx")
         values = _numbers(lists.values, np.float32)[lists.offsets[0].as_py() : lists.offsets[-1].as_py()]
         memory.append(batch)
+        if len(values) not in (0, len(keys) * factors):
+            raise CheckpointError(f"{folder / 'rows.arrow'} mixes short and full rows, or rows of another width")
         if factors and len(values):
-            if len(values) != len(keys) * factors:
-                raise CheckpointError(f"{folder / 'rows.arrow'} mixes short and full rows, or rows of another width")
             full.append((keys, weights, values.reshape(len(keys), factors)))
         else:
             brief.append((keys, weights))
-    deleted = _by_hash(
-        [_numbers(batch.column("key"), np.uint64) for batch in _batches(folder / "deleted.arrow", DELETED, rows)]
-    )
+    gone = []
+    for batch in _batches(folder / "deleted.arrow", DELETED, rows):
+        _check(batch, folder / "deleted.arrow")
+        gone.append(_numbers(batch.column("key"), np.uint64))
+    deleted = _by_hash(gone)
+    if len(deleted) != sum(map(len, gone)):
+        raise CheckpointError(f"{folder / 'deleted.arrow'} has a key twice")
     try:
         return _core.FrozenLayer(full, brief, deleted, (memory, full, brief, deleted))
     except ValueError as error:
         raise CheckpointError(f"{folder / 'rows.arrow'} is broken: {error}") from None
+
+
+def _check(batch: pa.RecordBatch, path: Path) -> None:
+    """Refuses nulls, and lists that are not all of one length: rows are read by their place."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count:
+            raise CheckpointError(f"{path} has nulls in {name}")
+    if "embedx" in batch.schema.names and batch.num_rows:
+        lists = batch.column("embedx")
+        steps = np.diff(_numbers(lists.offsets, np.int32))
+        if lists.values.null_count or (steps != steps[0]).any() or steps[0] < 0:
+            raise CheckpointError(f"{path} mixes short and full rows, or rows of another width")
 
 
 def _batches(path: Path, schema: pa.Schema, rows: Rows) -> Iterator[pa.RecordBatch]:

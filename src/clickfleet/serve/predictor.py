@@ -93,6 +93,7 @@ class Version:
         self._mean = mean if mean.any() else None
         self._session = engine.session(entry.graph())
         self._inputs = [item.name for item in self._session.get_inputs()]
+        self._check_graph(entry)
         self._check(entry)
 
     def run(self, batch: Batch) -> Outputs:
@@ -127,19 +128,48 @@ class Version:
         self.rows.known(keys, out)
         return out.astype(bool)
 
-    def _check(self, entry: Entry) -> None:
-        """The golden requests of the entry must give what they gave when it was published."""
+    def _check_graph(self, entry: Entry) -> None:
+        """The network must take what rows give, and give what the manifest names."""
+        slots = len(self.schema.slots)
+        widths = {"dense": [len(self.schema.dense)], "first": [slots], "factors": [slots, self.factors]}
+        for item in self._session.get_inputs():
+            shape = list(item.shape[1:])
+            wanted = widths.get(item.name)
+            if wanted is None or len(shape) != len(wanted) or any(
+                isinstance(a, int) and a != b for a, b in zip(shape, wanted, strict=True)
+            ):
+                raise CheckpointError(f"{entry.path}: its network takes {item.name}{shape} for each row, which is not known")
+        names = [item.name for item in self._session.get_outputs()]
+        if names != list(self.outputs):
+            raise CheckpointError(
+                f"{entry.path}: its network gives {', '.join(names)}, and the manifest says {', '.join(self.outputs)}"
+            )
+
+    def _golden(self, entry: Entry) -> tuple[Batch, dict[str, Floats]] | None:
+        """The golden requests of an entry and their answers; None where it has none."""
         golden = entry.golden()
         if not golden.num_rows:
-            return
-        counts = np.array(golden["counts"].to_pylist(), np.int64).reshape(-1)
-        keys = np.concatenate(
-            [np.empty(0, np.uint64), *(np.array(row, np.uint64) for row in golden["keys"].to_pylist())]
-        )
-        dense = np.array(golden["dense"].to_pylist(), np.float32).reshape(golden.num_rows, len(self.schema.dense))
+            return None
+        try:
+            counts = np.array(golden["counts"].to_pylist(), np.int64).reshape(golden.num_rows * len(self.schema.slots))
+            keys = np.concatenate(
+                [np.empty(0, np.uint64), *(np.array(row, np.uint64) for row in golden["keys"].to_pylist())]
+            )
+            dense = np.array(golden["dense"].to_pylist(), np.float32).reshape(golden.num_rows, len(self.schema.dense))
+            answers = {name: np.array(golden[name].to_pylist(), np.float32) for name in self.outputs}
+            if counts.sum() != len(keys):
+                raise ValueError(f"{counts.sum()} keys are counted and {len(keys)} are there")
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{entry.path / 'golden.arrow'} does not fit the schema: {error}") from error
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        batch = Batch(dense, keys, len(self.schema.slots), offsets)
-        wanted = {name: np.array(golden[name].to_pylist(), np.float32) for name in self.outputs}
+        return Batch(dense, keys, len(self.schema.slots), offsets), answers
+
+    def _check(self, entry: Entry) -> None:
+        """The golden requests of the entry must give what they gave when it was published."""
+        golden = self._golden(entry)
+        if golden is None:
+            return
+        batch, wanted = golden
         if self.engine.int8:  # NaN is no integer, and the scale of a single row is another
             self._compare(entry, self.run(batch), wanted)
             return
@@ -151,6 +181,8 @@ class Version:
         tolerance = GOLDEN_TOLERANCE if self.engine.provider == CPU else DEVICE_TOLERANCE
         for name, values in found.items():
             wanted = golden[name]
+            if values.size != wanted.size:
+                raise CheckpointError(f"{entry.path}: its golden requests give another number of {name}s")
             scale = 1.0 if name == "score" else max(1.0, float(np.abs(wanted).max(initial=0.0)))
             worst = float(np.abs(values.reshape(wanted.shape) - wanted).max(initial=0.0)) / scale
             if name == "score":
