@@ -8,6 +8,7 @@ from typing import IO, Any, Final, Literal, get_args
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.formats import Bad, OnBad, Parsed
+from clickfleet.line_places import Origin, Origins
 
 Policy = Literal["error", "skip", "quarantine"]
 
@@ -55,9 +56,11 @@ class BadLines:
 
     def handle(self, path: str, lines_before: int, parsed: Parsed, counters: Counters, format_name: str) -> None:
         """Counts a block's lines and deals with the bad ones among them."""
+        origins = Origins(path) if parsed.bad else None
         for bad in parsed.bad:
-            where = f"{path}:{lines_before + bad.line + 1}"
-            what = f"{where}: {describe(bad)}"
+            line = lines_before + bad.line + 1
+            origin = None if origins is None else origins.of(line)
+            what = f"{origin or f'{path}:{line}'}: {describe(bad)}"
             if self.policy == "error":
                 raise DataError(
                     what,
@@ -67,7 +70,7 @@ class BadLines:
             if len(counters.examples) < _EXAMPLES:
                 counters.examples.append(what)
             if self.policy == "quarantine":
-                self._keep(path, lines_before + bad.line + 1, bad)
+                self._keep(path, line, bad, origin)
         counters.lines += parsed.lines
         counters.bad_lines += parsed.bad_lines
         self.check(counters, _ENOUGH_LINES)
@@ -82,13 +85,9 @@ class BadLines:
                 "check data.format and the schema, or raise data.max_bad_fraction",
             )
 
-    def _keep(self, path: str, line: int, bad: Bad) -> None:
-        entry: dict[str, Any] = {"file": path, "line": line, "field": bad.field, "reason": bad.reason}
-        try:
-            entry["text"] = bad.text.decode()
-        except UnicodeDecodeError:
-            entry["base64"] = base64.b64encode(bad.text).decode()
-        self._open().write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+    def _keep(self, path: str, line: int, bad: Bad, origin: Origin | None) -> None:
+        entry: dict[str, Any] = {"file": path, "line": line} if origin is None else origin._asdict()
+        self._open().write(quarantined({**entry, "field": bad.field, "reason": bad.reason}, bad.text))
 
     def _open(self) -> IO[bytes]:
         if self._file is None:
@@ -113,6 +112,19 @@ class BadLines:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def quarantined(facts: dict[str, Any], text: bytes) -> bytes:
+    """The line of a quarantine file: facts as JSON, and the bytes as text or, where they are none, in base64.
+
+    >>> quarantined({"reason": "is no text"}, bytes([255]))
+    b'{"reason": "is no text", "base64": "/w=="}\\n'
+    """
+    try:
+        raw = {"text": text.decode()}
+    except UnicodeDecodeError:
+        raw = {"base64": base64.b64encode(text).decode()}
+    return json.dumps({**facts, **raw}, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def describe(bad: Bad) -> str:
