@@ -12,7 +12,7 @@ from clickfleet.line_places import Origin, Origins
 
 Policy = Literal["error", "skip", "quarantine"]
 
-_ENOUGH_LINES: Final = 1000  # before that many, a fraction says little
+ENOUGH_LINES: Final = 1000  # before that many, a fraction says little
 _EXAMPLES: Final = 10
 
 
@@ -73,17 +73,13 @@ class BadLines:
                 self._keep(path, line, bad, origin)
         counters.lines += parsed.lines
         counters.bad_lines += parsed.bad_lines
-        self.check(counters, _ENOUGH_LINES)
+        self.check(counters, ENOUGH_LINES)
 
     def check(self, counters: Counters, enough: int = 1) -> None:
         """Stops a run that is reading garbage."""
         if counters.lines >= enough and counters.bad_lines > self.max_fraction * counters.lines:
             shown = "".join(f"\n  {line}" for line in counters.examples[:3])
-            raise DataError(
-                f"{counters.bad_lines} of {counters.lines} lines are bad, "
-                f"more than data.max_bad_fraction={self.max_fraction:g} allows:{shown}",
-                "check data.format and the schema, or raise data.max_bad_fraction",
-            )
+            raise too_many(counters.bad_lines, counters.lines, self.max_fraction, shown)
 
     def _keep(self, path: str, line: int, bad: Bad, origin: Origin | None) -> None:
         entry: dict[str, Any] = {"file": path, "line": line} if origin is None else origin._asdict()
@@ -112,6 +108,14 @@ class BadLines:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def too_many(bad: int, lines: int, max_fraction: float, shown: str = "") -> DataError:
+    """The error of data that is garbage."""
+    return DataError(
+        f"{bad} of {lines} lines are bad, more than data.max_bad_fraction={max_fraction:g} allows{shown and ':' + shown}",
+        "check data.format and the schema, or raise data.max_bad_fraction",
+    )
 
 
 def quarantined(facts: dict[str, Any], text: bytes) -> bytes:

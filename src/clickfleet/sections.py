@@ -389,8 +389,8 @@ class Guard:
     """Windows released before that the mean AUC is taken of."""
     min_rows: Annotated[int, Ge(0)] = 1000
     """AUC and COPC are judged over a window of the newest passes that have at least so many rows together."""
-    warmup_rows: Annotated[int, Ge(0)] = 100_000
-    """Rows at the start of a new model that are not judged by AUC and COPC; none after train.init_from."""
+    warmup_rows: Annotated[int, Ge(0)] = 10_000
+    """The first rows of a new model, which AUC and COPC are not judged by; after train.init_from there are none."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ after the end by the clock. Records whose time cannot be right are put aside, so
 from __future__ import annotations
 
 import datetime
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ KEEP_SPOOLS = 8
 ONE_DAY = datetime.timedelta(days=1)
 LATEST_S = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).timestamp()
 """Later times are no dates."""
+ENOUGH = 1000
+"""So many records with wrong times and no other: something else is wrong."""
 PARTS_PER_WORKER = 4
 """Files of a pass for each worker of a cluster: what a lost worker leaves can be shared out."""
 _WRONG = {
@@ -145,17 +148,17 @@ class Topic:
 
         It is never a day that has ended, and none before the run's first: such records of a new run are passed over.
         """
-        seen: dict[int, datetime.date] = {}
-        heads: dict[int, float] = {}
+        seen: dict[int, list[tuple[float, datetime.date]]] = {}
         over = None if last is None else parse_day(last, "the position") + ONE_DAY
-        passed_over, held = 0, {record.partition for record in self._rest}
+        passed_over, held = 0, set[int]()
         arrived, self._rest = self._rest, []
         while True:
             for record in arrived:
                 here, p = parts[record.partition], record.partition
-                if self.doubt(record):
+                if why := self.doubt(record):
                     self._rest.append(record)
                     held.add(p)
+                    self._refuse(record, why, given_up=not seen and len(self._rest) >= ENOUGH)
                     continue
                 day = datetime.datetime.fromtimestamp(record.time_s, self.zone).date()
                 if over is not None:
@@ -167,16 +170,30 @@ class Topic:
                         continue
                     day = self.first_day
                 held.add(p)
-                if p not in seen or record.time_s < heads[p] - self.kafka.max_gap:  # then the one before was wrong
-                    seen[p], heads[p] = day, record.time_s
+                seen.setdefault(p, []).append((record.time_s, day))
                 self._rest.append(record)
             if seen and all(p in seen or self.broker.is_idle(p) for p in parts):
                 break
             arrived = self.broker.records(patience)
         if passed_over:
             self.warn(f"{passed_over:,} records of days before online.start_day are passed over")
-        first = min(seen.values())
+        first = min(self._first_of(found) for found in seen.values())
         return None if self.end_day is not None and first > self.end_day else first
+
+    def _refuse(self, record: Record, why: str, given_up: bool) -> None:
+        """Ends the run at a record whose time is wrong, where that is an error or there are no others."""
+        wrong = _wrong(record, why)
+        self.spool.refuse(wrong)
+        if given_up:
+            raise DataError(
+                f"the first {len(self._rest):,} records have times that cannot be right, the last is {wrong.words}",
+                "check this machine's clock and the producers', or raise online.kafka.max_clock_skew",
+            )
+
+    def _first_of(self, seen: list[tuple[float, datetime.date]]) -> datetime.date:
+        """The day of a partition's first record, of those that lie not far beyond most others."""
+        latest = statistics.median_low(when for when, _ in seen) + self.kafka.max_gap
+        return next(day for when, day in seen if when <= latest)
 
     def _start(self, position: Position | None, patience: Patience) -> dict[int, _Partition]:
         partitions = self.broker.partitions(patience, known=position is not None)
@@ -247,8 +264,7 @@ class Topic:
         )
 
     def _write(self, day: int, number: int, records: Records, wrong: list[tuple[Record, str]]) -> Spooled:
-        bad = [Wrong(record, _WRONG[why].format(time=_words(record.time_s)), record.value) for record, why in wrong]
-        spooled = self.spool.write(f"{day}-{number:04d}", records, bad)
+        spooled = self.spool.write(f"{day}-{number:04d}", records, [_wrong(*one) for one in wrong])
         if spooled.bad:
             where = "dropped" if spooled.quarantine is None else f"kept in {spooled.quarantine}"
             count = f"{len(spooled.bad):,} bad record{'s' if len(spooled.bad) > 1 else ''}"
@@ -411,6 +427,10 @@ class _Gathering:
         for part in self.parts.values():
             part.ahead = None
         self.again = True
+
+
+def _wrong(record: Record, why: str) -> Wrong:
+    return Wrong(record, _WRONG[why].format(time=_words(record.time_s)), record.value)
 
 
 def _runs(wrong: list[tuple[Record, str]]) -> list[list[Any]]:

@@ -91,7 +91,7 @@ class Spool:
     def write(self, name: str, records: Records, wrong: Sequence[Wrong] = ()) -> Spooled:
         """Writes the files of a pass; `wrong` are records of it that are known to be bad. No file where there are no records."""
         for one in wrong:
-            self._refuse(one)
+            self.refuse(one)
         ordered = [record for p in sorted(records) for record in records[p]]
         bad, paths = list(wrong), list[Path]()
         with storage.plainly(self.folder / name):
@@ -173,10 +173,11 @@ class Spool:
         return [pa.Table.from_pylist(rows, self.columns)]
 
     def _add(self, bad: list[Wrong], wrong: Wrong) -> None:
-        self._refuse(wrong)
+        self.refuse(wrong)
         bad.append(wrong)
 
-    def _refuse(self, wrong: Wrong) -> None:
+    def refuse(self, wrong: Wrong) -> None:
+        """Ends the run at a bad record, where that is an error."""
         if self.config.data.bad_lines == "error":
             raise DataError(
                 wrong.words,
