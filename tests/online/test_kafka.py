@@ -53,7 +53,7 @@ def topic(broker, request):
 @pytest.fixture
 def config(stream, broker, topic):
     def make(**kafka_settings):
-        section = {"brokers": broker.address, "topic": topic, "idle": "1s", **kafka_settings}
+        section = {"brokers": broker.address, "topic": topic, "idle": "1s", "max_rows_per_pass": None, **kafka_settings}
         made = stream(days=1, rows=1, online={"dir": None, "kafka": section})
         made["data"]["format"] = {"name": "csv", "columns": HEADER.split(",")}
         return made

@@ -161,6 +161,7 @@ class Worker:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
         reader = open_source(task.reading or self.config, list(stream.files), self.schema, labels=True, folder=folder)
         assert isinstance(reader, Reader)
+        reader.whole = task.reading is None  # a pass may be a few lines
         reader.epoch = task.epoch if task.reading is None else 0  # a pass has a seed of its own
         if stream.state is not None:
             reader.restore(stream.state)

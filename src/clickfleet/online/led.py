@@ -108,7 +108,9 @@ class PassMetrics(Metrics):
 
     def results(self) -> dict[str, Any]:
         crew = self._driver.crew
-        return self._driver.merged(crew.tell(crew.trainers, "metrics").values()).results()
+        merged = self._driver.merged(crew.tell(crew.trainers, "metrics").values())
+        self.buckets = merged.buckets
+        return merged.results()
 
     def reset(self) -> None:
         self._driver.reset_metrics()

@@ -37,6 +37,8 @@ class Pass:
     """Where its source goes on after it."""
     sizes: tuple[int, ...] = ()
     """Bytes of its files."""
+    bad_records: int = 0
+    """Records of a topic that became no rows when the files were written."""
 
     @property
     def name(self) -> str:

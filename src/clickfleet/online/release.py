@@ -59,7 +59,8 @@ class Release:
         self.publisher = Publisher(learner, folder / "published", cache=folder / "graph.onnx")
         self.log = self.publisher.log
         self.copies = None if config.publish.to is None else Copies(self.log, config.publish.to)
-        self.judge = Judge(config.publish.guard)
+        of = config.train
+        self.judge = Judge(config.publish.guard, of.metrics.thresholds, warm=of.init_from is not None)
         self.done = DoneFiles(folder / "model", config.online.start_day) if config.publish.done_files else None
         self.copy: Mirror | None = None
         """Where the run folder is also kept."""
@@ -259,13 +260,15 @@ class Release:
             "head": self.head,
             "chain": list(self.chain),
             "aucs": list(self.judge.aucs),
+            "guard": self.judge.state(),
             "due": self.due,
             "held": self.held,
             "verdict": self.verdict,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.head, self.judge.aucs = state["head"], list(state["aucs"])
+        self.head = state["head"]
+        self.judge.restore(state["aucs"], state.get("guard"))
         self.chain = Chain(*state.get("chain", ()))
         self.due, self.held, self.verdict = state["due"], state["held"], list(state["verdict"])
 

@@ -22,6 +22,7 @@ from clickfleet.online.passes import (
     StopWaitingError,
 )
 from clickfleet.opening import open_source
+from clickfleet.reader import Reader
 from clickfleet.schema import Schema
 
 Supplied = tuple[Pass, Ahead]
@@ -89,6 +90,11 @@ class Supply:
     def restore(self, ahead: Ahead, reader: dict[str, Any]) -> None:
         ahead.restore(reader)
 
+    @property
+    def backlog(self) -> int | None:
+        """Records that wait in the source, where it knows."""
+        return getattr(self.source, "backlog", None)
+
     def _look(self, position: Position | None) -> None:
         try:
             planned = self._plan.after(position)
@@ -113,6 +119,8 @@ class Supply:
             return Ahead(Feed([], self.schema, self.config.data.batch_size), whole=whole)
         rows = list(found.data) if found.in_files else found.data
         source = open_source(self.reading(found), rows, self.schema, labels=True, folder=self.folder)
+        if isinstance(source, Reader):
+            source.whole = False  # of a stream: a pass may be a few lines
         return Ahead(source, whole=whole)
 
     def reading(self, found: Pass) -> Config:
