@@ -38,6 +38,8 @@ from clickfleet.sections import Dense
 from clickfleet.table import Table
 
 WHO = Identity(schema=11, run=bytes(range(16)), epoch=3)
+FLOATS = Spread(2, 3, 3000).spans[0][1]
+"""Dense weights of the first shard."""
 KEYS = np.arange(1, 500, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -170,11 +172,13 @@ def stranger(cluster: Cluster) -> Iterator[Stranger]:
 
 
 def packed(request: Request, who: Identity = WHO, peer: int = 0, sequence: int = 1) -> list[bytes]:
-    part = Spread(1, 3, 2048).cut(request, None if request.pull is None else Spread(1, 3, 2048).split(request.pull))[0]
+    part = Spread(1, 3, FLOATS).cut(
+        request, None if request.pull is None else Spread(1, 3, FLOATS).split(request.pull)
+    )[0]
     return [bytes(frame) for frame in pack_request(Piece(part, sequence, 0, 7), who, peer)]
 
 
-WHOLE = Request(push=pushed().push, dense=Gradient(np.ones(2048, np.float32), 1.0, 1.0))
+WHOLE = Request(push=pushed().push, dense=Gradient(np.ones(FLOATS, np.float32), 1.0, 1.0))
 PUSH = packed(WHOLE)
 PULL = packed(Request(pull=KEYS), sequence=0)
 HEADER = PUSH[0]
