@@ -45,7 +45,7 @@ def for_scoring(config: Config, batch_size: int | None = None) -> Config:
         config,
         data=replace(
             data,
-            batch_size=batch_size or data.test_batch_size or data.batch_size,
+            batch_size=batch_size or data.test_batch_size or data.batch_rows,
             shuffle=0,
             interleave=1,
             bad_lines="skip" if data.bad_lines == "quarantine" else data.bad_lines,
@@ -87,7 +87,7 @@ def open_source(
             raise ConfigError("data in memory needs a schema", "give schema=Schema(…), data.schema or data.preset")
         if of.shuffle:
             raise ConfigError("data.shuffle is for files", "shuffle what is in memory before you give it")
-        return Feed(data, wanted, of.batch_size)
+        return Feed(data, wanted, of.batch_rows)
     if not data:
         raise ConfigError("data.train is missing", "name files, e.g. data.train=train/part-*")
     quarantine = of.quarantine
@@ -98,7 +98,7 @@ def open_source(
         data,
         wanted,
         form,
-        of.batch_size,
+        of.batch_rows,
         shuffle=of.shuffle,
         seed=config.train.seed,
         threads=of.threads,

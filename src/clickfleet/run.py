@@ -19,7 +19,7 @@ import torch
 from clickfleet import checkpoint, devices, modes, saving, scoring
 from clickfleet.batch import ROW_COLUMNS
 from clickfleet.config import Config
-from clickfleet.configuring import check, check_arrangement, configure, cpu_class, hogwild
+from clickfleet.configuring import check, check_arrangement, configure, cpu_class, hogwild, settled
 from clickfleet.errors import CheckpointError, ConfigError, TrainingError
 from clickfleet.home import at_home, home_of, write_config
 from clickfleet.job import Job, Source
@@ -54,6 +54,7 @@ def train(
     """
     settings = configure(config, overrides)
     check(settings)
+    settings = settled(settings)
     devices.find(settings.train.device)
     in_memory = data is not None and not isinstance(data, str | Path)
     where = None if in_memory and settings.run.dir == Run.dir else settings.run.dir

@@ -92,6 +92,9 @@ def plugin(default: str | Plugin) -> BeforeValidator:
     return BeforeValidator(parse)
 
 
+BATCH_ROWS = 1000
+
+
 @dataclass(frozen=True)
 class Data:
     format: Annotated[Plugin, plugin("criteo")] = field(default_factory=lambda: Plugin("criteo"))
@@ -108,8 +111,8 @@ class Data:
     """word2vec: the words and their counts, as `clickfleet words prepare` wrote them."""
     keys: str | None = None
     """Another rule by which values become keys than the schema's: hash64, `py2 mod 1000001` or raw."""
-    batch_size: Count = 1000
-    """Rows of a step."""
+    batch_size: Count | None = None
+    """Rows of a step. Default: 1000, and for word2vec as many sentences as hold about 10,000 words."""
     test_batch_size: Count | None = None
     """As batch_size by default."""
     shuffle: Annotated[int, Ge(0)] | Literal["global"] = 0
@@ -124,6 +127,11 @@ class Data:
     """A larger share of bad lines stops the run in any case."""
     quarantine: FilePath | None = None
     """Where bad lines go with their reason; in the run folder by default."""
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a step."""
+        return self.batch_size or BATCH_ROWS
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class Session:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")
         epoch = self.progress.epoch
         self.progress.train = dict(job.metrics.results())
-        facts = {"epoch": epoch, "step": job.steps, "rows": job.rows, **self.progress.train}
+        facts = {"epoch": epoch, "step": job.steps, **self.progress.train}
         self.watch.end_epoch(job, facts, self.trained_s)
         self.watch.log(f"epoch {epoch} done: step {job.steps:,}, {words(self.progress.train)}")
         self.progress.epoch += 1
