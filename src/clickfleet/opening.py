@@ -18,6 +18,7 @@ from clickfleet.reader import Reader
 from clickfleet.schema import Schema
 from clickfleet.sections import Plugin
 
+QUARANTINE = "quarantine.txt"
 Data = Any
 """Paths of files, or anything a Feed takes: a frame, a table, a mapping of arrays, rows, batches."""
 
@@ -92,7 +93,7 @@ def open_source(
         raise ConfigError("data.train is missing", "name files, e.g. data.train=train/part-*")
     quarantine = of.quarantine
     if of.bad_lines == "quarantine" and quarantine is None:
-        quarantine = str((folder or Path()) / "quarantine.txt")
+        quarantine = str((folder or Path()) / QUARANTINE)
         Path(quarantine).parent.mkdir(parents=True, exist_ok=True)
     reader = Reader(
         data,
