@@ -92,6 +92,8 @@ class Session:
         else:
             self.trained_s += now - self._mark
             job.look_ahead()
+            if self.signal is not None and not job.epoch_ended:
+                self.watch.point(job)
             if job.epoch_ended:
                 self._end_epoch(job)
             elif self._due(self.config.train.eval_every, job.steps) and self.progress.evaluated_at != job.steps:

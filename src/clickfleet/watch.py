@@ -90,6 +90,11 @@ class Watch:
         """The numbers of a moment as one line."""
         return describe(facts)
 
+    def point(self, job: Job) -> None:
+        """A point for the curves now, unless there is one of this step: for a run that stops before its end."""
+        if self._steps > self._pointed_step:
+            self._point(job, time.monotonic())
+
     def _point(self, job: Job, now: float) -> None:
         self.record("train", self.facts(job, now, self._pointed))
         self._pointed, self._pointed_step = Mark.of(job, now), self._steps
