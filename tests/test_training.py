@@ -152,7 +152,9 @@ def test_killed_before_the_first_checkpoint_it_starts_again(
     assert ("starting from the beginning" in said) == (module == "saving")
     assert (again.rows, again.path) == (whole.rows, whole.path)
     files = {file.name: file.read_bytes() for file in again.path.iterdir()}
-    assert files == {file.name: file.read_bytes() for file in (tmp_path / "whole/checkpoints" / again.path.name).iterdir()}
+    assert files == {
+        file.name: file.read_bytes() for file in (tmp_path / "whole/checkpoints" / again.path.name).iterdir()
+    }
     for name in ("run", "whole"):
         assert len((tmp_path / name / "quarantine.txt").read_text().splitlines()) == 1
     assert points(tmp_path / "run") == points(tmp_path / "whole")

@@ -12,7 +12,6 @@ from clickfleet.errors import CheckpointError
 from clickfleet.lock import Lock
 from clickfleet.mirror import Mirror
 
-
 NO_CHECKPOINT = "there is no checkpoint in {} yet: starting from the beginning"
 
 

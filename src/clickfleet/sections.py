@@ -156,9 +156,9 @@ class Table:
     preset: Literal["plain", "online"] = "plain"
     """plain: nothing is filtered or forgotten; online: features must earn their place and are forgotten."""
     rule: Annotated[Plugin, plugin(ROW_RULE)] = ROW_RULE
-    """How rows are updated, {name, settings…}. Settings without a name change only themselves in the default; a name starts from that rule's own defaults."""
+    """How rows are updated. With a name, the rest has that rule's defaults; settings without a name change only themselves."""
     embed_rule: Annotated[Plugin, plugin(FIRST_ORDER_RULE)] | None = None
-    """The rule of the first-order weight. Default: `rule` if it has a name, else adagrad_v2 with lr 0.1. Settings without a name change only themselves in that."""
+    """The same for the first-order weight. Default: `table.rule` where that has a name, else adagrad_v2 with lr 0.1."""
     init: TableInit = field(default_factory=TableInit)
     admission: str | None = None
     """When rows get factors: `birth`, `score(s)`, `count(n)` or `probability(p)`; the preset's by default."""

@@ -15,7 +15,6 @@ from clickfleet.errors import ConfigError
 from clickfleet.models import Inputs, Model, TableInit
 from clickfleet.words.vocabulary import FILE, Vocabulary
 
-
 BATCH_WORDS = 10_000
 
 
