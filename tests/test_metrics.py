@@ -104,6 +104,27 @@ def test_bucket_error_follows_its_definition() -> None:
     assert skewed.results()["bucket_error"] > 0.3  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(("score", "ctr"), [(0.0001, 0.001), (0.005, 0.05), (0.05, 0.5), (0.5, 0.05)])
+def test_a_tenfold_miscalibration_is_an_error_or_not_known_yet(score: float, ctr: float) -> None:
+    found = []
+    for n in (100, 10_000, 10_000_000):
+        clicks = np.array([n * ctr, n - n * ctr], np.float32)
+        buckets = Buckets()
+        buckets.update(np.full(2, score, np.float32), np.array([1, 0], np.float32), clicks)
+        found.append(buckets.results()["bucket_error"])
+    assert found[0] is None or score == 0.5
+    wrong = abs(ctr / score - 1)
+    assert all(error is None or error == pytest.approx(wrong, rel=0.1) for error in found)
+    assert found[-1] is not None
+
+
+def test_a_few_good_groups_do_not_hide_many_bad_rows() -> None:
+    scores, labels = np.array([0.0001, 0.0001, 0.5, 0.5], np.float32), np.array([1, 0, 1, 0], np.float32)
+    buckets = Buckets()
+    buckets.update(scores, labels, np.array([10_000, 9_990_000, 500, 500], np.float32))
+    assert buckets.results()["bucket_error"] == pytest.approx(9, rel=0.1)
+
+
 def test_scores_that_are_no_probability_are_counted_and_left_out() -> None:
     bad = np.array([np.nan, -0.1, 1.1, np.inf, -np.inf] * 3, np.float32)
     scores, labels, _ = rows(40)

@@ -98,10 +98,11 @@ def test_a_format_that_is_named_keeps_its_settings_and_another_does_not_stay(tmp
     assert np.array_equal(model.predict(data["train"]), wanted)
 
 
-def test_lines_without_a_score_are_told(run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_a_score_are_told(
+    run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = sorted((log / "test").iterdir())[0].read_text()
     (tmp_path / "rows.tsv").write_text(first + "what\n")
-    model = trained.load(run)
     assert command(build(), ["predict", str(run), str(tmp_path / "rows.tsv"), "--out", str(tmp_path / "s.txt")]) == 0
     assert "warning: skipped 1 bad lines" in capsys.readouterr().out
     assert len((tmp_path / "s.txt").read_text().splitlines()) == len(first.splitlines())

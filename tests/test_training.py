@@ -120,6 +120,46 @@ def test_killed_runs_end_as_the_uninterrupted_one(log: Path, tmp_path: Path) -> 
     assert points(tmp_path / "cut/run") == points(tmp_path / "whole")
 
 
+KILLED = """
+import os, signal, sys
+from clickfleet import {module}, run
+{module}.{name} = lambda *given, **more: os.kill(os.getpid(), signal.SIGKILL)
+run.train(sys.argv[1], quiet=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["saving.Saver.save", "checkpoint.register"])
+def test_killed_before_the_first_checkpoint_it_starts_again(
+    log: Path, tmp_path: Path, moment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every byte of the checkpoint is that of a run that was not killed; bad lines are kept once."""
+    (tmp_path / "train.tsv").write_text("bad\n" + next((log / "train").iterdir()).read_text())
+    more = settings(log, tmp_path / "run", train={"deterministic": True, "threads": 1})
+    more["data"] |= {"train": str(tmp_path / "train.tsv"), "bad_lines": "quarantine"}
+    whole = clickfleet.train(more, quiet=True)
+    assert whole.path is not None
+    (tmp_path / "run").rename(tmp_path / "whole")
+    (tmp_path / "a.yaml").write_text(json.dumps(more))
+    module, _, name = moment.partition(".")
+    code = KILLED.format(module=module, name=name)
+    out = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.yaml")], capture_output=True, timeout=100)
+    assert out.returncode == -signal.SIGKILL, out.stderr
+    assert (tmp_path / "run/metrics.jsonl").stat().st_size
+    assert not (tmp_path / "run/checkpoints/LATEST").exists()
+    (tmp_path / "run/config.yaml").unlink()  # as if killed still earlier
+    again = clickfleet.train(tmp_path / "a.yaml", resume=True)
+    said = capsys.readouterr().err
+    assert ("starting from the beginning" in said) == (module == "saving")
+    assert (again.rows, again.path) == (whole.rows, whole.path)
+    files = {file.name: file.read_bytes() for file in again.path.iterdir()}
+    assert files == {
+        file.name: file.read_bytes() for file in (tmp_path / "whole/checkpoints" / again.path.name).iterdir()
+    }
+    for name in ("run", "whole"):
+        assert len((tmp_path / name / "quarantine.txt").read_text().splitlines()) == 1
+    assert points(tmp_path / "run") == points(tmp_path / "whole")
+
+
 def points(folder: Path) -> list[tuple[str, int]]:
     """Kind and step of every line of metrics.jsonl but those of checkpoints and those that a slow machine adds every ten seconds."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

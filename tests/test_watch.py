@@ -54,8 +54,8 @@ def test_a_line_per_interval_without_a_terminal(tmp_path: Path, monkeypatch: pyt
     assert [point["step"] for point in train_points] == list(range(1, 13))
     keys = {"rows_per_s", "loss", "auc", "sliding_auc", "table_rows", "table_bytes", "seconds_left", "shares"}
     assert keys <= train_points[0].keys()
-    assert points[-1]["kind"] == "epoch"
-    assert points[-1]["rows_per_s"] > 0
+    assert [point["kind"] for point in points[-2:]] == ["epoch", "checkpoint"]
+    assert points[-2]["rows_per_s"] > 0
 
 
 def test_a_bar_on_a_terminal_shows_everything_at_any_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

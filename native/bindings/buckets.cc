@@ -2,10 +2,12 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "bind.h"
@@ -91,7 +93,11 @@ void bind_sums(nb::module_& m) {
       .def("merge", &merge<Buckets>, nb::arg("other"))
       .def("reset", [](Self& self) { locked(self, [](Buckets& it) { it.reset(); }); })
       .def("auc", [](Self& self) { return locked(self, [](Buckets& it) { return it.auc(); }); })
-      .def("bucket_error", [](Self& self) { return locked(self, [](Buckets& it) { return it.bucket_error(); }); })
+      .def("calibration_groups",
+           [](Self& self) {
+             const CalibrationGroups all = locked(self, [](Buckets& it) { return it.calibration_groups(); });
+             return std::tuple{all.error, all.shown, all.expected, all.clicked};
+           })
       .def(
           "write",
           [](Self& self, Array<double> out) {

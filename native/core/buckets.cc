@@ -116,9 +116,10 @@ double Buckets::auc() const {
   return pos > 0 && neg > 0 ? area / (pos * neg) : 0.5;
 }
 
-double Buckets::bucket_error() const {
+CalibrationGroups Buckets::calibration_groups() const {
   constexpr double kSpan = 0.01, kMaxError = 0.05;
-  double start = -1, shown = 0, expected = 0, clicked = 0, error = 0, counted = 0;
+  double start = -1, shown = 0, expected = 0, clicked = 0;
+  CalibrationGroups groups;
   for (size_t i = 0; i < buckets(); ++i) {
     const double ctr = static_cast<double>(i) / static_cast<double>(buckets());
     if (std::fabs(ctr - start) > kSpan) start = ctr, shown = expected = clicked = 0;
@@ -128,11 +129,13 @@ double Buckets::bucket_error() const {
     if (shown <= 0 || expected <= 0) continue;
     const double mean = expected / shown;
     if (std::sqrt((1 - mean) / (mean * shown)) >= kMaxError) continue;
-    error += std::fabs(clicked / shown / mean - 1) * shown;
-    counted += shown;
+    groups.error += std::fabs(clicked / shown / mean - 1) * shown;
+    groups.shown += shown;
+    groups.expected += expected;
+    groups.clicked += clicked;
     start = -1;
   }
-  return counted > 0 ? error / counted : 0.0;
+  return groups;
 }
 
 void Slices::update(const Rows& rows) {

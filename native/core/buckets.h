@@ -25,6 +25,10 @@ struct Totals {
 };
 static_assert(sizeof(Totals) == Totals::kCount * sizeof(double));
 
+struct CalibrationGroups {  // sums over the groups of buckets that can be judged
+  double error = 0, shown = 0, expected = 0, clicked = 0;
+};
+
 // Bucket floor(p * thresholds), so thresholds + 1 of them; label > 0 counts as a click.
 class Buckets {
  public:
@@ -42,9 +46,9 @@ class Buckets {
 
   double auc() const;  // trapezoids from the highest score down; 0.5 while one class is missing
 
-  // The mean relative error of the predicted CTR over groups of neighbouring buckets: a group spans at most 0.01 of
-  // score, and counts once it holds enough impressions for its relative standard error to fall below 5%.
-  double bucket_error() const;
+  // The relative errors of the predicted CTR, times impressions, over groups of neighbouring buckets: a group spans at
+  // most 0.01 of score, and counts once it holds enough impressions for its relative standard error to fall below 5%.
+  CalibrationGroups calibration_groups() const;
 
   int thresholds() const { return thresholds_; }
   size_t buckets() const { return counts_.size() / 2; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from clickfleet.config import Config, checked, override
 from clickfleet.config import load as load_config
 from clickfleet.errors import ConfigError
+from clickfleet.find import find
+from clickfleet.models import Model
 from clickfleet.trained import cores
 
 
@@ -26,6 +29,14 @@ def configure(config: Config | Mapping[str, Any] | str | Path | None, overrides:
             override(raw, item)
         return checked(Config, raw, source="the configuration", base=Path.cwd())
     return load_config(config, overrides, Path.cwd())
+
+
+def settled(config: Config) -> Config:
+    """The configuration with what its model wants where nothing is said: the rows of a step."""
+    if config.data.batch_size is not None:
+        return config
+    kind: type[Model] = find("models", config.model.name, Model)
+    return replace(config, data=replace(config.data, batch_size=kind.batch_rows(config)))
 
 
 def check(config: Config) -> None:

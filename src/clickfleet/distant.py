@@ -10,7 +10,7 @@ from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.config import Config
 from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.files import expand
-from clickfleet.home import write_config
+from clickfleet.home import NO_CHECKPOINT, write_config
 from clickfleet.job import Source
 from clickfleet.mirror import Mirror
 from clickfleet.opening import Data, total_bytes
@@ -40,6 +40,7 @@ def train(
     checkpoints = folder / "checkpoints"
     if not resume and checkpoint.steps(checkpoints):
         raise CheckpointError(f"{folder} holds a run already", "go on with --resume, or choose another run.dir")
+    begun = resume and bool(checkpoint.steps(checkpoints))
     checkpoints.mkdir(parents=True, exist_ok=True)
     write_config(folder, settings)
     watch = ClusterWatch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
@@ -50,7 +51,10 @@ def train(
     def prepare(run: driver.Driver) -> None:
         nonlocal before
         run.copy = copy
-        if resume:
+        if resume and not begun:
+            watch.log(NO_CHECKPOINT.format(checkpoints))
+            watch.forget_after(0, size=0)
+        if begun:
             path = checkpoint.latest(checkpoints)
             run.resume(path)
             checkpoint.forget_after(checkpoints, run.base.steps)

@@ -12,6 +12,8 @@ from clickfleet.errors import CheckpointError
 from clickfleet.lock import Lock
 from clickfleet.mirror import Mirror
 
+NO_CHECKPOINT = "there is no checkpoint in {} yet: starting from the beginning"
+
 
 def home_of(where: str | Path) -> Path:
     """The folder of a run on this machine."""

@@ -85,7 +85,7 @@ def join(
 @contextmanager
 def _led(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
     """A driver with its processes there, until the block ends."""
-    with home.at_home(config.run.dir, resume, rows=config.cluster.address is None) as (folder, copy):
+    with home.at_home(config.run.dir, None if resume else False, rows=config.cluster.address is None) as (folder, copy):
         settings = replace(config, run=replace(config.run, dir=str(folder)))
         with _led_in(settings, folder, copy, resume, quiet) as driver:
             yield driver
@@ -104,7 +104,9 @@ def _led_in(config: Config, folder: Path, copy: mirror.Mirror | None, resume: bo
     driver.copy = copy
     if copy is not None:
         copy.start(watch.log, apart=config.cluster.address is not None)
-    if resume:
+    if resume and not checkpoint.steps(checkpoints):
+        watch.log(home.NO_CHECKPOINT.format(checkpoints))
+    elif resume:
         driver.resume(checkpoint.latest(checkpoints))
         checkpoint.forget_after(checkpoints, driver.base.steps)
     with driver.interruptible():

@@ -19,6 +19,8 @@ State = dict[str, NDArray[Any]]
 
 TOTALS = ("rows", "invalid", "weight", "clicks", "predicted", "absolute", "squared", "correct", "loss")
 assert len(TOTALS) == _core.BUCKET_TOTALS
+LARGE_ENOUGH = 0.05
+"""The relative standard error of the expected clicks below which a group of rows tells something about calibration."""
 
 
 class Buckets:
@@ -65,6 +67,7 @@ class Buckets:
         """Every metric by name; None where no row allows it.
 
         `ne` is the log loss over that of always predicting the mean CTR, `calibration` is COPC: actual over predicted.
+        `bucket_error` is None until there are enough rows to judge it: 0 would mean that every prediction was right.
         """
         sums = dict(zip(TOTALS, self.state()["buckets"].tolist(), strict=False))
         rows, n = {"rows": int(sums["rows"]), "invalid": int(sums["invalid"])}, sums["weight"]
@@ -90,12 +93,28 @@ class Buckets:
             "ne": loss / entropy if entropy else None,
             "accuracy": sums["correct"] / n,
             "calibration": actual / predicted if predicted > 1e-6 else 0.0,
-            "bucket_error": self.core.bucket_error(),
+            "bucket_error": self._bucket_error(sums),
             "actual_ctr": actual,
             "predicted_ctr": predicted,
             "mae": sums["absolute"] / n,
             "rmse": math.sqrt(sums["squared"] / n),
         }
+
+    def _bucket_error(self, sums: dict[str, float]) -> float | None:
+        """The mean relative error of the predicted CTR over groups of rows of like scores; None where no group is large enough.
+
+        Where groups that are too small, such as those of scores near 0, hold most rows, these are judged as one group.
+        """
+        error, shown, expected, clicked = self.core.calibration_groups()
+        left = sums["weight"] - shown
+        blur = shown / (2 * (self.thresholds + 1))  # groups know the lower edge of a score's bucket
+        predicted = sums["predicted"] - expected - blur
+        if left > shown and 0 < predicted < left and blur < LARGE_ENOUGH * predicted:
+            mean = predicted / left
+            if math.sqrt((1 - mean) / predicted) < LARGE_ENOUGH:
+                error += abs((sums["clicks"] - clicked) / predicted - 1) * left
+                shown += left
+        return error / shown if shown > 0 else None
 
     def state(self) -> State:
         out = np.empty(len(TOTALS) + 2 * (self.thresholds + 1))

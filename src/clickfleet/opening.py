@@ -18,6 +18,7 @@ from clickfleet.reader import Reader
 from clickfleet.schema import Schema
 from clickfleet.sections import Plugin
 
+QUARANTINE = "quarantine.txt"
 Data = Any
 """Paths of files, or anything a Feed takes: a frame, a table, a mapping of arrays, rows, batches."""
 
@@ -45,7 +46,7 @@ def for_scoring(config: Config, batch_size: int | None = None) -> Config:
         config,
         data=replace(
             data,
-            batch_size=batch_size or data.test_batch_size or data.batch_size,
+            batch_size=batch_size or data.test_batch_size or data.batch_rows,
             shuffle=0,
             interleave=1,
             bad_lines="skip" if data.bad_lines == "quarantine" else data.bad_lines,
@@ -87,18 +88,18 @@ def open_source(
             raise ConfigError("data in memory needs a schema", "give schema=Schema(…), data.schema or data.preset")
         if of.shuffle:
             raise ConfigError("data.shuffle is for files", "shuffle what is in memory before you give it")
-        return Feed(data, wanted, of.batch_size)
+        return Feed(data, wanted, of.batch_rows)
     if not data:
         raise ConfigError("data.train is missing", "name files, e.g. data.train=train/part-*")
     quarantine = of.quarantine
     if of.bad_lines == "quarantine" and quarantine is None:
-        quarantine = str((folder or Path()) / "quarantine.txt")
+        quarantine = str((folder or Path()) / QUARANTINE)
         Path(quarantine).parent.mkdir(parents=True, exist_ok=True)
     reader = Reader(
         data,
         wanted,
         form,
-        of.batch_size,
+        of.batch_rows,
         shuffle=of.shuffle,
         seed=config.train.seed,
         threads=of.threads,

@@ -19,14 +19,14 @@ import torch
 from clickfleet import checkpoint, devices, modes, saving, scoring
 from clickfleet.batch import ROW_COLUMNS
 from clickfleet.config import Config
-from clickfleet.configuring import check, check_arrangement, configure, cpu_class, hogwild
+from clickfleet.configuring import check, check_arrangement, configure, cpu_class, hogwild, settled
 from clickfleet.errors import CheckpointError, ConfigError, TrainingError
-from clickfleet.home import at_home, home_of, write_config
+from clickfleet.home import NO_CHECKPOINT, at_home, home_of, write_config
 from clickfleet.job import Job, Source
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.mirror import Mirror
-from clickfleet.opening import Data, open_source, total_bytes
+from clickfleet.opening import QUARANTINE, Data, open_source, total_bytes
 from clickfleet.outcome import Outcome, distant
 from clickfleet.profiling import Profile
 from clickfleet.report.ending import write_best_report, write_report
@@ -51,9 +51,11 @@ def train(
     """Trains as a configuration says: a file, its content, or a Config, with `key=value` over it.
 
     `data` and `test` may stand in memory instead of files; with `data` in memory and no `run.dir`, nothing is written.
+    `resume` goes on from the newest checkpoint of the run folder, or starts from the beginning where there is none yet.
     """
     settings = configure(config, overrides)
     check(settings)
+    settings = settled(settings)
     devices.find(settings.train.device)
     in_memory = data is not None and not isinstance(data, str | Path)
     where = None if in_memory and settings.run.dir == Run.dir else settings.run.dir
@@ -68,7 +70,7 @@ def train(
         work = on_cluster.train
     if where is None:
         return work(settings, source, test, None, resume, quiet, None)
-    with at_home(where, resume, rows=settings.cluster.address is None) as (folder, copy):
+    with at_home(where, None if resume else False, rows=settings.cluster.address is None) as (folder, copy):
         settings = replace(settings, run=replace(settings.run, dir=str(folder)))
         return work(settings, source, test, folder, resume, quiet, copy)
 
@@ -90,9 +92,12 @@ def _train(
     state: saving.State | None = None
     notes: list[str] = []
     checkpoints = None if folder is None else folder / "checkpoints"
-    if resume:
-        if checkpoints is None:
-            raise ConfigError("there is no run folder to resume from", "set run.dir")
+    if resume and checkpoints is None:
+        raise ConfigError("there is no run folder to resume from", "set run.dir")
+    if resume and checkpoints is not None and not checkpoint.steps(checkpoints):
+        notes.append(NO_CHECKPOINT.format(checkpoints))
+        resume = False
+    if resume and checkpoints is not None:
         path = checkpoint.latest(checkpoints)
         learner, state = saving.resume(path, settings, source.schema, metrics)
         check_arrangement(state["arrangement"], arrangement)
@@ -137,6 +142,8 @@ def _train(
         session.restore(job, state)
     else:
         watch.forget_after(0, size=0)  # of a run that ended before its first checkpoint
+        if folder is not None:
+            (folder / QUARANTINE).unlink(missing_ok=True)  # its bad lines come again
     before = job.rows
     for note in notes:
         watch.log(note)

@@ -140,7 +140,7 @@ def resolve(model: str | Path) -> Path:
             return found
     raise CheckpointError(
         f"{model} holds no model" if path.exists() else f"there is no {model}",
-        "a model is a run folder with a checkpoint in it, RUN/LATEST, RUN/BEST where the best is kept, a checkpoint, a published log or entry",
+        "a model is a run folder with a checkpoint in it, RUN/LATEST, RUN/BEST if it is kept, a checkpoint, a published log or entry",
     )
 
 

@@ -88,6 +88,9 @@ def plugin(default: str | Plugin) -> BeforeValidator:
     return BeforeValidator(parse)
 
 
+BATCH_ROWS = 1000
+
+
 @dataclass(frozen=True)
 class Data:
     format: Annotated[Plugin, plugin("criteo")] = field(default_factory=lambda: Plugin("criteo"))
@@ -104,8 +107,8 @@ class Data:
     """word2vec: the words and their counts, as `clickfleet words prepare` wrote them."""
     keys: str | None = None
     """Another rule by which values become keys than the schema's: hash64, `py2 mod 1000001` or raw."""
-    batch_size: Count = 1000
-    """Rows of a step."""
+    batch_size: Count | None = None
+    """Rows of a step. Default: 1000, and for word2vec as many sentences as hold about 10,000 words."""
     test_batch_size: Count | None = None
     """As batch_size by default."""
     shuffle: Annotated[int, Ge(0)] | Literal["global"] = 0
@@ -120,6 +123,11 @@ class Data:
     """A larger share of bad lines stops the run in any case."""
     quarantine: FilePath | None = None
     """Where bad lines go with their reason; in the run folder by default."""
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a step."""
+        return self.batch_size or BATCH_ROWS
 
 
 @dataclass(frozen=True)
@@ -144,9 +152,9 @@ class Table:
     preset: Literal["plain", "online"] = "plain"
     """plain: nothing is filtered or forgotten; online: features must earn their place and are forgotten."""
     rule: Annotated[Plugin, plugin(ROW_RULE)] = ROW_RULE
-    """How rows are updated, {name, settings…}. Settings without a name change only themselves in the default; a name starts from that rule's own defaults."""
+    """How rows are updated. With a name, the rest has that rule's defaults; settings without a name change only themselves."""
     embed_rule: Annotated[Plugin, plugin(FIRST_ORDER_RULE)] | None = None
-    """The rule of the first-order weight. Default: `rule` if it has a name, else adagrad_v2 with lr 0.1. Settings without a name change only themselves in that."""
+    """The same for the first-order weight. Default: `table.rule` where that has a name, else adagrad_v2 with lr 0.1."""
     init: TableInit = field(default_factory=TableInit)
     admission: str | None = None
     """When rows get factors: `birth`, `score(s)`, `count(n)` or `probability(p)`; the preset's by default."""

@@ -92,6 +92,8 @@ class Session:
         else:
             self.trained_s += now - self._mark
             job.look_ahead()
+            if self.signal is not None and not job.epoch_ended:
+                self.watch.point(job)
             if job.epoch_ended:
                 self._end_epoch(job)
             elif self._due(self.config.train.eval_every, job.steps) and self.progress.evaluated_at != job.steps:
@@ -130,7 +132,7 @@ class Session:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")
         epoch = self.progress.epoch
         self.progress.train = dict(job.metrics.results())
-        facts = {"epoch": epoch, "step": job.steps, "rows": job.rows, **self.progress.train}
+        facts = {"epoch": epoch, "step": job.steps, **self.progress.train}
         self.watch.end_epoch(job, facts, self.trained_s)
         self.watch.log(f"epoch {epoch} done: step {job.steps:,}, {words(self.progress.train)}")
         self.progress.epoch += 1

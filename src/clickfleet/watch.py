@@ -90,6 +90,11 @@ class Watch:
         """The numbers of a moment as one line."""
         return describe(facts)
 
+    def point(self, job: Job) -> None:
+        """A point for the curves now, unless there is one of this step: for a run that stops before its end."""
+        if self._steps > self._pointed_step:
+            self._point(job, time.monotonic())
+
     def _point(self, job: Job, now: float) -> None:
         self.record("train", self.facts(job, now, self._pointed))
         self._pointed, self._pointed_step = Mark.of(job, now), self._steps
@@ -101,7 +106,8 @@ class Watch:
         rate = (job.rows - self._begin.rows) / max(trained_s, 1e-9)
         table = job.table.stats()
         more = {"table_rows": table["rows"], "table_bytes": table["bytes"], "rows_per_s": rate, "shares": job.shares()}
-        self.record("epoch", {**facts, **more})
+        # `rows` as everywhere: what the run has learned from so far; the metrics are those of `epoch_rows`
+        self.record("epoch", {**facts, "rows": job.rows, "epoch_rows": facts["rows"], **more})
 
     def _share_done(self, job: Job) -> float | None:
         if self.total_bytes:

@@ -87,6 +87,26 @@ def test_a_file_with_settings_over_it_and_resume(log: Path, tmp_path: Path, caps
     assert (resumed["rows"], resumed["new_rows"]) == (3000, 1500)
 
 
+def test_rows_trained_on_are_one_number(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the run has learned from, before a resume too, and not only by the last point of a curve."""
+    from clickfleet.workbench.panels import Followed
+
+    monkeypatch.chdir(tmp_path)
+    for epochs, more in ((2, []), (3, ["--resume"])):
+        wanted = 1500 * epochs
+        done = result(capsys, "train", f"data.train={log}/train", f"train.epochs={epochs}", *SMALL, *more)
+        assert done["rows"] == wanted
+        followed = Followed(tmp_path / "run")
+        followed.look()
+        assert followed.facts()["rows"] == wanted
+        assert f"{wanted:,}" in (tmp_path / "run/report.html").read_text()
+    assert done["new_rows"] == 1500
+    assert run(build(), ["train", f"data.train={log}/train", "train.epochs=4", *SMALL, "--resume"]) == 0
+    assert "6,000 rows (1,500 of them since the resume) in " in capsys.readouterr().out
+
+
 def test_what_people_read(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

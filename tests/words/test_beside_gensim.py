@@ -15,6 +15,8 @@ from clickfleet.configuring import configure
 from clickfleet.learner import Learner
 from clickfleet.opening import open_source
 from clickfleet.words import vectors
+from clickfleet.words.prepare import Options as Prepare
+from clickfleet.words.prepare import prepare
 from clickfleet.words.vectors import Vectors
 from clickfleet.words.vocabulary import Vocabulary
 
@@ -79,3 +81,15 @@ def test_words_are_as_similar_as_by_gensim(config, corpus, tmp_path):
     mine, one, other = vectors.load(tmp_path / "run"), gensim(text, 1), gensim(text, 2)
     assert len(mine) == len(one)
     assert agreement(mine, one) > agreement(one, other) - 0.03 > 0.5
+
+
+def test_the_default_batch_learns_from_long_sentences(config, corpus, tmp_path):
+    """A batch is a number of words: of 1000 sentences with 1000 words each the rate would fall once per epoch."""
+    (tmp_path / "text.txt").write_text((corpus / "text.txt").read_text().replace("\n", " ") + "\n")
+    prepare(tmp_path / "text.txt", tmp_path / "p", Prepare(parts=1))
+    settings = config(model={"bias": False}, train={"deterministic": True, "threads": 1})
+    settings["data"] |= {"train": str(tmp_path / "p/train"), "vocabulary": str(tmp_path / "p/vocabulary.txt")}
+    del settings["data"]["batch_size"]
+    done = clickfleet.train(settings, quiet=True)
+    assert done.config.data.batch_size == 10
+    assert agreement(vectors.load(tmp_path / "run"), gensim(tmp_path / "p/train/part-00000.txt", 1)) > 0.9

@@ -36,7 +36,9 @@ def launch(
     ] = None,
     server_num: Servers = 2,
     worker_num: Workers = 2,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint; without one yet, start.")
+    ] = False,
     log_dir: Annotated[
         Path | None,
         typer.Option(

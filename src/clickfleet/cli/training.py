@@ -78,7 +78,9 @@ def train(
             metavar="KEY=VALUE",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint; without one yet, start.")
+    ] = False,
     config_file: ConfigFile = None,
     option: Settings = None,
 ) -> Result:

@@ -35,9 +35,13 @@ NOTICEABLE = 0.005
 def measure(config: Config, workers: Sequence[int], rows: int, seed: int, say: Callable[[str], None]) -> Found:
     """Each mode with each number of workers, every worker with whole batches of its own share of the rows."""
     source = opening.open_source(config, config.data.train, None, labels=True)
-    size = config.data.batch_size
+    size = config.data.batch_rows
     batches = list(islice(iter(source), max(1, rows // size)))
-    test = opening.open_source(opening.for_scoring(config), config.data.test, source.schema, labels=True) if config.data.test else None
+    test = (
+        opening.open_source(opening.for_scoring(config), config.data.test, source.schema, labels=True)
+        if config.data.test
+        else None
+    )
     held_out = list(islice(iter(test), 100)) if test is not None else []
     if not held_out:
         raise ConfigError("the modes are compared by their AUC on test data", "set data.test")

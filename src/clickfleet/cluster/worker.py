@@ -90,7 +90,7 @@ class Worker:
             links = links_of(self.config)
             known = [*learned, *[0] * (links - len(learned))]
             self.links = [self._link(self.index * links + i, known[i]) for i in range(links)]
-            self._counted = (sum(known), sum(known) * self.config.data.batch_size, sum(known))
+            self._counted = (sum(known), sum(known) * self.config.data.batch_rows, sum(known))
 
     def _link(self, peer: int, learned: int = 0) -> Remote:
         return Remote(

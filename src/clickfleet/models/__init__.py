@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from clickfleet.sections import BATCH_ROWS
+
 
 class Inputs(NamedTuple):
     """What a model sees of a batch; towers see `dense` and `factors`, not `first`, unless the model says so."""
@@ -74,6 +76,11 @@ class Model(nn.Module):
 
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__()
+
+    @classmethod
+    def batch_rows(cls, config: Any) -> int:
+        """Rows of a step where the whole configuration does not say."""
+        return BATCH_ROWS
 
     @classmethod
     def row_factors(cls, config: Any, dim: int, slots: int, dense: int) -> int:

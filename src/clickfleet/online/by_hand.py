@@ -89,7 +89,10 @@ def publish(
     alone: bool = False,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """An entry by hand of the checkpoint that the run stands for, which no guard looks at, or the way back to entry `rollback`; `to` is where entries are copied."""
+    """An entry by hand, which no guard looks at, or the way back to entry `rollback`; `to` is where entries are copied.
+
+    The entry is of the checkpoint that the run folder stands for.
+    """
     if rollback is not None and mirror.url_of(run) is not None:
         with at_home(run, resume=True) as (folder, _):
             return publish(folder, rollback=rollback, to=to)

@@ -13,7 +13,7 @@ import torch
 
 from clickfleet import checkpoint, modes, saving
 from clickfleet.config import Config
-from clickfleet.configuring import check, check_arrangement, configure, cpu_class, hogwild
+from clickfleet.configuring import check, check_arrangement, configure, cpu_class, hogwild, settled
 from clickfleet.errors import ConfigError
 from clickfleet.feeds import Feed
 from clickfleet.home import at_home, write_config
@@ -92,6 +92,7 @@ def learn(
     settings = configure(config, overrides)
     check(settings)
     check_online(settings, source is not None)
+    settings = settled(settings)
     schema = schema or schema_of(settings)
     with at_home(settings.run.dir, rows=settings.cluster.address is None) as (folder, copy):
         settings = replace(settings, run=replace(settings.run, dir=str(folder)))

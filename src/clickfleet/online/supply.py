@@ -116,7 +116,7 @@ class Supply:
         """The rows of a pass, shuffled by its name."""
         whole = self.config.online.validate == "pass"
         if found.in_files and not found.data:
-            return Ahead(Feed([], self.schema, self.config.data.batch_size), whole=whole)
+            return Ahead(Feed([], self.schema, self.config.data.batch_rows), whole=whole)
         rows = list(found.data) if found.in_files else found.data
         source = open_source(self.reading(found), rows, self.schema, labels=True, folder=self.folder)
         if isinstance(source, Reader):
@@ -166,7 +166,7 @@ class Announced(Supply):
             raise DataError(
                 f"{found.name} is in memory, and the workers of a cluster read files", "give paths, or use mode local"
             )
-        return Ahead(Feed([], self.schema, self.config.data.batch_size))
+        return Ahead(Feed([], self.schema, self.config.data.batch_rows))
 
     def restore(self, ahead: Ahead, reader: dict[str, Any]) -> None:
         """The workers know how far they are."""

@@ -15,6 +15,8 @@ from clickfleet.errors import ConfigError
 from clickfleet.models import Inputs, Model, TableInit
 from clickfleet.words.vocabulary import FILE, Vocabulary
 
+BATCH_WORDS = 10_000
+
 
 class Word2Vec(Model):
     """Skip-gram with negative sampling: u·v + β tells a word's neighbours from noise (arXiv:1310.4546).
@@ -40,6 +42,13 @@ class Word2Vec(Model):
         """Whether the rate falls in a straight line over the whole run; by default where the rule is plain sgd."""
         floor: Annotated[float, Ge(0)] = 0.004
         """The last rate, as a share of the first."""
+
+    @classmethod
+    def batch_rows(cls, config: Any) -> int:
+        """Sentences may be lines or whole texts, so a batch is a number of words; in larger ones the rate falls too late."""
+        if config.data.vocabulary is None:
+            return super().batch_rows(config)
+        return vocabulary(config).sentences_with(BATCH_WORDS)
 
     @classmethod
     def table_init(cls, config: Any, dim: int) -> TableInit:

@@ -25,6 +25,7 @@ from clickfleet.errors import DataError
 FILE = "vocabulary.txt"
 SENTENCE = "</s>"
 _COUNT = re.compile(r"[0-9]{1,19}")
+LONG_SENTENCE = 1000
 
 Doubles = NDArray[np.float64]
 
@@ -41,6 +42,11 @@ class Vocabulary:
     def keys(self, slot: str) -> Keys:
         """The keys of all words in a slot."""
         return np.array([_core.hash64(slot, word.encode()) for word in self.words], np.uint64)
+
+    def sentences_with(self, words: int) -> int:
+        """How many sentences hold about so many words; where their number is not known, they are taken for long ones."""
+        length = LONG_SENTENCE if not self.sentences else self.counts.sum() / self.sentences
+        return max(1, round(words / max(length, 1)))
 
     def keep(self, sample: float) -> Doubles:
         """The chance of each occurrence to be trained on: frequent words are thinned out."""

@@ -98,7 +98,7 @@ def curves(found: Comparison) -> list[str]:
 def _points(order: Order, kind: str, key: str) -> list[tuple[float, float]]:
     if not (order.folder / "metrics.jsonl").is_file():
         return []
-    size = order.config.data.batch_size
+    size = order.config.data.batch_rows
     return [(step * size, value) for step, value in curve(read_lines(order.folder)[kind], key)]
 
 
