@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clickfleet.config import Config, checked, dump, load
+from clickfleet.config import Config, checked, dump, load, read
 from clickfleet.errors import ConfigError
-from clickfleet.sections import Plugin
+from clickfleet.sections import Plugin, Table
+from clickfleet.workbench.plan import changed
 
 EXAMPLE = """
 data:   {format: criteo, train: [train/part-*], test: [test/part-*], batch_size: 1000, bad_lines: error}
@@ -50,12 +51,58 @@ def test_everything_has_a_default() -> None:
 
 
 def test_a_given_rule_serves_both_parts_and_the_default_has_one_for_each() -> None:
-    assert checked(Config, {}).table.first_order_rule == Plugin(
+    assert checked(Config, {}).table.embed_rule == Plugin(
         "adagrad_v2", {"lr": 0.1, "initial_g2sum": 0.1, "scale": "show"}
     )
-    assert checked(Config, {"table": {"rule": "adam"}}).table.first_order_rule is None
+    assert checked(Config, {"table": {"rule": "adam"}}).table.embed_rule is None
+    assert replace(Table(), rule=Plugin("adam")).embed_rule is None
     given = checked(Config, {"table": {"embed_rule": "ftrl"}}).table
-    assert (given.rule.name, given.first_order_rule) == ("adagrad_v2", Plugin("ftrl"))
+    assert (given.rule.name, given.embed_rule) == ("adagrad_v2", Plugin("ftrl"))
+
+
+ROWS, FIRST = {"lr": 0.05, "initial_g2sum": 0.1, "scale": "show"}, {"lr": 0.1, "initial_g2sum": 0.1, "scale": "show"}
+
+
+@pytest.mark.parametrize(
+    ("items", "rule", "embed_rule"),
+    [
+        (["table.rule.lr=0.02"], Plugin("adagrad_v2", {**ROWS, "lr": 0.02}), Plugin("adagrad_v2", FIRST)),
+        (["table.rule.lr=0.05"], Plugin("adagrad_v2", ROWS), Plugin("adagrad_v2", FIRST)),
+        (["table.embed_rule.lr=0.2"], Plugin("adagrad_v2", ROWS), Plugin("adagrad_v2", {**FIRST, "lr": 0.2})),
+        (["table.rule.name=adagrad"], Plugin("adagrad"), None),
+        (["table.rule=adam", "table.rule.lr=0.01"], Plugin("adam", {"lr": 0.01}), None),
+        (["table.rule.lr=0.01", "table.rule.name=adam"], Plugin("adam", {"lr": 0.01}), None),
+        (["table.rule=adam", "table.embed_rule.lr=0.01"], Plugin("adam"), Plugin("adam", {"lr": 0.01})),
+        (["table.rule.lr=0.02", "table.embed_rule=ftrl"], Plugin("adagrad_v2", {**ROWS, "lr": 0.02}), Plugin("ftrl")),
+    ],
+)
+def test_a_setting_of_a_rule_changes_nothing_else(
+    tmp_path: Path, items: list[str], rule: Plugin, embed_rule: Plugin | None
+) -> None:
+    """The same key means the same to train, to compare and tune, and in a file that was written."""
+    config = load(None, items)
+    assert (config.table.rule, config.table.embed_rule) == (rule, embed_rule)
+    one_by_one = Config()
+    for item in items:
+        key, _, value = item.partition("=")
+        one_by_one = changed(one_by_one, key, read(f"value: {value}", "")["value"])
+    assert one_by_one.table == config.table
+    assert load(write(tmp_path, dump(config)), base=tmp_path).table == config.table
+    assert Config() == load()  # nothing of the defaults was changed on the way
+
+
+def test_the_rule_of_a_model_keeps_its_name_too() -> None:
+    own = {"name": "sgd", "lr": 0.025, "scale": "none"}
+    table = load(None, ["table.rule.lr=0.05"]).table.with_rule(own)
+    assert (table.rule, table.embed_rule) == (Plugin("sgd", {"lr": 0.05, "scale": "none"}), None)
+    assert Table().with_rule(own).rule == Plugin("sgd", {"lr": 0.025, "scale": "none"})
+    named = load(None, ["table.rule=adam"]).table
+    assert named.with_rule(own) == named
+
+
+def test_other_plug_ins_keep_their_names_as_well() -> None:
+    config = load(None, ["model.hidden=[8]", "mode.k_steps=9", "data.format.separator=;"])
+    assert (config.model.name, config.mode.name, config.data.format.name) == ("deepfm", "local", "criteo")
 
 
 def test_a_written_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
@@ -125,7 +172,7 @@ def test_sizes(text: str, value: int) -> None:
             "a.yaml: run.checkpoint_every: needs a number and a unit of ms, s, min, h, d, such as 5min",
         ),
         ("table: {memory_limit: 8 GB RAM}", "a.yaml: table.memory_limit: needs a number and a unit"),
-        ("table: {embed_rule: {lr: 3}}", "a.yaml: table.embed_rule: needs a name and, beside it, settings"),
+        ("table: {embed_rule: {name: 3}}", "a.yaml: table.embed_rule: needs a name and, beside it, settings"),
         ("train: 3", "a.yaml: train: input should be"),
         ("data: {train: 3}", "a.yaml: data.train: input should be"),
         ("train: {epochs: 1, epochs: 2}", "a.yaml:1: key epochs is given twice"),

@@ -25,6 +25,8 @@ Keys = NDArray[np.uint64]
 ROW_COLUMNS: Final = ("labels", "shows", "clicks", "weights", "times", "groups")
 """Columns with one number per row, None where the data has none."""
 
+NOT_A_LABEL: Final = "is not a label: 1 is a click and 0 is none, so convert other labels first"
+
 _counting: Integers = np.arange(1, dtype=np.int64)
 
 
@@ -124,6 +126,20 @@ class Batch:
             counts = np.diff(self.offsets).reshape(-1, self.slots)[order].reshape(-1)
             offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         return Batch(self.dense[order], keys, self.slots, offsets, values=values, **picked)  # type: ignore[arg-type]
+
+    def bad_label(self) -> int | None:
+        """The first row whose label is neither 0 nor 1."""
+        if self.labels is None:
+            return None
+        good = (self.labels == 0) | (self.labels == 1)
+        return None if good.all() else int(np.argmin(good))
+
+    def check_labels(self) -> None:
+        """Refuses labels other than 0 and 1; formats do it line by line, so this is for batches that others made."""
+        row = self.bad_label()
+        if row is not None:
+            assert self.labels is not None
+            raise DataError(f"row {row} of a batch: its label {self.labels[row]:g} {NOT_A_LABEL}")
 
     def unique(self) -> tuple[Keys, Integers]:
         """Each key once, in the order of first occurrence, and the place of each of `keys` among them."""

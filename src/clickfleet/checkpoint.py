@@ -251,6 +251,29 @@ def latest(folder: Path | str) -> Path:
     return labelled(folder, LATEST)
 
 
+def chosen(folder: Path | str) -> Path | None:
+    """The checkpoint that a run folder stands for: the best where it is kept, else the newest; None if there is none."""
+    folder = Path(folder)
+    label = next((name for name in (BEST, LATEST) if (folder / name).is_file()), None)
+    return None if label is None else labelled(folder, label)
+
+
+def is_named(path: Path, label: str) -> bool:
+    """Whether a label beside a checkpoint names it."""
+    try:
+        return (path.parent / label).read_text().partition(" ")[0] == path.name
+    except OSError:
+        return False
+
+
+def forget_best(folder: Path | str) -> bool:
+    """Keeps the best one no longer; whether there was one."""
+    pointer = Path(folder) / BEST
+    kept = pointer.is_file()
+    pointer.unlink(missing_ok=True)
+    return kept
+
+
 def best(folder: Path | str) -> Path | None:
     """The checkpoint kept as the best, where there is one."""
     return labelled(folder, BEST) if (Path(folder) / BEST).is_file() else None

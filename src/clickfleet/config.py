@@ -231,16 +231,17 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, as_given: bool = False) -> Any:
+    """A configuration as plain values; `as_given` leaves out the names and settings of plug-ins that are only the default."""
     if isinstance(value, Plugin):
-        return {"name": value.name, **value.settings}
+        return dict(value.given) if as_given and value.given is not None else {"name": value.name, **value.settings}
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(item, as_given) for key, item in value.items()}
     if not dataclasses.is_dataclass(value):
-        return [plain(item) for item in value] if isinstance(value, tuple) else value
+        return [plain(item, as_given) for item in value] if isinstance(value, tuple) else value
     out = {}
     for name, hint in get_type_hints(type(value), include_extras=True).items():
         item = getattr(value, name)
         unit = next((part for part in flatten(hint) if isinstance(part, Unit)), None)
-        out[name] = unit.text(item) if unit and item is not None else plain(item)
+        out[name] = unit.text(item) if unit and item is not None else plain(item, as_given)
     return out

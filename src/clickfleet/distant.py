@@ -14,10 +14,11 @@ from clickfleet.home import write_config
 from clickfleet.job import Source
 from clickfleet.mirror import Mirror
 from clickfleet.opening import Data, total_bytes
-from clickfleet.outcome import Distant, Outcome
+from clickfleet.outcome import Outcome, distant
 from clickfleet.reader import Reader
 from clickfleet.report.ending import write_led_report
 from clickfleet.report.evidence import Evidence
+from clickfleet.session import keeps_best
 from clickfleet.trained import cores
 
 
@@ -55,6 +56,8 @@ def train(
             checkpoint.forget_after(checkpoints, run.base.steps)
             before = run.base.rows
             watch.log(f"going on from {path}")
+            if not keeps_best(settings) and checkpoint.forget_best(checkpoints):
+                watch.log("the best checkpoint is no longer kept: neither train.patience nor run.keep_best asks for it")
         elif settings.train.init_from is not None:
             anew = run.start_from(saving.resolve(settings.train.init_from))
             watch.log(f"starting from {settings.train.init_from}")
@@ -62,21 +65,24 @@ def train(
                 watch.log(f"initialised anew: {what}")
 
     done = driver.run(settings, source.schema, source.files, held_out, watch, prepare)
-    outcome = Distant.__new__(Distant)
-    rows = done.base.rows - before
-    vars(outcome).update(
-        path=done.path,
+    rows, progress = done.base.rows - before, done.progress
+    best = checkpoint.best(checkpoints)
+    kept = best is not None and done.signal is None
+    outcome = distant(
+        path=best if kept else done.path,
         threads=cores(settings),
-        rows=rows,
+        rows=done.base.rows,
+        new_rows=rows,
         seconds=done.trained_s + done.last_save_s,
         rows_per_s=rows / done.trained_s if done.trained_s else 0.0,
-        train=done.progress.train or dict(done.base.metrics.results()),
-        test=done.progress.test,
+        train=progress.train or dict(done.base.metrics.results()),
+        test=(progress.best_test or progress.test) if kept else progress.test,
+        last=done.path,
         signal=done.signal,
-        best=checkpoint.best(checkpoints),
-        best_auc=done.progress.best_auc,
+        best=best,
+        best_auc=progress.best_auc,
     )
     if settings.run.report and rows and done.signal is None:
-        evidence = Evidence(results=done.progress.test or {})
+        evidence = Evidence(results=outcome.test or {})
         write_led_report(folder, outcome, evidence, done, watch)
     return outcome

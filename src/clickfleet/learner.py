@@ -47,15 +47,12 @@ class Learner:
             tuple(column.name for column in schema.dense),
             tuple(i for i, slot in enumerate(schema.slots) if slot.bucket is not None),
         )
-        self.config, self.schema = config, schema
+        rows = config.table.with_rule(kind.row_rule) if kind.row_rule else config.table
+        self.config, self.schema = dataclasses.replace(config, table=rows), schema
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.train.seed)
             self.model = widened(kind, settings, self.shape).to(self.device)  # made on the CPU: equal values everywhere
         init = kind.table_init(settings, dim)
-        rows = config.table
-        if kind.row_rule and rows.rule == sections.Table().rule:
-            own = dict(kind.row_rule)
-            rows = dataclasses.replace(rows, rule=sections.Plugin(own.pop("name"), own))
         self.table = table or make_table(rows, factors, init.embed, init.embedx, config.train.seed)
         if self.table.factors != factors:
             raise CheckpointError(
@@ -165,7 +162,7 @@ def make_table(config: sections.Table, factors: int, embed: str, embedx: str, se
     return Table(
         factors,
         rule=_rule(config.rule),
-        embed_rule=None if config.first_order_rule is None else _rule(config.first_order_rule),
+        embed_rule=None if config.embed_rule is None else _rule(config.embed_rule),
         init=config.init.embedx or embedx,
         embed_init=config.init.embed or embed,
         preset=config.preset,

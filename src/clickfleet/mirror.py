@@ -144,14 +144,21 @@ class Mirror:
                 continue
             self._get(name)
 
-    def fetch_model(self) -> Path:
-        """The model at the URL, whole: a checkpoint or a published log or entry as it is, of a run its newest checkpoint."""
+    def fetch_model(self, label: str | None = None) -> Path:
+        """The model at the URL, whole: a checkpoint or a published log or entry as it is.
+
+        Of a run, the checkpoint that a label names; by default its best where that is kept, else its newest.
+        """
         names = self._names()
-        prefix = next((p for p in ("", "checkpoints/") if f"{p}{checkpoint.LATEST}" in names), None)
+        labels = (checkpoint.BEST, checkpoint.LATEST) if label is None else (label,)
+        pointers = (f"{prefix}{name}" for name in labels for prefix in ("", "checkpoints/"))
+        pointer = next((one for one in pointers if one in names), None)
         wanted = names
-        if prefix is not None:
-            latest = self._read(f"{prefix}{checkpoint.LATEST}").split(" ")[0]
-            wanted = [f"{prefix}{checkpoint.LATEST}", *(n for n in names if n.startswith(f"{prefix}{latest}/"))]
+        if pointer is not None:
+            inner = Path(pointer).with_name(self._read(pointer).split(" ")[0]).as_posix()
+            wanted = [pointer, *(name for name in names if name.startswith(f"{inner}/"))]
+        elif label is not None:
+            raise CheckpointError(f"{self.url} has no {label}", "name a run, and a checkpoint that it keeps")
         for name in wanted:
             self._get(name)
         return self.folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from clickfleet.formats import load as load_format
 from clickfleet.job import Source
 from clickfleet.reader import Reader
 from clickfleet.schema import Schema
+from clickfleet.sections import Plugin
 
 Data = Any
 """Paths of files, or anything a Feed takes: a frame, a table, a mapping of arrays, rows, batches."""
@@ -31,6 +33,32 @@ def schema_of(config: Config) -> Schema:
             "this format does not say what its columns mean, so a schema is needed", "set data.schema, or name a preset"
         )
     return form.schema  # type: ignore[no-any-return]
+
+
+def for_scoring(config: Config, batch_size: int | None = None) -> Config:
+    """The configuration to read rows for scoring: in the order of the files, and without a quarantine file.
+
+    Training may shuffle rows, read files by turns and put bad lines aside. A score belongs to its row, so scoring does none of it.
+    """
+    data = config.data
+    return replace(
+        config,
+        data=replace(
+            data,
+            batch_size=batch_size or data.test_batch_size or data.batch_size,
+            shuffle=0,
+            interleave=1,
+            bad_lines="skip" if data.bad_lines == "quarantine" else data.bad_lines,
+            quarantine=None,
+        ),
+    )
+
+
+def with_format(config: Config, name: str | None) -> Config:
+    """The configuration for files of the format `name`; None or the format it has already keeps its settings."""
+    if name is None or name == config.data.format.name:
+        return config
+    return replace(config, data=replace(config.data, format=Plugin(name)))
 
 
 def open_source(

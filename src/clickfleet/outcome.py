@@ -18,14 +18,20 @@ class Outcome(Trained):
 
     learner: Learner
     path: Path | None
+    """Its checkpoint: the best where the run keeps it, else the newest."""
     threads: int
     rows: int = 0
-    """Rows trained on by this call."""
+    """Rows that the run has learned from: all epochs, and before a resume too."""
+    new_rows: int = 0
+    """Those of this call."""
     seconds: float = 0.0
     rows_per_s: float = 0.0
     train: Results = field(default_factory=dict)
     """Metrics of the last epoch's training, taken as it went on."""
     test: Results | None = None
+    """Metrics of this model on the test data."""
+    last: Path | None = None
+    """The newest checkpoint, from which a resume goes on."""
     signal: int | None = None
     """The signal that stopped the run before its end."""
     best: Path | None = None
@@ -35,6 +41,7 @@ class Outcome(Trained):
     def to_dict(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
+            "new_rows": self.new_rows,
             "seconds": self.seconds,
             "rows_per_s": self.rows_per_s,
             "train_auc": self.train.get("auc"),
@@ -52,10 +59,16 @@ class LoadedLater:
     def __getattr__(self, name: str) -> Any:
         if name != "learner" or self.path is None:
             raise AttributeError(name)
-        whole = any(self.path.glob("rows-*"))  # or only at its URL
-        self.learner = saving.load(self.path if whole else saving.resolve(mirror.origin(self.path) or self.path))
+        self.learner = saving.load(saving.whole(self.path))
         return self.learner
 
 
 class Distant(LoadedLater, Outcome):
-    """What training on a cluster made."""
+    """What training made that is not in the memory of this process: on a cluster, or an earlier checkpoint that was the best."""
+
+
+def distant(**facts: Any) -> Distant:
+    """One with these facts."""
+    made = Distant.__new__(Distant)
+    vars(made).update(facts)
+    return made

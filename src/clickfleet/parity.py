@@ -42,6 +42,8 @@ class Check:
 
 @dataclass
 class Report:
+    model: str = ""
+    """The checkpoint or entry that was compared."""
     checks: list[Check] = field(default_factory=list)
     rows: int = 0
     max_abs_diff: float | None = None
@@ -55,7 +57,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         checks = [asdict(check) for check in self.checks]
-        return {"ok": self.ok, "rows": self.rows, "max_abs_diff": self.max_abs_diff, "checks": checks}
+        return {"ok": self.ok, "model": self.model, "rows": self.rows, "max_abs_diff": self.max_abs_diff, "checks": checks}
 
 
 def compare(
@@ -74,9 +76,10 @@ def compare(
     """Compares a model with a server, an artifact and Redis, whichever are given; `sample` rows of the table, 0: all."""
     if server is None and artifact is None and redis is None:
         raise ConfigError("there is nothing to compare with", "give --server, --artifact or --redis")
-    learner = saving.load(saving.resolve(model))
+    path = saving.resolve(model)
+    learner = saving.load(path)
     name = form or learner.config.data.format.name
-    report = Report()
+    report = Report(saving.describe(path))
     if server is not None:
         with Client(server, token, certificate=certificate) as client:
             _settings(report, learner, client.model())

@@ -27,13 +27,13 @@ from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.mirror import Mirror
 from clickfleet.opening import Data, open_source, total_bytes
-from clickfleet.outcome import Outcome
+from clickfleet.outcome import Outcome, distant
 from clickfleet.profiling import Profile
-from clickfleet.report.ending import write_report
+from clickfleet.report.ending import write_best_report, write_report
 from clickfleet.report.evidence import Evidence
 from clickfleet.schema import Schema
 from clickfleet.sections import Run
-from clickfleet.session import Session
+from clickfleet.session import Session, keeps_best
 from clickfleet.step import NotFiniteError
 from clickfleet.trained import Trained, cores
 from clickfleet.watch import Watch
@@ -63,9 +63,9 @@ def train(
     )
     work = _train
     if modes.distributed(settings):
-        from clickfleet import distant  # with Ray
+        from clickfleet import distant as on_cluster  # with Ray
 
-        work = distant.train
+        work = on_cluster.train
     if where is None:
         return work(settings, source, test, None, resume, quiet, None)
     with at_home(where, resume, rows=settings.cluster.address is None) as (folder, copy):
@@ -98,6 +98,8 @@ def _train(
         check_arrangement(state["arrangement"], arrangement)
         checkpoint.forget_after(checkpoints, state["step"])
         notes.append(f"going on from {path}")
+        if not keeps_best(settings) and checkpoint.forget_best(checkpoints):
+            notes.append("the best checkpoint is no longer kept: neither train.patience nor run.keep_best asks for it")
     else:
         if checkpoints is not None and checkpoint.steps(checkpoints):
             raise CheckpointError(f"{folder} holds a run already", "go on with --resume, or choose another run.dir")
@@ -110,7 +112,7 @@ def _train(
             learner = Learner(settings, source.schema)
 
     if folder is not None:
-        write_config(folder, settings)
+        write_config(folder, learner.config)
     watch = Watch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
     saver = None
     if checkpoints is not None:
@@ -134,7 +136,7 @@ def _train(
     if state is not None:
         session.restore(job, state)
     else:
-        watch.forget_after(0)  # of a run that ended before its first checkpoint
+        watch.forget_after(0, size=0)  # of a run that ended before its first checkpoint
     before = job.rows
     for note in notes:
         watch.log(note)
@@ -152,22 +154,33 @@ def _train(
         watch.close()
     if profile is not None:
         show_profile(profile, folder, watch)
-    rows = job.rows - before
+    progress, rows = session.progress, job.rows - before
+    last = saver.last[1] if saver is not None and saver.last is not None else None
+    best = None if checkpoints is None else checkpoint.best(checkpoints)
+    facts: dict[str, Any] = {
+        "path": last,
+        "threads": threads,
+        "rows": job.rows,
+        "new_rows": rows,
+        "seconds": session.trained_s + session.last_save_s,
+        "rows_per_s": rows / session.trained_s if session.trained_s else 0.0,
+        "train": progress.train or dict(metrics.results()),
+        "test": progress.test,
+        "last": last,
+        "signal": session.signal,
+        "best": best,
+        "best_auc": progress.best_auc,
+    }
+    if best is None or best == last or session.signal is not None:
+        done = Outcome(learner, **facts)
+    else:
+        done = distant(**{**facts, "path": best, "test": progress.best_test or progress.test})
     if folder is not None and settings.run.report and rows and session.signal is None:
-        write_report(folder, evaluator, evidence, watch.log)
-    return Outcome(
-        learner,
-        saver.last[1] if saver is not None and saver.last is not None else None,
-        threads,
-        rows=rows,
-        seconds=session.trained_s + session.last_save_s,
-        rows_per_s=rows / session.trained_s if session.trained_s else 0.0,
-        train=session.progress.train or dict(metrics.results()),
-        test=session.progress.test,
-        signal=session.signal,
-        best=None if checkpoints is None else checkpoint.best(checkpoints),
-        best_auc=session.progress.best_auc,
-    )
+        if done.path != last:
+            write_best_report(folder, done, held_out, learner.table.stats()["bytes"], watch.log)
+        else:
+            write_report(folder, evaluator, evidence, watch.log)
+    return done
 
 
 def show_profile(profile: Profile, folder: Path | None, watch: Watch) -> None:

@@ -119,11 +119,14 @@ def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes
 
 
 def resolve(model: str | Path) -> Path:
-    """What MODEL names: a checkpoint, the newest one of a run folder or one by its label (RUN/BEST), a published entry or log."""
+    """What MODEL names: a checkpoint, a published entry or log, or a run folder.
+
+    A run folder stands for its best checkpoint where that is kept, else for its newest; RUN/LATEST, RUN/BEST and RUN/EPOCH-0000 name one.
+    """
     if (url := mirror.url_of(model)) is not None:
         there, _, label = url.rpartition("/")
-        if checkpoint.is_label(label) and label != checkpoint.LATEST:
-            raise CheckpointError(f"{url} is a name for a checkpoint", f"give the one it names, of {there}")
+        if checkpoint.is_label(label):
+            return resolve(mirror.Mirror(there).fetch_model(label) / label)
         return resolve(mirror.Mirror(url).fetch_model())
     path = Path(model)
     if (path / storage.MANIFEST).is_file() or (path / published.LOG).is_file():
@@ -133,12 +136,19 @@ def resolve(model: str | Path) -> Path:
             if (folder / path.name).is_file():
                 return checkpoint.labelled(folder, path.name)
     for folder in (path, path / "checkpoints"):
-        if (folder / checkpoint.LATEST).is_file():
-            return checkpoint.latest(folder)
+        if (found := checkpoint.chosen(folder)) is not None:
+            return found
     raise CheckpointError(
         f"{model} holds no model" if path.exists() else f"there is no {model}",
-        "a model is a run folder with a checkpoint in it, a checkpoint, RUN/BEST where the best is kept, a published log or entry",
+        "a model is a run folder with a checkpoint in it, RUN/LATEST, RUN/BEST where the best is kept, a checkpoint, a published log or entry",
     )
+
+
+def describe(path: Path) -> str:
+    """A resolved path for people: which checkpoint of its run it is."""
+    labels = {checkpoint.BEST: "the best test AUC", checkpoint.LATEST: "the newest"}
+    named = next((words for label, words in labels.items() if checkpoint.is_named(path, label)), None)
+    return f"{mirror.origin(path) or path}" + (f" ({named})" if named else "")
 
 
 def read_config(path: Path) -> Config:
@@ -192,6 +202,18 @@ def verify(path: Path) -> dict[str, Any]:
     sizes = [facts["bytes"] for manifest in manifests for facts in manifest["files"].values()]
     rows = sum(m["rows"] if "rows" in m else m["short_rows"] + m["full_rows"] for m in manifests)
     return {"path": str(path), "files": len(sizes), "bytes": sum(sizes), "rows": rows}
+
+
+def whole(path: Path) -> Path:
+    """A checkpoint with its rows, which are fetched where they are only at its URL."""
+    return path if any(path.glob("rows-*")) else resolve(mirror.origin(path) or path)
+
+
+def kept(model: str | Path) -> list[Path]:
+    """What MODEL names, and of a run folder also the newest checkpoint, from which it would go on."""
+    found = [resolve(model)]
+    newest = Path(model) / "checkpoints" / checkpoint.LATEST
+    return found if not newest.is_file() else list(dict.fromkeys([*found, resolve(newest)]))
 
 
 def step(path: Path) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,19 +69,24 @@ class Plugin:
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    """The settings that were given without a name: they change only themselves in the default. None: the name was given."""
 
 
-def plugin(default: str | None) -> BeforeValidator:
-    """Reads `name`, or {name, settings…}; the name may be left out where there is a default."""
+def plugin(default: str | Plugin) -> BeforeValidator:
+    """Reads `name`, or {name, settings…}. Settings without a name change only themselves in the default."""
+    usual = Plugin(default) if isinstance(default, str) else default
 
     def parse(value: Any, info: ValidationInfo) -> Any:
         given = {"name": value} if isinstance(value, str) else value
-        name = given.get("name", default) if isinstance(given, dict) else None
+        name = given.get("name", usual.name) if isinstance(given, dict) else None
         if not isinstance(name, str):
             raise PydanticCustomError("plugin", "needs a name and, beside it, settings")
         settings = {key: item for key, item in given.items() if key != "name"}
         if isinstance(settings.get("folder"), str) and settings["folder"]:
             settings["folder"] = _beside(settings["folder"], info)
+        if "name" not in given:
+            return Plugin(name, {**usual.settings, **settings}, settings)
         return Plugin(_beside(name, info) if name.endswith(".py") else name, settings)
 
     return BeforeValidator(parse)
@@ -130,18 +136,21 @@ class TableInit:
     """Of the factors."""
 
 
+ROW_RULE = Plugin("adagrad_v2", {"lr": 0.05, "initial_g2sum": 0.1, "scale": "show"}, given={})
+FIRST_ORDER_RULE = Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 0.1, "scale": "show"}, given={})
+"""The default pair, as docs/study.md found it best."""
+
+
 @dataclass(frozen=True)
 class Table:
     dim: Annotated[int, Ge(0), Le(65536)] = 10
     """Factors of one field."""
     preset: Literal["plain", "online"] = "plain"
     """plain: nothing is filtered or forgotten; online: features must earn their place and are forgotten."""
-    rule: Annotated[Plugin, plugin("adagrad")] = field(
-        default_factory=lambda: Plugin("adagrad_v2", {"lr": 0.05, "initial_g2sum": 0.1, "scale": "show"})
-    )
-    """How rows are updated, {name, settings…}; if nothing is said, adagrad_v2 as docs/study.md found best."""
-    embed_rule: Annotated[Plugin, plugin(None)] | None = None
-    """Another rule for the first-order weight; if no rule is given at all, adagrad_v2 with larger steps."""
+    rule: Annotated[Plugin, plugin(ROW_RULE)] = ROW_RULE
+    """How rows are updated, {name, settings…}. Settings without a name change only themselves in the default; a name starts from that rule's own defaults."""
+    embed_rule: Annotated[Plugin, plugin(FIRST_ORDER_RULE)] | None = None
+    """The rule of the first-order weight. Default: `rule` if it has a name, else adagrad_v2 with lr 0.1. Settings without a name change only themselves in that."""
     init: TableInit = field(default_factory=TableInit)
     admission: str | None = None
     """When rows get factors: `birth`, `score(s)`, `count(n)` or `probability(p)`; the preset's by default."""
@@ -168,12 +177,25 @@ class Table:
     delete_after_unseen_days: float | None = None
     """A day's end deletes rows unseen for longer."""
 
-    @property
-    def first_order_rule(self) -> Plugin | None:
-        """The rule of embed_w where it is not `rule`: a rule that was given serves both parts."""
-        if self.embed_rule is None and self.rule == Table().rule:
-            return Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 0.1, "scale": "show"})
-        return self.embed_rule
+    def __post_init__(self) -> None:
+        """Settles the rule of the first-order weight; None: `rule` itself."""
+        paired = self.rule.given is not None or self.rule == ROW_RULE  # equal: old runs wrote the default pair so
+        own = self.embed_rule
+        if own is None or own.given == {}:
+            own = FIRST_ORDER_RULE if paired else None
+        elif own.given is not None:
+            base = FIRST_ORDER_RULE if paired else self.rule
+            own = Plugin(base.name, {**base.settings, **own.given}, own.given)
+        object.__setattr__(self, "embed_rule", own)
+
+    def with_rule(self, own: Mapping[str, Any]) -> Table:
+        """The table of a model that has a default rule of its own."""
+        if self.rule.given is None and self.rule != ROW_RULE:
+            return self
+        settings = {**own, **(self.rule.given or {})}
+        rule = Plugin(settings.pop("name"), settings)
+        embed_rule = None if self.embed_rule == FIRST_ORDER_RULE and not self.embed_rule.given else self.embed_rule
+        return replace(self, rule=rule, embed_rule=embed_rule)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,28 @@ class Progress:
     train: Results | None = None
     """Metrics of the last whole epoch."""
     test: Results | None = None
+    best_test: Results | None = None
+    """The test metrics behind best_auc."""
+
+    @classmethod
+    def resumed(cls, saved: Results, config: Config) -> Progress:
+        """That of a checkpoint, under a patience that may be another one now."""
+        found, patience = cls(**saved), config.train.patience
+        found.stopped_early = patience is not None and found.waited >= patience
+        return found
+
+    def tested(self, results: Results, step: int) -> None:
+        """Takes the results of an evaluation over."""
+        self.test, self.evaluated_at = results, step
+        if self.best_auc is None or results["auc"] > self.best_auc:
+            self.best_auc, self.best_step, self.waited, self.best_test = results["auc"], step, 0, results
+        else:
+            self.waited += 1
+
+
+def keeps_best(config: Config) -> bool:
+    """Whether a run keeps the checkpoint with the best test AUC, for which its folder then stands."""
+    return config.train.patience is not None if config.run.keep_best is None else config.run.keep_best
 
 
 class Session:
@@ -56,9 +78,7 @@ class Session:
         """From the first line read to the last push applied, without evaluations; the last checkpoint after it."""
         self._mark: float | None = None
         self._saved_at = self._saved_step = 0.0
-        self._keeps_best = (
-            config.run.keep_best if config.run.keep_best is not None else config.train.patience is not None
-        )
+        self._keeps_best = keeps_best(config)
 
     def attend(self, job: Job) -> bool:
         """Does what is due; False when training is over."""
@@ -126,16 +146,11 @@ class Session:
         if self.evaluate is None:
             return
         now = self.progress
-        now.test = self.evaluate()
-        now.evaluated_at = job.steps
-        auc = now.test["auc"]
-        if now.best_auc is None or auc > now.best_auc:
-            now.best_auc, now.best_step, now.waited = auc, job.steps, 0
-        else:
-            now.waited += 1
-        slices = {key: value for key, value in now.test.items() if key != "slices"}
+        results = self.evaluate()
+        now.tested(results, job.steps)
+        slices = {key: value for key, value in results.items() if key != "slices"}
         self.watch.record("test", {"epoch": now.epoch if epoch is None else epoch, "step": job.steps, **slices})
-        self.watch.log(f"test after step {job.steps:,}: {words(now.test)}")
+        self.watch.log(f"test after step {job.steps:,}: {words(results)}")
         patience = self.config.train.patience
         if patience is not None and now.waited >= patience:
             now.stopped_early = True
@@ -176,6 +191,7 @@ class Session:
             self.trained_s += took
 
     def state(self, job: Job) -> State:
+        self.watch.mark(job.steps)
         return {
             "version": 1,
             "step": job.steps,
@@ -183,17 +199,16 @@ class Session:
             "reader": job.position(),
             "progress": vars(self.progress),
             "arrangement": self.arrangement,
-            "metrics_bytes": self.watch.size(),
         }
 
     def restore(self, job: Job, state: State) -> None:
         """Goes on from a checkpoint's state."""
         job.steps, job.rows = state["step"], state["rows"]
         job.source.restore(state["reader"])
-        self.progress = Progress(**state["progress"])
+        self.progress = Progress.resumed(state["progress"], self.config)
         if self.saver is not None and self._is_best(job):  # the kill may have come before it was labelled
             self.saver.label_best()
-        self.watch.forget_after(state["metrics_bytes"])
+        self.watch.forget_after(state["step"], state.get("metrics_bytes"))
 
     def interruptible(self) -> AbstractContextManager[None]:
         """The first SIGTERM or SIGINT lets the step end, saves and stops; the second one does what it always does."""

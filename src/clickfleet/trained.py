@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.job import Source
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
-from clickfleet.opening import Data, open_source
+from clickfleet.opening import Data, for_scoring, open_source, with_format
 from clickfleet.schema import Schema
 from clickfleet.scoring import Results
-from clickfleet.sections import Plugin
 
 
 class Trained:
@@ -29,6 +27,8 @@ class Trained:
 
     engine: Engine | None = None
     """What computes the network; torch by default."""
+    form: str | None = None
+    """The format of the files to score; that of the training data by default."""
 
     def __init__(self, learner: Learner, path: Path | None = None, threads: int | None = None) -> None:
         self.learner, self.path = learner, path
@@ -44,11 +44,8 @@ class Trained:
 
     def reading(self, form: str | None = None, threads: int | None = None, engine: Engine | None = None) -> Trained:
         """The same model for files of another format, with other threads, or scored by ONNX Runtime."""
-        if form is not None:
-            data = replace(self.config.data, format=Plugin(form))
-            self.learner.config = replace(self.config, data=data)
         same = Trained(self.learner, self.path, threads or self.threads)
-        same.engine = engine
+        same.form, same.engine = form or self.form, engine
         return same
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> Results:
@@ -70,12 +67,9 @@ class Trained:
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def source(self, data: Data, batch_size: int | None = None, labels: bool = False) -> Source:
-        config = replace(
-            self.config.data, batch_size=batch_size or self.config.data.test_batch_size or self.config.data.batch_size
-        )
-        if config.bad_lines == "quarantine":  # what was put aside in training is only counted in scoring
-            config = replace(config, bad_lines="skip")
-        return open_source(replace(self.config, data=config), data, self.schema, labels=labels)
+        """The rows of data to score, in their order, whatever order the model was trained in."""
+        config = for_scoring(with_format(self.config, self.form), batch_size)
+        return open_source(config, data, self.schema, labels=labels)
 
 
 def load(model: str | Path) -> Trained:
@@ -115,7 +109,9 @@ def parse_span(span: str) -> tuple[int, int | None]:
 
 def write_scores(model: Trained, data: Data, out: str | Path, batch_size: int | None = None) -> dict[str, Any]:
     """Scores of all rows into a file, which appears when it is complete."""
-    return write_parts((scores for _, scores in model.scores(data, batch_size)), out)
+    source = model.source(data, batch_size)
+    done = write_parts((scores for _, scores in model.scores(source)), out)
+    return {**done, "bad_lines": source.counters.bad_lines}
 
 
 def write_parts(found: Iterable[Floats], out: str | Path) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from clickfleet.job import PHASES, Job
 from clickfleet.progress import INTERVAL_S, LiveBar, amount
 
 BAR_INTERVAL_S = 0.5
+MARK = "checkpoint"
+"""The kind of a line that stands where a checkpoint was taken."""
 
 
 class Mark(NamedTuple):
@@ -156,17 +158,18 @@ class Watch:
             }
             self._events.add(facts["step"], curves)
 
-    def size(self) -> int:
-        """Bytes of metrics.jsonl, for a checkpoint: all lines must be in it."""
+    def mark(self, step: int) -> None:
+        """Notes in metrics.jsonl which lines the checkpoint of a step knows; all of them must be in it.
+
+        A checkpoint does not hold the size of the file, which differs between equal runs.
+        """
         if self._lines is None:
-            return 0
+            return
+        line = json.dumps({"kind": MARK, "time": round(time.time(), 3), "step": step})
+        self._lines.add(line.encode() + b"\n")
         if not self._lines.flush():
             assert self._lines.problem is not None
             raise storage.refusal(self._lines.problem, self._lines.path)
-        try:
-            return self._lines.path.stat().st_size
-        except FileNotFoundError:
-            return 0
 
     def _tell_full(self, file: Appended) -> None:
         if bool(file.waiting) and not self._told_full and not self.quiet:
@@ -177,9 +180,12 @@ class Watch:
             )
         self._told_full = bool(file.waiting)
 
-    def forget_after(self, size: int) -> None:
-        """Cuts metrics.jsonl to where a resumed run goes on."""
-        if self._lines is not None and self.size() > size:
+    def forget_after(self, step: int, size: int | None = None) -> None:
+        """Cuts metrics.jsonl to what the checkpoint of a step knows, or to a size, as old checkpoints have it."""
+        if self._lines is None or not self._lines.path.is_file():
+            return
+        size = known_bytes(self._lines.path, step) if size is None else size
+        if self._lines.path.stat().st_size > size:
             os.truncate(self._lines.path, size)
 
     def log(self, text: str, show: bool = True) -> None:
@@ -200,6 +206,26 @@ class Watch:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def known_bytes(path: Path, step: int) -> int:
+    """Where the lines of metrics.jsonl end that the checkpoint of a step knows.
+
+    That is after its mark; without one, before the first line of a later step.
+    """
+    end = marked = later = 0
+    with path.open("rb") as lines:
+        for text in lines:
+            try:
+                line = json.loads(text)
+            except ValueError:  # cut off by a kill
+                break
+            end += len(text)
+            if line.get("step", 0) <= step:
+                later = end if later == end - len(text) else later
+            if (line.get("kind"), line.get("step")) == (MARK, step):
+                marked = end
+    return marked or later
 
 
 def last_on_curve(step: int) -> int:

@@ -36,7 +36,7 @@ def test_train_evaluate_predict_inspect_verify(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     trained = result(capsys, "train", f"data.train={log}/train", f"data.test={log}/test", "train.epochs=2", *SMALL)
-    assert list(trained) == ["rows", "seconds", "rows_per_s", "train_auc", "test_auc", "checkpoint"]
+    assert list(trained) == ["rows", "new_rows", "seconds", "rows_per_s", "train_auc", "test_auc", "checkpoint"]
     assert trained["rows"] == 3000
     assert trained["seconds"] >= trained["rows"] / trained["rows_per_s"]
     assert trained["checkpoint"] == str(tmp_path / "run/checkpoints/step-000000000030")
@@ -83,7 +83,8 @@ def test_a_file_with_settings_over_it_and_resume(log: Path, tmp_path: Path, caps
     assert (tmp_path / "run/config.yaml").exists()
     assert run(build(), ["train", str(tmp_path / "a.yaml")]) == 1
     assert "go on with --resume" in capsys.readouterr().err
-    assert result(capsys, "train", tmp_path / "a.yaml", "train.epochs=2", "--resume")["rows"] == 1500
+    resumed = result(capsys, "train", tmp_path / "a.yaml", "train.epochs=2", "--resume")
+    assert (resumed["rows"], resumed["new_rows"]) == (3000, 1500)
 
 
 def test_what_people_read(

@@ -35,11 +35,10 @@ def contents(folder: Path) -> dict[str, object]:
     for name in ("config.yaml", "manifest.json"):
         del files[name]
     state = json.loads(files.pop("state.json"))
-    del state["metrics_bytes"]
     metrics = []
     for text in (folder / "metrics.jsonl").read_text().splitlines():
         line = json.loads(text)
-        if line["kind"] != "train":
+        if line["kind"] not in ("train", "checkpoint"):
             metrics.append({k: v for k, v in line.items() if k not in OF_THE_PROCESS and not k.startswith("event_to")})
     log = published.Log(folder / "published")
     for line in log.lines():

@@ -61,6 +61,7 @@ enum class Why : int {
   trailing,  // text after the last field
   nul_byte,
   quote,
+  not_a_label,  // a number other than 0 and 1
 };
 
 struct Bad {

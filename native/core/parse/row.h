@@ -54,7 +54,10 @@ class RowWriter {
       out.labels.data()[out.rows] = static_cast<float>(*p - '0');
       return true;
     }
-    return p == end ? fail(field, Why::no_label, p, end) : number(field, p, end, out.labels);
+    if (p == end) return fail(field, Why::no_label, p, end);
+    if (!number(field, p, end, out.labels)) return false;
+    const float x = out.labels.data()[out.rows];
+    return x == 0.0f || x == 1.0f || fail(field, Why::not_a_label, p, end);
   }
 
   // `room`: eight bytes before `end` are readable.

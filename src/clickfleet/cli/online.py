@@ -78,6 +78,8 @@ def publish(
     if (kind is None) == (rollback is None) or kind not in (None, "base", "delta"):
         raise typer.BadParameter("say base or delta, or give --rollback N")
     done = act(run, kind, rollback=rollback, to=to)  # type: ignore[arg-type]
+    if done["model"] is not None:
+        say(f"model: {done['model']}")
     say(f"published {done['entry']}: {done['rows']:,} rows, {done['deleted']:,} deleted")
     return done
 

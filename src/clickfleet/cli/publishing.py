@@ -46,7 +46,9 @@ def export(
             return _export(found, folder, inputs or ",".join(translated.inputs) or None, outputs)
     if model is None or out is None:
         raise typer.BadParameter("Missing argument 'OUT'.")
-    return _export(saving.resolve(model), out, inputs, outputs)
+    path = saving.resolve(model)
+    say(f"model: {saving.describe(path)}")
+    return {**_export(path, out, inputs, outputs), "checkpoint": str(path)}
 
 
 def _export(path: Path, out: Path, inputs: str | None, outputs: str) -> Result:

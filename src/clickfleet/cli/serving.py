@@ -239,6 +239,7 @@ def parity(
         token=token,
         certificate=None if certificate is None else str(certificate),
     )
+    say(f"model: {report.model}")
     for check in report.checks:
         say(f"{'ok  ' if check.ok else 'DIFF'}  {check.name}: {check.detail}")
     return report.to_dict()

@@ -10,15 +10,17 @@ from clickfleet.cli.migrating import ConfigFile, Settings, configured, evaluate_
 
 if TYPE_CHECKING:
     from clickfleet.engine import Engine
+    from clickfleet.trained import Trained
 
+RUN = "A run folder (its best checkpoint where that is kept, else its newest), RUN/LATEST, RUN/BEST"
 Model = Annotated[
     Path,
-    typer.Argument(help="A run folder (its newest checkpoint), RUN/BEST, a checkpoint, a published log or entry."),
+    typer.Argument(help=f"{RUN}, a checkpoint, a published log or entry."),
 ]
 ModelOrConfig = Annotated[
     Path | None,
     typer.Argument(
-        help="A run folder (its newest checkpoint), RUN/BEST, a checkpoint, a published log or entry; or a PaddleRec configuration.",
+        help=f"{RUN}, a checkpoint, a published log or entry; or a PaddleRec configuration.",
         show_default=False,
         metavar="MODEL",
     ),
@@ -119,13 +121,14 @@ def tell(done: Any) -> None:
     if done.signal is not None:
         say(f"stopped by a signal after {done.rows:,} rows; go on with --resume")
         raise typer.Exit(128 + done.signal)
-    say(f"{done.rows:,} rows in {done.seconds:.1f} s, {done.rows_per_s:,.0f} rows/s")
+    now = "" if done.new_rows == done.rows else f" ({done.new_rows:,} of them since the resume)"
+    say(f"{done.rows:,} rows{now} in {done.seconds:.1f} s, {done.rows_per_s:,.0f} rows/s")
     if done.train:
         tested = "" if done.test is None else f", test AUC {done.test['auc']:.4f}"
         say(f"training AUC {done.train['auc']:.4f}{tested}")
-    if done.best is not None:
-        say(f"best test AUC {done.best_auc:.4f}: {done.best}")
-    say(f"checkpoint: {done.path}")
+    say(f"checkpoint: {done.path}{' (the best test AUC)' if done.path == done.best else ''}")
+    if done.last != done.path:
+        say(f"newest checkpoint: {done.last}")
 
 
 def given(
@@ -184,9 +187,12 @@ def evaluate(
         say(_table(results))
         return results
     if epochs is None:
-        results = trained.load(model).reading(format, threads).evaluate(data, batch_size)
+        loaded = _say_model(trained.load(model)).reading(format, threads)
+        source = loaded.source(data, batch_size, labels=True)
+        results = loaded.evaluate(source)
+        _say_bad_lines(source.counters.bad_lines, "they count in no metric")
         say(_table(results))
-        return results
+        return {**results, "checkpoint": str(loaded.path)}
     found: list[dict[str, Any]] = []
     for epoch, path in trained.epochs(model, epochs):
         results = trained.load(path).reading(format, threads).evaluate(data, batch_size)
@@ -246,9 +252,25 @@ def predict(
             done = trained.write_parts(fleet.predict(expand(data, str(Path.cwd()))), out)
     else:
         how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
-        done = trained.write_scores(trained.load(model).reading(format, threads, how), data, out, batch_size)
+        loaded = _say_model(trained.load(model)).reading(format, threads, how)
+        done = {**trained.write_scores(loaded, data, out, batch_size), "checkpoint": str(loaded.path)}
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
+    _say_bad_lines(done.get("bad_lines", 0), "they have no score, so line numbers of the data and the scores differ")
     return done
+
+
+def _say_model(loaded: "Trained") -> "Trained":
+    """Says which checkpoint a run folder stands for."""
+    from clickfleet import saving
+
+    assert loaded.path is not None
+    say(f"model: {saving.describe(loaded.path)}")
+    return loaded
+
+
+def _say_bad_lines(count: int, meaning: str) -> None:
+    if count:
+        say(f"warning: skipped {count:,} bad lines (data.bad_lines): {meaning}")
 
 
 def engine_of(name: str, threads: int, graph: str | None, arena: bool | None) -> "Engine | None":
@@ -272,7 +294,7 @@ def report(
     """Draw report.html of a run again: curves, ROC, calibration, scores, importance of fields, time."""
     from clickfleet import report as reports
 
-    path = reports.rebuild(run, data or None)
+    path = reports.rebuild(run, data or None, say)
     say(f"{path}: {path.stat().st_size:,} bytes")
     return {"path": str(path), "bytes": path.stat().st_size}
 
@@ -283,9 +305,10 @@ def verify(
     """Check every byte of a model's files against their checksums."""
     from clickfleet import saving
 
-    found = saving.verify(saving.resolve(path))
-    say(f"{found['path']}: {found['files']} files, {found['bytes']:,} bytes, all as they were written")
-    return {**found, "ok": True}
+    every = [saving.verify(one) for one in saving.kept(path)]
+    for found in every:
+        say(f"{found['path']}: {found['files']} files, {found['bytes']:,} bytes, all as they were written")
+    return {**every[0], "ok": True}
 
 
 def _analogies(results: Result) -> Result:

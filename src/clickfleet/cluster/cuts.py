@@ -93,9 +93,9 @@ class Cuts:
             "rows": counted["rows"] + sum(report["rows"] for report in work.reports.values()),
             "reader": bases.NEXT_EPOCH if run.progress.epoch > run.overview.epoch else reader,
             "progress": vars(run.progress).copy(),
-            "metrics_bytes": run.watch.size(),
             **run.more(),
         }
+        run.watch.mark(int(state["step"]))
         metrics = run.merged(report["metrics"] for report in work.reports.values())
         shards = list(run.crew.shards)
         run.base = cutting.finish(

@@ -14,6 +14,7 @@ from clickfleet.cluster.base import Base, adopt_buffers, join_dense, kept_name, 
 from clickfleet.config import Config, dump
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
+from clickfleet.session import keeps_best
 
 
 @dataclass
@@ -100,8 +101,7 @@ def finish(
         storage.remove(final)
     out.__exit__(None, None, None)
     epoch = work.epoch if config.run.keep_epochs else None
-    keeps_best = config.run.keep_best if config.run.keep_best is not None else config.train.patience is not None
-    best = keeps_best and state["progress"]["best_step"] == state["step"]
+    best = keeps_best(config) and state["progress"]["best_step"] == state["step"]
     checkpoint.register(final, config.run.keep, epoch, best)
     return Base(
         str(final),

@@ -82,9 +82,9 @@ class Driver:
         """Goes on from a checkpoint."""
         self.base, state = bases.resume(path, self.config, self.schema, self.learner, self.watch.log)
         self.base.path = self._seen_by_all(self.base.path)
-        self.progress, self.path = Progress(**state["progress"]), path
+        self.progress, self.path = Progress.resumed(state["progress"], self.config), path
         self.carried = {key: state[key] for key in ("published", "online") if key in state}
-        self.watch.forget_after(state["metrics_bytes"])
+        self.watch.forget_after(state["step"], state.get("metrics_bytes"))
 
     def _seen_by_all(self, path: str | None) -> str | None:
         """How hosts other than this one know a checkpoint."""

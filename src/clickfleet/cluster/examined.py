@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,7 +12,7 @@ from clickfleet.cluster.remote import Remote, RemoteTable
 from clickfleet.config import Config
 from clickfleet.exchange import Request
 from clickfleet.learner import Learner
-from clickfleet.opening import open_source
+from clickfleet.opening import for_scoring, open_source
 from clickfleet.schema import Schema
 from clickfleet.table import Table
 
@@ -42,8 +41,4 @@ class Examined:
 
 def files_to_score(config: Config, schema: Schema, files: Sequence[str], labels: bool = True) -> Any:
     """Files to evaluate or score, in their order."""
-    data = config.data
-    size = data.test_batch_size or data.batch_size
-    bad = "skip" if data.bad_lines == "quarantine" else data.bad_lines
-    reading = replace(config, data=replace(data, batch_size=size, bad_lines=bad, shuffle=0))
-    return open_source(reading, list(files), schema, labels=labels)
+    return open_source(for_scoring(config), list(files), schema, labels=labels)

@@ -30,15 +30,11 @@ class Exams:
     def take(self, progress: Progress, epoch: int, steps: int) -> None:
         """Evaluates on the test files; the result becomes part of the run's progress."""
         now, patience = progress, self.learner.config.train.patience
-        now.test = self.evaluate(self.files)
-        now.evaluated_at = steps
-        if now.best_auc is None or now.test["auc"] > now.best_auc:
-            now.best_auc, now.best_step, now.waited = now.test["auc"], steps, 0
-        else:
-            now.waited += 1
-        shown = {key: value for key, value in now.test.items() if key != "slices"}
+        results = self.evaluate(self.files)
+        now.tested(results, steps)
+        shown = {key: value for key, value in results.items() if key != "slices"}
         self.watch.record("test", {"epoch": epoch, "step": steps, **shown})
-        self.watch.log(f"test after step {steps:,}: {words(now.test)}")
+        self.watch.log(f"test after step {steps:,}: {words(results)}")
         if patience is not None and now.waited >= patience:
             now.stopped_early = True
             self.watch.log(f"stopped: no better test AUC than {now.best_auc:.4f} in {now.waited} evaluations")

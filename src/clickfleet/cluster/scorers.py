@@ -14,6 +14,7 @@ from clickfleet.cluster.exams import Exams
 from clickfleet.cluster.fleet import LostError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.errors import ClusterError
+from clickfleet.opening import with_format
 from clickfleet.sections import Cluster, Plugin
 
 
@@ -29,8 +30,8 @@ def scorers(
 ) -> Iterator[Exams]:
     """Something whose `evaluate(files)` and `predict(files)` work on all processes; they end with the `with` block."""
     path = saving.resolve(model).absolute()  # processes may stand in other folders
-    config = saving.read_config(path)
-    data = config.data if form is None else replace(config.data, format=Plugin(form))
+    config = with_format(saving.read_config(path), form)
+    data = config.data
     with tempfile.TemporaryDirectory(prefix="clickfleet-") as folder:
         config = replace(
             config,

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from clickfleet import _core
-from clickfleet.batch import Batch, Floats, Keys
+from clickfleet.batch import NOT_A_LABEL, Batch, Floats, Keys
 from clickfleet.errors import DataError
 from clickfleet.find import closest
 from clickfleet.formats import Bad, OnBad, Parsed
@@ -68,7 +68,7 @@ class _Work:
 
     def batch(self, labelled: bool) -> Batch:
         schema = self.schema
-        labels = self._numbers(schema.label, "the label is missing") if labelled else None
+        labels = self._labels(schema.label) if labelled else None
         shows, weights = (self._numbers(name, 1.0) if name else None for name in (schema.show, schema.weight))
         clicks = None
         if schema.click:
@@ -126,6 +126,12 @@ class _Work:
         for row in np.flatnonzero(np.isinf(narrow)):
             self.bad.setdefault(int(row), (name, f"{wide[row]} is out of range"))
         return narrow
+
+    def _labels(self, name: str) -> Floats:
+        labels = self._numbers(name, "the label is missing")
+        for row in np.flatnonzero((labels != 0) & (labels != 1)):
+            self.bad.setdefault(int(row), (name, f"{labels[row]:g} {NOT_A_LABEL}"))
+        return labels
 
     def _times(self, name: str) -> NDArray[np.int64]:
         column = self._column(name)

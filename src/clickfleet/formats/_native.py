@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from clickfleet import _core
-from clickfleet.batch import Batch
+from clickfleet.batch import NOT_A_LABEL, Batch
 from clickfleet.formats import Bad, OnBad, Parsed
 from clickfleet.formats._lines import Text
 from clickfleet.schema import Schema
@@ -36,6 +36,7 @@ _REASONS = (
     "comes after the last field",
     "the line holds a NUL byte, so this is not text",
     "has a quotation mark that is not closed on its line or not followed by a separator",
+    NOT_A_LABEL,
 )
 
 

@@ -66,6 +66,7 @@ class OwnLines(Lines):
                 f"parse returned {batch.dense.shape[1]} dense columns and {batch.slots} slots, "
                 f"its schema has {len(schema.dense)} and {len(schema.slots)}"
             )
+        batch.check_labels()
         return batch
 
 
@@ -110,4 +111,6 @@ def _split(lines: bytes) -> Iterator[bytes]:
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, DataError):
+        return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -28,12 +28,14 @@ from clickfleet.watch import Watch
 
 
 class Opened:
-    """The newest checkpoint of a run, to be changed and saved as another one."""
+    """The newest checkpoint of a run, to be changed and saved as another one; or the best, which is only read."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, best: bool = False) -> None:
         self.folder = folder
         checkpoints = folder / "checkpoints"
-        self.path = checkpoint.latest(checkpoints)
+        self.newest = checkpoint.latest(checkpoints)
+        chosen = checkpoint.best(checkpoints) if best else None
+        self.path = self.newest if chosen is None else saving.whole(chosen)
         config, schema = saving.read_config(self.path), saving.read_schema(self.path)
         self.metrics: Metrics = make_metrics(config, schema)
         self.learner: Learner
@@ -56,15 +58,15 @@ class Opened:
 
 
 @contextmanager
-def opened(run: Path | str, alone: bool = False) -> Iterator[Opened]:
-    """`alone`: the caller holds the lock of the run."""
+def opened(run: Path | str, alone: bool = False, best: bool = False) -> Iterator[Opened]:
+    """`alone`: the caller holds the lock of the run; `best`: the checkpoint that the run folder stands for."""
     if mirror.url_of(run) is None and not (Path(run) / "checkpoints").is_dir():
         raise CheckpointError(f"{run} is no run folder with checkpoints in it")
     if alone:
-        yield Opened(Path(run))
+        yield Opened(Path(run), best)
         return
     with at_home(run, resume=True) as (folder, _):
-        yield Opened(folder)
+        yield Opened(folder, best)
 
 
 def shrink(run: Path | str) -> dict[str, Any]:
@@ -83,18 +85,19 @@ def publish(
     to: str | None = None,
     alone: bool = False,
 ) -> dict[str, Any]:
-    """An entry by hand, which no guard looks at, or the way back to entry `rollback`; `to` is where entries are copied."""
+    """An entry by hand of the checkpoint that the run stands for, which no guard looks at, or the way back to entry `rollback`; `to` is where entries are copied."""
     if rollback is not None and mirror.url_of(run) is not None:
         with at_home(run, resume=True) as (folder, _):
             return publish(folder, rollback=rollback, to=to)
     if rollback is not None:
         log = Log(Path(run) / "published" if (Path(run) / "published").is_dir() else run)
         with Lock(log.folder / ".lock", "publishes", patience_s=60.0):
-            entry = go_back(log, rollback)
+            entry, used = go_back(log, rollback), None
     else:
         assert kind is not None
-        with opened(run, alone) as one:
+        with opened(run, alone, best=True) as one:
             entry = _release(one, kind)
+            used = saving.describe(one.path)
             log = Log(entry.path.parent)
     copied = 0 if to is None else copy_to(log, to)
     facts = entry.manifest
@@ -105,6 +108,7 @@ def publish(
         "rows": facts["rows"],
         "deleted": facts["deleted"],
         "copied": copied,
+        "model": used,
     }
 
 
@@ -125,5 +129,6 @@ def _release(one: Opened, kind: Literal["base", "delta"]) -> Entry:
     one.state["published"] = release.state()
     if "online" in one.state:
         one.state["online"] = json.loads(json.dumps(vars(course)))
-    one.save()
+    if one.path == one.newest:  # a resume goes on from the newest, so the best is left as it is
+        one.save()
     return release.log.entry(release.log.lines()[-1])

@@ -147,7 +147,7 @@ def _learn(
     if state is not None:
         session.restore(job, state)
     else:
-        watch.forget_after(0)  # of a run killed before its first checkpoint
+        watch.forget_after(0, size=0)  # of a run killed before its first checkpoint
     before = job.rows
     try:
         with session.interruptible():

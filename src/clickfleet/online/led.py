@@ -202,7 +202,7 @@ def prepare(config: Config, schema: Schema, folder: Path, watch: ClusterWatch, s
         watch.log(f"going on from {path}")
     else:
         driver.folder.mkdir(parents=True, exist_ok=True)
-        watch.forget_after(0)  # of a run killed before its first checkpoint
+        watch.forget_after(0, size=0)  # of a run killed before its first checkpoint
         if config.train.init_from is not None:
             anew = driver.start_from(saving.resolve(config.train.init_from))
             watch.log(f"starting from {config.train.init_from}")

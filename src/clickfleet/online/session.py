@@ -248,7 +248,7 @@ class PassSession(Session):
         self.course = Course(**state["online"])
         self._reader = state["reader"]
         self.release.restore(state["published"])
-        self.watch.forget_after(state["metrics_bytes"])
+        self.watch.forget_after(state["step"], state.get("metrics_bytes"))
 
 
 def describe(results: Results) -> str:

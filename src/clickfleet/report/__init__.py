@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import clickfleet
+from clickfleet import checkpoint, saving
 from clickfleet.errors import CheckpointError
 from clickfleet.importance import Importance
 from clickfleet.opening import Data
@@ -20,12 +22,14 @@ from clickfleet.trained import Trained, load, rows_per_slot
 NAME = "report.html"
 
 
-def rebuild(run: str | Path, data: Data = None) -> Path:
+def rebuild(run: str | Path, data: Data = None, say: Callable[[str], None] = lambda text: None) -> Path:
     """The report of a run folder as it is now, on its own test data or on other."""
     folder = Path(run)
     if not (folder / "checkpoints").is_dir():
         raise CheckpointError(f"{run} is no run folder", "name the folder that training wrote (run.dir)")
     model, evidence = load(folder), Evidence()
+    assert model.path is not None
+    say(f"model: {saving.describe(model.path)}")
     tested = data or model.config.data.test or None
     if tested is not None:
         evidence.gather(model, tested)
@@ -39,9 +43,11 @@ def write(folder: Path, model: Trained, evidence: Evidence) -> Path:
     config = (folder / "config.yaml").read_text(encoding="utf-8") if (folder / "config.yaml").is_file() else ""
     name = model.config.model.name
     made = time.strftime("%Y-%m-%d %H:%M")
+    best = model.path is not None and checkpoint.is_named(model.path, checkpoint.BEST)
+    of = f", model of {model.path.name}, the best on test data" if best and model.path is not None else ""
     parts = [
         f"<h1>{escape(Path(name).stem)} — {escape(folder.absolute().name)}</h1>",
-        f'<p class="soft">{escape(str(folder.absolute()))}, step {step:,}, {made}, clickfleet {clickfleet.__version__}</p>',
+        f'<p class="soft">{escape(str(folder.absolute()))}, step {step:,}{of}, {made}, clickfleet {clickfleet.__version__}</p>',
         page.tiles(_numbers(model, evidence, lines)),
         page.section("Learning", page.charts(*_learning(lines))),
         page.section("Passes", page.charts(*stream.passes(lines))),

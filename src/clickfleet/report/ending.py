@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from clickfleet import report
 from clickfleet.machine import free_memory
+from clickfleet.opening import Data
 from clickfleet.progress import amount
 from clickfleet.report.evidence import Evidence
 from clickfleet.trained import Trained
@@ -25,12 +26,27 @@ def write_report(folder: Path, model: Trained, evidence: Evidence, log: Callable
         log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
 
 
+def write_best_report(folder: Path, model: Trained, test: Data, table_bytes: int, log: Callable[[str], None]) -> None:
+    """The page of the best model, which is read from its checkpoint beside the one in memory."""
+    if not _fits(folder, table_bytes, log):
+        return
+    try:
+        evidence = Evidence()
+        evidence.gather(model, test)
+        report.write(folder, model, evidence)
+    except Exception as error:
+        log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
+
+
 def write_led_report(folder: Path, model: Trained, evidence: Evidence, driver: Driver, watch: Watch) -> None:
     """The same after a run on a cluster, where this machine has memory for the whole table."""
-    bytes_ = driver.overview.table.stats()["bytes"]
-    if bytes_ > free_memory() / 2:
-        watch.log(
-            f"no report: the table takes {amount(bytes_, 'bytes')}; clickfleet report {folder} writes it elsewhere"
-        )
-        return
-    write_report(folder, model, evidence, watch.log)
+    if _fits(folder, driver.overview.table.stats()["bytes"], watch.log):
+        write_report(folder, model, evidence, watch.log)
+
+
+def _fits(folder: Path, table_bytes: int, log: Callable[[str], None]) -> bool:
+    """Whether this machine has memory for a table."""
+    if table_bytes <= free_memory() / 2:
+        return True
+    log(f"no report: the table takes {amount(table_bytes, 'bytes')}; clickfleet report {folder} writes it elsewhere")
+    return False

@@ -164,7 +164,7 @@ def has(config: Config, key: str) -> bool:
 
 def changed(config: Config, key: str, value: Any) -> Config:
     """The configuration with another value, checked as if it stood in the file."""
-    raw = plain(config)
+    raw = plain(config, as_given=True)
     override(raw, f"{key}={json.dumps(value)}")
     return configure(raw)
 

@@ -59,7 +59,7 @@ def attempt(config: Config) -> dict[str, Any]:
 
 
 def train(config: Config, folder: Path) -> dict[str, Any]:
-    from clickfleet import checkpoint, run, saving
+    from clickfleet import checkpoint, run
     from clickfleet.report.evidence import read_lines
 
     checkpoints = folder / "checkpoints"
@@ -71,7 +71,7 @@ def train(config: Config, folder: Path) -> dict[str, Any]:
         return {"stopped": int(done.signal)}
     epochs = read_lines(folder)["epoch"]
     speed = done.rows_per_s or (epochs[-1]["rows_per_s"] if epochs else None)
-    rows = int(saving.read_state(done.path)["rows"]) if done.path is not None else done.rows
+    rows = done.rows
     table = done.learner.table
     stats = table.stats()
     dense = sum(p.numel() for p in done.learner.model.parameters())
