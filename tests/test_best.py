@@ -52,9 +52,7 @@ def aucs(run: Path) -> list[float]:
     return [line["auc"] for line in lines if line["kind"] == "test"]
 
 
-def test_every_command_takes_the_best(
-    run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_takes_the_best(run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best, newest = checkpoint.best(run / "checkpoints"), checkpoint.latest(run / "checkpoints")
     assert best is not None
     assert best != newest

@@ -135,7 +135,9 @@ def test_no_number_is_no_label(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", [-1, 0.5, 5, np.nan])
 def test_data_in_memory(label: float) -> None:
-    batch = Batch(np.empty((2, 0), np.float32), np.arange(2, dtype=np.uint64), 1, labels=np.array([1, label], np.float32))
+    batch = Batch(
+        np.empty((2, 0), np.float32), np.arange(2, dtype=np.uint64), 1, labels=np.array([1, label], np.float32)
+    )
     whole = {"label": np.array([1, label]), "a": np.arange(2)}
     for data in (whole, batch, [batch], pa.table(whole), [{"label": 1, "a": 1}, {"label": label, "a": 2}]):
         with pytest.raises(DataError, match="label"):
@@ -143,14 +145,21 @@ def test_data_in_memory(label: float) -> None:
 
 
 def test_train_and_evaluate_stop_and_clicks_of_several_shows_stay(tmp_path: Path) -> None:
-    settings = {"data": {"format": "csv", "schema": str(tmp_path / "schema.yaml")}, "model": "lr", "train": {"threads": 1}}
+    settings = {
+        "data": {"format": "csv", "schema": str(tmp_path / "schema.yaml")},
+        "model": "lr",
+        "train": {"threads": 1},
+    }
     (tmp_path / "schema.yaml").write_text("label: label\nshow: shows\nclick: clicks\nslots: [{name: a}]\n")
     (tmp_path / "good.csv").write_text("label,shows,clicks,a\n1,10,3,x\n0,5,0,y\n")
     (tmp_path / "bad.csv").write_text("label,shows,clicks,a\n1,10,3,x\n3,10,3,y\n")
     done = clickfleet.train(settings, f"data.train={tmp_path}/good.csv", f"run.dir={tmp_path}/run", quiet=True)
     assert done.rows == 2
     with done.learner.table.snapshot() as rows:
-        assert sorted((s, c) for part in rows for s, c in zip(part["show"], part["click"], strict=True)) == [(5, 0), (10, 3)]
+        assert sorted((s, c) for part in rows for s, c in zip(part["show"], part["click"], strict=True)) == [
+            (5, 0),
+            (10, 3),
+        ]
     with pytest.raises(DataError, match=r"bad.csv:3: label: '3' is not a label"):
         done.evaluate(str(tmp_path / "bad.csv"))
     with pytest.raises(DataError, match=r"bad.csv:3: label: '3' is not a label"):

@@ -98,7 +98,9 @@ def test_a_format_that_is_named_keeps_its_settings_and_another_does_not_stay(tmp
     assert np.array_equal(model.predict(data["train"]), wanted)
 
 
-def test_lines_without_a_score_are_told(run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_a_score_are_told(
+    run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = sorted((log / "test").iterdir())[0].read_text()
     (tmp_path / "rows.tsv").write_text(first + "what\n")
     model = trained.load(run)

@@ -243,7 +243,11 @@ def _multi(rng: np.random.Generator) -> Row:
 
 
 def _twice(rng: np.random.Generator) -> Row:
-    return {"age": _maybe(rng, int(rng.integers(15, 70))), "city": _maybe(rng, f"c{rng.integers(5)}"), "n": rng.random()}
+    return {
+        "age": _maybe(rng, int(rng.integers(15, 70))),
+        "city": _maybe(rng, f"c{rng.integers(5)}"),
+        "n": rng.random(),
+    }
 
 
 def _ids(rng: np.random.Generator) -> Row:
@@ -353,7 +357,7 @@ SHAPES = {
                     "whole": pa.int16(),
                     "large": pa.uint64(),
                     "x": pa.float64(),
-                    "label": pa.bool_(),
+                    "label": pa.int64(),
                 },
                 _ipc,
             ),

@@ -99,8 +99,8 @@ def trained(shape: Shape, model: str, rows: dict[str, list[Row]], run: Path) -> 
             "batch_size": 8,
         },
         "model": shapes.settings(model),
-        "table": {"dim": 2, "rule": {"name": "adagrad", "lr": 0.2}, **shape.table},
-        "dense": {"lr": 0.05},
+        "table": {"dim": 2, "rule": {"name": "adagrad", "lr": 0.05}, **shape.table},
+        "dense": {"lr": 0.01},
         "train": {"threads": 1, "deterministic": True},
         "run": {"dir": str(run), "report": model == "lr"},
     }
@@ -183,7 +183,8 @@ def scored_offline(case: Case, capsys: Any) -> None:
     losses = -np.log(np.where(labels == 1, case.wanted, 1 - case.wanted))
     assert measured["rows"] == len(case.rows)
     assert measured["logloss"] == pytest.approx(np.average(losses, weights=weights), abs=1e-5)
-    assert measured["auc"] == pytest.approx(auc(case.wanted, labels, weights), abs=1e-3)
+    buckets = np.floor(4096 * case.wanted)  # as the metric sees them; rounding may move one to its neighbour
+    assert measured["auc"] == pytest.approx(auc(buckets, labels, weights), abs=0.01)
     if (case.shape.name, case.model) in FAILED_ONCE or os.environ.get("CLICKFLEET_SOAK"):
         close(model.reading(engine=Engine()).predict(case.test), case.wanted)
     out = case.folder / "scores.txt"
