@@ -17,7 +17,7 @@ MOST_ROWS, MOST_KEYS = 16, 1 << 16
 
 def inspect(version: Version, lines: bytes, query: Mapping[str, str]) -> bytes:
     """Keys, rows, pooled inputs and outputs of a few lines, and checksums of the network's weights."""
-    batch = parse(lines, query.get("format") or "slots", version.schema)
+    batch = parse(lines, query.get("format") or "slots", version)
     if len(batch) > MOST_ROWS:
         raise ServeError(f"{len(batch)} rows are too many to look at ({MOST_ROWS})")
     if len(batch.keys) > MOST_KEYS:

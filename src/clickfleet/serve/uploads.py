@@ -14,7 +14,6 @@ from clickfleet.batch import Batch, Floats
 from clickfleet.errors import ClickfleetError, ConfigError, MissingError, ServeError
 from clickfleet.formats import load as load_format
 from clickfleet.formats._lines import Lines
-from clickfleet.schema import Schema
 from clickfleet.serve import oip
 from clickfleet.serve.context import Context
 from clickfleet.serve.fields import pick
@@ -25,18 +24,18 @@ TEXT_FORMATS = ("slots", "criteo", "feasign", "libffm", "multislot", "csv")
 PIECE_ROWS = 512
 
 
-def parse(content: bytes, form: str, schema: Schema) -> Batch:
-    """The rows of an uploaded file."""
+def parse(content: bytes, form: str, version: Version) -> Batch:
+    """The rows of an uploaded file; one in the format of the training data has its settings too, such as a separator."""
     if form not in TEXT_FORMATS:
         raise ServeError(f"unknown format {form!r}", f"formats: {', '.join(TEXT_FORMATS)}")
     if not content.strip():
         raise ServeError("the file is empty")
     lines = content if content.endswith(b"\n") else content + b"\n"
-    reader = load_format(form)
+    reader = load_format(version.format if version.format["name"] == form else form)
     assert isinstance(reader, Lines)
     first, _, rest = lines.partition(b"\n")
     try:
-        parser = reader.parser(schema, first.removesuffix(b"\r"), "the upload")
+        parser = reader.parser(version.schema, first.removesuffix(b"\r"), "the upload")
         parsed = parser(rest if reader.header_lines else lines, "stop")
     except ConfigError as error:
         raise ServeError(str(error)) from None
@@ -90,7 +89,7 @@ async def upload(context: Context, query: Any, content: bytes | None) -> tuple[i
     if "score" not in version.outputs:
         return _say(400, "this artifact has no output 'score'")
     begin = time.perf_counter()
-    batch = parse(content, query.get("format") or "slots", version.schema)
+    batch = parse(content, query.get("format") or "slots", version)
     parsed = time.perf_counter()
     scores = await score_all(context, batch, version)
     scored = time.perf_counter()
