@@ -2,9 +2,11 @@
 
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import numpy as np
 
 from clickfleet.batch import Batch
 from clickfleet.config import Config, checked
+from clickfleet.exporting import Publisher
 from clickfleet.feeds import Feed
+from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.schema import Dense, Schema, Slot, Transform
 from clickfleet.scoring import Scorer
@@ -113,3 +117,44 @@ def running(model: Path | str, state: Path, **settings: Any) -> Iterator[Served]
         fleet.stopping = True
         fleet.stop()
     watcher.join()
+
+
+PROBE = features(900, 12)
+
+
+@cache
+def graph() -> Graph:
+    """The network, exported once for all: its weights come with each entry."""
+    learner = Model().learner
+    return Graph(learner.model, learner.shape)
+
+
+def publisher(model: Model, folder: Path) -> Publisher:
+    made = Publisher(model.learner, folder)
+    made._graph = graph()
+    return made
+
+
+class Publication:
+    """A model that is trained and published on and on; `scores` holds what it gave at every sequence."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = Model()
+        self.folder = folder
+        self.publisher = publisher(self.model, folder)
+        self.scores: dict[int, Any] = {}
+        self.seed = 0
+
+    def publish(self, kind: Any = "delta") -> int:
+        self.seed += 1
+        self.model.train(self.seed)
+        entry = self.publisher.publish(kind, self.seed)
+        self.scores[entry.sequence] = self.model.scores(PROBE)
+        return entry.sequence
+
+
+def until(check: Callable[[], bool], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)

@@ -4,10 +4,7 @@ import os
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,6 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.engine import Engine
 from clickfleet.errors import ConfigError
-from clickfleet.exporting import Publisher
-from clickfleet.graph import Graph
 from clickfleet.published import LOG, Entry
 from clickfleet.serve import launch, layers, predictor
 from clickfleet.serve.follow import Updater
@@ -28,40 +23,7 @@ from clickfleet.serve.settings import Settings
 from clickfleet.serve.stack import OVERLAYS
 from clickfleet.serve.versions import Status
 from clickfleet.serve.worker import Loader
-from served import Model, Served, features, running
-
-PROBE = features(900, 12)
-
-
-@cache
-def graph() -> Graph:
-    """The network, exported once for all: its weights come with each entry."""
-    learner = Model().learner
-    return Graph(learner.model, learner.shape)
-
-
-def publisher(model: Model, folder: Path) -> Publisher:
-    made = Publisher(model.learner, folder)
-    made._graph = graph()
-    return made
-
-
-class Publication:
-    """A model that is trained and published on and on; `scores` holds what it gave at every sequence."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = Model()
-        self.folder = folder
-        self.publisher = publisher(self.model, folder)
-        self.scores: dict[int, Any] = {}
-        self.seed = 0
-
-    def publish(self, kind: Any = "delta") -> int:
-        self.seed += 1
-        self.model.train(self.seed)
-        entry = self.publisher.publish(kind, self.seed)
-        self.scores[entry.sequence] = self.model.scores(PROBE)
-        return entry.sequence
+from served import PROBE, Model, Publication, Served, features, publisher, running, until
 
 
 @pytest.fixture
@@ -69,13 +31,6 @@ def log(tmp_path: Path) -> Publication:
     made = Publication(tmp_path / "published")
     made.publish("base")
     return made
-
-
-def until(check: Callable[[], bool], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def ask(served: Served) -> dict[str, Any]:

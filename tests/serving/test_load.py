@@ -1,6 +1,7 @@
 """Overload is refused at once, TLS covers both protocols, versions without a score say so."""
 
 import shutil
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -69,7 +70,11 @@ def test_tls(artifact: Path, model: Model, tmp_path: Path) -> None:
         capture_output=True,
     )
     rows = features(4, 5)
-    with running(artifact, tmp_path / "state", grpc_port=0, tls_cert=certificate, tls_key=key) as served:
+    files = {"tls_cert": certificate, "tls_key": key}
+    with running(artifact, tmp_path / "state", grpc_port=0, header_timeout_s=1.0, **files) as served:
+        for port in (served.fleet.settings.port, served.fleet.settings.grpc_port):
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
+                assert silent.recv(1) == b""  # no handshake: closed
         assert served.url.startswith("https://")
         with Client(served.url, certificate=certificate) as client:
             np.testing.assert_allclose(client.predict(rows), model.scores(rows), rtol=0, atol=1e-6)

@@ -11,7 +11,7 @@ from clickfleet.cli.training import Arena, GraphLevel
 if TYPE_CHECKING:
     from clickfleet.sections import Serve
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="CLICKFLEET_TOKEN")]
 Certificate = Annotated[Path | None, typer.Option(help="Certificate to trust for https, PEM.")]
@@ -64,6 +64,20 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Longest body in bytes.")] = 16 * MIB,
     max_rows: Annotated[int, typer.Option(help="Most rows of a request.")] = 10000,
     max_candidates: Annotated[int, typer.Option(help="Most candidates of a ranking.")] = 10000,
+    max_header_bytes: Annotated[
+        int, typer.Option(min=1024, help="Longest request line and headers in bytes; metadata of a gRPC call.")
+    ] = 32 * KIB,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Open connections of one worker, HTTP and gRPC each.")
+    ] = 2048,
+    header_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for request line and headers, and for a TLS or gRPC handshake.")
+    ] = 10.0,
+    body_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds in which a body must arrive.")] = 30.0,
+    send_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds in which a client must read its reply.")] = 30.0,
+    idle_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a connection may stay open without a request.")
+    ] = 75.0,
     token_file: Annotated[
         Path | None, typer.Option(help="Bearer tokens, one per line (or CLICKFLEET_TOKEN); read again when it changes.")
     ] = None,
@@ -120,6 +134,12 @@ def serve(
         max_body=max_body,
         max_rows=max_rows,
         max_candidates=max_candidates,
+        max_header_bytes=max_header_bytes,
+        max_connections=max_connections,
+        header_timeout_s=header_timeout,
+        body_timeout_s=body_timeout,
+        send_timeout_s=send_timeout,
+        idle_timeout_s=idle_timeout,
         token_file=text(token_file) or told.token_file,
         admin_token_file=text(admin_token_file),
         tls_cert=text(tls_cert),

@@ -5,16 +5,19 @@ nothing for the limits, and a client cannot extend one by sending a byte now and
 """
 
 import asyncio
+import socket
+import struct
 from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from clickfleet.serve.meter import Meter
 
 HEAD, BODY, REPLY, IDLE = range(4)
 PAUSE = "clickfleet.pause_s"
 """Key of a scope: how long its connection is not read after a refusal, so that retries do not crowd out other requests."""
+MOST_PIPELINED = 64
 _MOST_SWEEP_S, _LEAST_SWEEP_S = 1.0, 0.05
 
 
@@ -49,12 +52,18 @@ class Connection(HttpToolsProtocol):
         self._unsent_since: float | None = None
         self._refusal: tuple[int, str] | None = None
         self._dropped = False
+        self._running: RequestResponseCycle | None = None
+        """The request being answered; `cycle` is the newest one read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > self.limits.connections:
             self._close(503, "the server has too many connections", "connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._dropped:
@@ -72,6 +81,9 @@ class Connection(HttpToolsProtocol):
             if size > self.limits.header_bytes:
                 self._refusal = 431, "the header is too long"
                 raise ValueError(self._refusal[1])  # the parser stops, and `send_400_response` tells why
+        if len(self.pipeline) > MOST_PIPELINED:
+            self._refusal = 429, "too many requests were sent before a reply was read"
+            raise ValueError(self._refusal[1])
         super().on_headers_complete()
         self.phase, self.since = BODY, self.loop.time()
 
@@ -95,6 +107,10 @@ class Connection(HttpToolsProtocol):
         else:
             self._go_on()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _go_on(self) -> None:
         if self.transport.is_closing():
             return
@@ -105,7 +121,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Called for bytes that are not HTTP."""
         status, text = self._refusal or (400, "this is not an HTTP request")
-        self._close(status, text, "bad_requests" if self._refusal is None else "header_bytes")
+        self._close(status, text, {400: "bad_requests", 429: "pipelined"}.get(status, "header_bytes"))
 
     def sweep(self, now: float) -> None:
         """Closes the connection if it has exceeded a limit."""
@@ -117,7 +133,7 @@ class Connection(HttpToolsProtocol):
             self._unsent_since = now
         elif now - self._unsent_since > limits.send_s:
             self._count("send")
-            self.transport.abort()
+            self._abort()
             return
         waited = now - self.since
         if self.phase == IDLE and waited > limits.idle_s:
@@ -133,14 +149,28 @@ class Connection(HttpToolsProtocol):
             return
         self._dropped = True
         self._count(reason)
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        running = self._running
+        if self.phase == HEAD or (running is not None and not running.response_started):
             body = b'{"error":"%s"}' % text.encode()
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._forget()
         self.transport.close()
+
+    def _forget(self) -> None:
+        """Lets whoever answers a request know that nobody listens, and drops those that follow."""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _abort(self) -> None:
+        """Closes without sending what is unsent: a client that does not read would keep it in the kernel for minutes."""
+        self._forget()
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _count(self, reason: str) -> None:
         self.meter.count(f"closed_{reason}")

@@ -192,10 +192,9 @@ class Updater:
                 if line is lines[-1]:
                     self._check(entry)
             except Exception as error:  # files from elsewhere can be wrong in ways that no check of ours names
-                if not isinstance(error, ClickfleetError):
-                    log_fault()
+                reason = str(error) if isinstance(error, ClickfleetError) else f"{line.name}: {log_fault()}"
                 self.stack.folders, self.serving = before, served
-                return f"entry {line.sequence} was refused: {error or type(error).__name__}"
+                return f"entry {line.sequence} was refused: {reason}"
         return None
 
     def _check(self, entry: Entry) -> None:

@@ -96,6 +96,7 @@ class App:
                 route, answer = _known(path), (400, error_body(str(error)), JSON)
             if answer is None:
                 status = await self._slowly(scope, receive, send)
+                context.active -= 1
                 context.meter.reply("slow", status, time.perf_counter() - started)
                 return
         except Exception:
@@ -173,7 +174,7 @@ class App:
             raise RefusedError(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
 
     async def _slowly(self, scope: Scope, receive: Receive, send: Send) -> int:
-        status = 500
+        status = 0
 
         async def watch(message: Message) -> None:
             nonlocal status
@@ -183,8 +184,11 @@ class App:
 
         try:
             await self.slow(scope, receive, watch)
-        finally:
-            self.context.active -= 1
+        except Exception:
+            if not status:
+                raise
+            log_fault()  # it was answered by 500, or the client is gone
+            self.context.meter.count("faults")
         return status
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:

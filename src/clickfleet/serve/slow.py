@@ -20,7 +20,6 @@ from clickfleet.serve import inspecting, uploads, versions
 from clickfleet.serve.batching import BusyError, LateError
 from clickfleet.serve.connection import PAUSE
 from clickfleet.serve.context import Context
-from clickfleet.serve.faults import log_fault
 from clickfleet.serve.http import clip
 from clickfleet.serve.openapi import description
 
@@ -112,12 +111,10 @@ def make(context: Context) -> Starlette:
         Route("/admin/follow", follow, methods=["POST"]),
     ]
     handlers: Any = {
-        404: lambda request, error: _error(404, "there is no such route; /docs lists them"),
-        405: lambda request, error: _error(
-            405, f"{request.url.path} does not take {request.method}", dict(error.headers or {})
-        ),
+        404: _no_route,
+        405: _no_method,
         ClickfleetError: _told,
-        ClientDisconnect: lambda request, error: _error(400, "the client is gone"),
+        ClientDisconnect: _gone,
         Exception: _failed,
     }
     made = Starlette(routes=routes, exception_handlers=handlers)
@@ -129,7 +126,19 @@ def _error(status: int, what: str, headers: dict[str, str] | None = None) -> Res
     return JSONResponse({"error": clip(what)}, status, headers=headers)
 
 
-def _told(request: Request, error: Exception) -> Response:
+async def _no_route(request: Request, error: Exception) -> Response:
+    return _error(404, "there is no such route; /docs lists them")
+
+
+async def _no_method(request: Request, error: Any) -> Response:
+    return _error(405, f"{request.url.path} does not take {request.method}", dict(error.headers or {}))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return _error(400, "the client is gone")
+
+
+async def _told(request: Request, error: Exception) -> Response:
     if isinstance(error, BusyError):
         request.scope[PAUSE] = request.app.state.context.admission.pause_s()
         return _error(503, str(error), {"retry-after": str(max(1, round(error.retry_s)))})
@@ -138,9 +147,8 @@ def _told(request: Request, error: Exception) -> Response:
     return _error(504 if isinstance(error, LateError) else 501 if isinstance(error, MissingError) else 400, str(error))
 
 
-def _failed(request: Request, error: Exception) -> Response:
-    log_fault()
-    request.app.state.context.meter.count("faults")
+async def _failed(request: Request, error: Exception) -> Response:
+    """The application in front logs it."""
     return _error(500, "the server failed; its log says why")
 
 
