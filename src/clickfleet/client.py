@@ -10,7 +10,8 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,9 @@ import numpy as np
 
 from clickfleet.batch import Batch, Floats
 from clickfleet.errors import MissingError, ServeError
+
+MAX_REPLY = 256 << 20
+"""Bytes of a reply: a server that is not ours may send without end."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +68,26 @@ class Client:
 
     def model(self) -> dict[str, Any]:
         """What is served: sequence, age, lag, inputs, schema."""
-        found: dict[str, Any] = json.loads(self._ask("GET", "/v1/model")[0])
-        return found
+        return self._object("/v1/model", self._ask("GET", "/v1/model")[0])
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> Floats:
         """The scores of rows of named features."""
-        reply = json.loads(self._ask("POST", "/v1/predict", json.dumps({"rows": list(rows)}).encode())[0])
-        return np.array(reply["scores"], np.float32)
+        reply = self._ask("POST", "/v1/predict", json.dumps({"rows": list(rows)}).encode())[0]
+        with self._understanding("/v1/predict"):
+            return _one_each(np.array(json.loads(reply)["scores"], np.float32), len(rows))
 
     def rank(
         self, candidates: Sequence[Mapping[str, Any]], user: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
         """The candidates in order; options are those of `POST /v1/rank`: top_k, min_score, exclude, fixed."""
         body = {"user": dict(user or {}), "candidates": list(candidates), **options}
-        found: dict[str, Any] = json.loads(self._ask("POST", "/v1/rank", json.dumps(body).encode())[0])
-        return found
+        return self._object("/v1/rank", self._ask("POST", "/v1/rank", json.dumps(body).encode())[0])
 
     def score(self, batch: Batch) -> Scores:
         """The scores of a batch that was read by the model's schema, as binary tensors."""
         if self._model is None:
-            self._model = str(self.model()["name"])
+            with self._understanding("/v1/model"):
+                self._model = str(self.model()["name"])
         tensors = tensors_of(batch)
         inputs = [
             {
@@ -101,10 +105,11 @@ class Client:
         begin = time.perf_counter()
         reply, answer = self._ask("POST", f"/v2/models/{quote(self._model)}/infer", body, headers)
         took = time.perf_counter() - begin
-        length = int(answer["inference-header-content-length"])
-        facts = json.loads(reply[:length])
-        scores = np.frombuffer(reply[length:], np.float32)
-        return Scores(scores, 1e3 * took, _server_ms(answer), facts["model_version"])
+        with self._understanding("infer"):
+            length = int(answer["inference-header-content-length"])
+            facts = json.loads(reply[:length])
+            scores = _one_each(np.frombuffer(reply[length:], np.float32), len(batch))
+            return Scores(scores, 1e3 * took, _server_ms(answer), str(facts["model_version"]))
 
     def upload(self, lines: bytes, form: str, user: str = "clickfleet") -> Scores:
         """The scores of text lines, read by the server."""
@@ -119,14 +124,31 @@ class Client:
         begin = time.perf_counter()
         reply, _ = self._ask("POST", f"/upload?{query}", body, kind)
         took = time.perf_counter() - begin
-        facts = json.loads(reply)
-        scores = np.array(facts["data"], np.float32).reshape(-1)
-        return Scores(scores, 1e3 * took, facts["server_ms"], "")
+        with self._understanding("/upload"):
+            facts = json.loads(reply)
+            scores = np.array(facts["data"], np.float32).reshape(-1)
+            return Scores(scores, 1e3 * took, float(facts["server_ms"]), "")
 
     def inspect(self, lines: bytes, form: str) -> dict[str, Any]:
         """Every step of a few lines as the server does it."""
-        found: dict[str, Any] = json.loads(self._ask("POST", f"/v1/inspect?{urlencode({'format': form})}", lines)[0])
-        return found
+        path = f"/v1/inspect?{urlencode({'format': form})}"
+        return self._object("/v1/inspect", self._ask("POST", path, lines)[0])
+
+    def _object(self, path: str, content: bytes) -> dict[str, Any]:
+        with self._understanding(path):
+            return dict(json.loads(content))
+
+    @contextmanager
+    def _understanding(self, path: str) -> Iterator[None]:
+        """A reply that means nothing is the server's fault, and named so."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise ServeError(
+                f"{self.url} answered {path} with what a clickfleet server does not say: {type(error).__name__}: {reason}",
+                "is it the address of one?",
+            ) from None
 
     def _ask(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -137,16 +159,19 @@ class Client:
         try:
             self._connection.request(method, path, body, sent)
             answer = self._connection.getresponse()
-            content = answer.read()
+            content = answer.read(MAX_REPLY + 1)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise ServeError(
                 f"{self.url}: {error or type(error).__name__}", "is the server running? clickfleet serve"
             ) from None
+        if len(content) > MAX_REPLY:
+            self._connection.close()
+            raise ServeError(f"{self.url}{path.partition('?')[0]} answered with more than {MAX_REPLY >> 20} MiB")
         if answer.status >= 300:
             try:
                 why = json.loads(content)["error"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 why = content[:200].decode("utf-8", "replace")
             raise ServeError(f"{self.url}{path.partition('?')[0]} answered {answer.status}: {why}")
         return content, {name.lower(): value for name, value in answer.getheaders()}
@@ -193,8 +218,12 @@ class GrpcClient:
         except self._errors as error:
             raise ServeError(f"{self.address}: {error.details()}") from None
         took = time.perf_counter() - begin
-        scores = np.frombuffer(reply.raw_output_contents[0], np.float32)
-        return Scores(scores, 1e3 * took, float(reply.parameters["server_ms"].string_param), reply.model_version)
+        try:
+            scores = _one_each(np.frombuffer(reply.raw_output_contents[0], np.float32), len(batch))
+            server_ms = float(reply.parameters["server_ms"].string_param)
+        except (ValueError, IndexError) as error:
+            raise ServeError(f"{self.address} answered with what a clickfleet server does not say: {error}") from None
+        return Scores(scores, 1e3 * took, server_ms, reply.model_version)
 
 
 def tensors_of(batch: Batch) -> list[tuple[str, Any, str]]:
@@ -209,6 +238,12 @@ def tensors_of(batch: Batch) -> list[tuple[str, Any, str]]:
     if batch.values is not None:
         tensors.append(("values", np.ascontiguousarray(batch.values, np.float32), "FP32"))
     return tensors
+
+
+def _one_each(scores: Floats, rows: int) -> Floats:
+    if scores.shape != (rows,):
+        raise ValueError(f"{scores.size} scores for {rows} rows")
+    return scores
 
 
 def _server_ms(headers: Mapping[str, str]) -> float:

@@ -38,7 +38,13 @@ def connect(url: str) -> Any:
 def head(client: Any) -> dict[str, Any] | None:
     """Which entry the rows are those of; None before the first."""
     found = client.get(HEAD)
-    return None if found is None else dict(json.loads(found))
+    if found is None:
+        return None
+    try:
+        facts = json.loads(found)
+        return {**facts, "prefix": str(facts["prefix"])}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{HEAD.decode()} in Redis is broken: {error}", "fill it again") from None
 
 
 def names(prefix: str, keys: Keys) -> list[bytes]:
@@ -144,9 +150,9 @@ def read(client: Any, prefix: str, keys: Keys, factors: int) -> tuple[Floats, An
         for place, found in enumerate(client.mget(names(prefix, keys[at : at + CHUNK])), start=at):
             if found is None:
                 continue
+            if len(found) not in (4, 4 * width):
+                raise CheckpointError(f"a row in Redis has {len(found)} bytes, not 4 or {4 * width}", "fill it again")
             row = np.frombuffer(found, "<f4")
-            if len(row) not in (1, width):
-                raise CheckpointError(f"a row in Redis has {len(row)} numbers, not 1 or {width}", "fill it again")
             out[place, : len(row)] = row
             known[place] = True
     return out, known

@@ -1,6 +1,11 @@
 """Parquet and Arrow give the rows that text gives."""
 
 import datetime
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +15,7 @@ import pytest
 from clickfleet import _core
 from clickfleet.batch import Batch
 from clickfleet.errors import DataError
+from clickfleet.formats.arrow import Arrow
 from clickfleet.schema import Bucket, Dense, KeyRule, Schema, Slot, Transform
 from lines import read
 
@@ -149,3 +155,53 @@ def test_bad_rows_can_be_skipped(tmp_path):
 def test_what_is_not_a_table_is_an_error(form, content, write):
     with pytest.raises(DataError, match="cannot be read"):
         read(write("t", content), form, SCHEMA)
+
+
+def test_views_behind_missing_values_may_hold_anything(write: Callable[..., Path]) -> None:
+    table = pa.table({"click": [0.0, 1.0, 1.0], "s": pa.array(["a" * 20, None, "b"], pa.string_view())})
+    valid, views, *data = table["s"].chunk(0).buffers()
+    wild = np.frombuffer(views, np.int32).copy()
+    wild[4:8] = (-(2**24), 0, 7, 2**31 - 1)  # of the missing one: a length below zero, in a buffer that is not there
+    column = pa.Array.from_buffers(pa.string_view(), 3, [valid, pa.py_buffer(wild), *data])
+    sink = io.BytesIO()
+    wrong = pa.table({"click": table["click"], "s": column})
+    with pa.ipc.new_file(sink, wrong.schema) as writer:
+        writer.write_table(wrong)
+    schema = Schema(slots=(Slot("s"),), label="click")
+    path = write("x.arrow", sink.getvalue())
+    (block,) = Arrow().blocks(str(path), schema, 0)
+    expected = [_core.hash64("s", b"a" * 20), _core.hash64("s", b""), _core.hash64("s", b"b")]
+    assert block.parse("all").batch.keys.tolist() == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_damaged_arrow_file_is_refused_by_name_and_never_crashes(write: Callable[..., Path], stream: bool) -> None:
+    """In a process of its own, as pyarrow ends the whole process where it believes a damaged number."""
+    sink = io.BytesIO()
+    columns = {"click": [0.0, 1.0] * 20, "s": ["a", None] * 20, "m": [["x"], []] * 20, "d": ["u", "v"] * 20}
+    table = pa.table(columns).set_column(3, "d", pa.array(["u", "v"] * 20).dictionary_encode())
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        writer.write_table(table)
+    path = write("x.arrow", sink.getvalue())
+    program = """
+import struct, sys
+from clickfleet.errors import DataError
+from clickfleet.formats.arrow import Arrow
+from clickfleet.schema import Schema, Slot
+schema, path = Schema(slots=(Slot("s"), Slot("m", multi=True), Slot("d")), label="click"), sys.argv[1]
+whole, refused = open(path, "rb").read(), 0
+for at in range(0, len(whole) - 8, 4):
+    for wrong in (-1, 2**31 - 1, 77):
+        with open(path, "wb") as file:
+            file.write(whole[:at] + struct.pack("<i", wrong) + whole[at + 4 :])
+        try:
+            for block in Arrow().blocks(path, schema, 0):
+                block.parse("all")
+        except DataError as error:
+            assert path in str(error), error
+            refused += 1
+print(refused)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 500

@@ -22,10 +22,15 @@ MEMORY = 2 << 30
 """Beyond what the process has when it starts."""
 
 
-def areas() -> dict[str, list[Target]]:
-    """The targets of every `target_*.py`, by the name of the file."""
-    names = [found.name for found in pkgutil.iter_modules(fuzz.__path__) if found.name.startswith("target_")]
-    return {name.removeprefix("target_"): importlib.import_module(f"fuzz.{name}").TARGETS for name in names}
+def areas() -> list[str]:
+    """What every `target_*.py` is about."""
+    names = [found.name for found in pkgutil.iter_modules(fuzz.__path__)]
+    return [name.removeprefix("target_") for name in names if name.startswith("target_")]
+
+
+def targets_of(area: str) -> list[Target]:
+    found: list[Target] = importlib.import_module(f"fuzz.target_{area}").TARGETS
+    return found
 
 
 def main() -> int:
@@ -65,12 +70,11 @@ def save(keep: Path, finding: Finding) -> Path:
 
 
 def work(names: list[str], runs: int, seed: int, keep: Path, current: Path) -> int:
-    known = areas()
+    single = {*names} - {*areas()}
+    known = {area: targets_of(area) for area in areas() if not names or single or area in names}
     targets = [target for area, some in known.items() for target in some if not names or {area, target[0]} & {*names}]
-    if unknown := {*names} - {*known} - {target[0] for some in known.values() for target in some}:
-        print(
-            f"there is no target {', '.join(sorted(unknown))}; there are {', '.join(target[0] for target in targets)}"
-        )
+    if unknown := single - {target[0] for target in targets}:
+        print(f"there is no target {', '.join(sorted(unknown))}; areas are {', '.join(areas())}")
         return 1
     limit_memory()
     bad = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import re
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,11 @@ import numpy as np
 
 from clickfleet.errors import CheckpointError
 
+_DIGITS = re.compile(rb"[0-9]{1,20}")
 PART = re.compile(r"^part-\d{3}-\d{5}(\.gz)?$")
 DENSE = re.compile(r"^part-\d{3}(\.gz)?$")
 LINES = 20_000
+MAX_LINE = 16 << 20
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -70,10 +73,7 @@ def read_rows(folder: Path, short: int, full: int) -> Iterator[Rows]:
                     f"{path}:{number}: a row of {len(words) - 1} numbers, where {short} (without factors) or {full} were expected",
                     "the width is sparse_feature_dim, the state that of the rules: check hyper_parameters and table_parameters",
                 )
-            try:
-                key = int(words[0])
-            except ValueError:
-                key = -1
+            key = int(words[0]) if _DIGITS.fullmatch(words[0]) else -1
             if not 0 <= key < 2**64:
                 raise CheckpointError(f"{path}:{number}: {words[0][:40]!r} is no key")
             keys, texts = waiting[len(words) - 1]
@@ -93,7 +93,8 @@ def _rows(path: Path, keys: list[int], texts: list[bytes], width: int) -> Rows:
 
 def _numbers(path: Path, text: bytes, count: int) -> Numbers:
     try:
-        found = np.array(text.split(), np.float64).astype(np.float32)
+        with np.errstate(over="ignore"):  # becomes infinite, which is refused
+            found = np.array(text.split(), np.float64).astype(np.float32)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
     if len(found) != count or not np.isfinite(found).all():
@@ -104,8 +105,11 @@ def _numbers(path: Path, text: bytes, count: int) -> Numbers:
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield from file
-    except (OSError, EOFError) as error:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
+                if len(line) == MAX_LINE:
+                    raise CheckpointError(f"{path}:{number}: the line is longer than {MAX_LINE >> 20} MiB")
+                yield line
+    except (OSError, EOFError, zlib.error) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
@@ -146,9 +150,14 @@ def read_blocks(folder: Path) -> Iterator[Block]:
         for number, line in enumerate(_lines(path), start=1):
             words = line.split()
             values = words[4].split(b",") if len(words) == 5 else []
-            if len(values) != width or not words[0].isdigit() or int(words[0]) >= 2**64:
+            if (
+                len(values) != width
+                or not _DIGITS.fullmatch(words[0])
+                or int(words[0]) >= 2**64
+                or words[3] not in (b"0", b"1")
+            ):
                 raise CheckpointError(f"{path}:{number}: expected id, count, unseen_days, is_entry and {width} values")
-            if int(words[3]) == 0:
+            if words[3] == b"0":
                 skipped += 1
                 continue
             keys.append(int(words[0]))
@@ -165,10 +174,11 @@ def _meta(path: Path) -> tuple[list[str], list[int]]:
     meta = path.with_suffix(".meta")
     if not meta.is_file():
         raise CheckpointError(f"{path} has no {meta.name} beside it, which says what its values are")
-    facts = dict(line.strip().split("=", 1) for line in meta.read_text().splitlines() if "=" in line)
+    text = meta.read_text(encoding="utf-8", errors="replace")
+    facts = dict(line.strip().split("=", 1) for line in text.splitlines() if "=" in line)
     names = [name for name in re.split(r"[,\s]+", facts.get("row_names", "")) if name]
-    dims = [int(dim) for dim in re.findall(r"\d+", facts.get("row_dims", ""))]
-    if not names or len(names) != len(dims) or names[0] != "Param":
+    dims = [int(dim) for dim in re.findall(r"[0-9]+", facts.get("row_dims", "")[:10_000])]
+    if not names or len(names) != len(dims) or names[0] != "Param" or sum(dims) > 1 << 24:
         raise CheckpointError(f"{meta}: row_names and row_dims do not say what the values are")
     return names, dims
 

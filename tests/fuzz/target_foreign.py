@@ -1,0 +1,59 @@
+"""Models that other tools saved."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from clickfleet.migrate import dumps, pickles
+
+FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
+
+
+def pdparams(data: bytes) -> object:
+    path = FOLDER / "rec.pdparams"
+    path.write_bytes(data)
+    return pickles.load(path)
+
+
+def folder(name: str, file: str, read: Callable[[Path], object], **beside: bytes) -> Callable[[bytes], object]:
+    """A dump of one file."""
+    place = FOLDER / name
+    place.mkdir()
+    for other, content in beside.items():
+        (place / other.replace("__", ".")).write_bytes(content)
+
+    def run(data: bytes) -> object:
+        (place / file).write_bytes(data)
+        return read(place)
+
+    return run
+
+
+ARRAYS = {"a.weight": np.ones((2, 3), np.float32), "b": np.arange(4), "names": {"x": "y"}}
+ROW = b"977 3 0 0.5 1 0 0.25 3\n"
+FULL = b"978 3 0 0.5 1 0 0.25 3 0.1 0.2 3\n"
+BLOCK = b"977\t1\t0\t1\t0.5,0.25\n"
+META = b"row_names=Param,Moment\nrow_dims=1,1\n"
+VARIABLE = struct.pack("<IQIi", 0, 0, 0, 6) + bytes([0x08, 5, 0x10, 2, 0x10, 1]) + np.ones(2, "<f4").tobytes()
+
+TARGETS = [
+    ("pdparams", pdparams, [
+        *(pickle.dumps(ARRAYS, protocol) for protocol in (2, 4, 5)),
+        b"\x80\x04}r\xff\xff\xff\xff.",
+        b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"ab.",
+        b"cos\nsystem\n(S'true'\ntR.",
+    ]),
+    ("dump-rows", folder("000", "part-000-00000", lambda place: list(dumps.read_rows(place, 7, 10))), [ROW + FULL, ROW, b"-1 2\n"]),
+    ("dump-rows-gz", folder("001", "part-000-00000.gz", lambda place: list(dumps.read_rows(place, 7, 10))), [gzip.compress(ROW + FULL)]),
+    ("dump-dense", folder("002", "part-000", dumps.read_dense), [b"0.5 1 2\n0.25 1 2\n", b"1\n1 2\n"]),
+    ("dump-block", folder("x.shard", "x.block0.txt", lambda place: list(dumps.read_blocks(place)), x__block0__meta=META), [BLOCK * 2]),
+    ("dump-meta", folder("y.shard", "y.block0.meta", lambda place: list(dumps.read_blocks(place)), y__block0__txt=BLOCK), [META]),
+    ("dump-variable", folder("dnn_plugin", "w", dumps.read_variables), [VARIABLE]),
+]  # fmt: skip
