@@ -10,24 +10,27 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
+COPY deploy/build.lock ./
+RUN pip install --no-cache-dir --require-hashes -r build.lock
 COPY pyproject.toml CMakeLists.txt README.md LICENSE constraints.txt ./
 COPY native native
 COPY src src
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM python:3.12-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN useradd --system --uid 10001 --create-home clickfleet
-COPY constraints.txt deploy/serve-requirements.txt /etc/clickfleet/
+COPY constraints.txt deploy/serve.lock deploy/train.lock /etc/clickfleet/
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["clickfleet"]
 
 FROM base AS train
 ARG TORCH_INDEX=
 COPY --from=wheel /wheels /wheels
-RUN pip install -c /etc/clickfleet/constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch \
-    && wheel=$(ls /wheels/clickfleet-*.whl) \
-    && pip install -c /etc/clickfleet/constraints.txt "$wheel[cluster,kafka,plots,redis,remote,serve]" \
+# torch alone has no hash: it is another file for each build, which TORCH_INDEX chooses.
+RUN pip install --require-hashes -r /etc/clickfleet/train.lock \
+    && pip install -c /etc/clickfleet/constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch \
+    && pip install --no-deps /wheels/clickfleet-*.whl \
     && rm -rf /wheels
 USER 10001
 WORKDIR /home/clickfleet
@@ -35,7 +38,7 @@ CMD ["--help"]
 
 FROM base AS serve
 COPY --from=wheel /wheels /wheels
-RUN pip install -c /etc/clickfleet/constraints.txt -r /etc/clickfleet/serve-requirements.txt \
+RUN pip install --require-hashes -r /etc/clickfleet/serve.lock \
     && pip install --no-deps /wheels/clickfleet-*.whl \
     && rm -rf /wheels
 USER 10001

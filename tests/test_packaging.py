@@ -89,8 +89,11 @@ def test_the_image() -> None:
         if "apt-get install" in line:
             assert "--no-install-recommends" in line
             assert "rm -rf /var/lib/apt/lists" in line
-        if "pip install" in line and "--no-deps" not in line.partition("&&")[0]:
-            assert "-c /etc/clickfleet/constraints.txt" in line
+        for part in re.findall(r"pip (?:install|wheel) [^&]*", line):
+            hashed = "--require-hashes -r " in part
+            ours = "--no-deps /wheels/clickfleet-" in part or "--no-deps --no-build-isolation" in part
+            torch = "-c /etc/clickfleet/constraints.txt" in part and part.split()[-1] == "torch"
+            assert hashed or ours or torch, f"{part} could install anything"
     for name in ("train", "serve"):
         assert re.search(r"^USER 10001$", ends[name], re.MULTILINE)
         assert ends[name].rindex("USER") > ends[name].rindex("RUN"), "nothing runs as another user after it"
@@ -107,6 +110,16 @@ def test_the_serving_image_has_what_serving_needs() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     texts = [*PROJECT["project"]["dependencies"], *extras["serve"], *extras["redis"]]
     assert listed == {Requirement(text).name for text in texts} - OF_TRAINING
+
+
+@pytest.mark.parametrize("name", ["build", "serve", "train"])
+def test_the_images_install_files_with_these_hashes_only(name: str) -> None:
+    """`scripts/pins --check` compares the versions with constraints.txt."""
+    text = (ROOT / f"deploy/{name}.lock").read_text()
+    for line in text.replace("\\\n", " ").splitlines()[1:]:
+        assert re.fullmatch(r"[a-z0-9-]+==[\w.]+(\s+--hash=sha256:[0-9a-f]{64}){1,2} *", line), line
+    assert f"--require-hashes -r {'' if name == 'build' else '/etc/clickfleet/'}{name}.lock" in DOCKERFILE
+    assert not re.search(r"^torch==", text, re.MULTILINE)
 
 
 def test_the_manifest_trains_what_we_can_train() -> None:

@@ -146,6 +146,16 @@ def test_a_temporary_folder_that_is_not_ours_is_refused(
         paths.make(paths._of_user() / "run-1")
 
 
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners there")
+@pytest.mark.parametrize(
+    ("mode", "said"), [(0o600, ""), (0o440, ""), (0o604, "read"), (0o620, "change"), (0o666, "change")]
+)
+def test_a_secret_that_others_can_see(mode: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("x")
+    (tmp_path / "tokens").chmod(mode)
+    assert paths.exposed(tmp_path / "tokens")[: len(f"other users can {said}")] == (said and f"other users can {said}")
+
+
 def test_an_archive_unpacks_only_below_its_folder(tmp_path: Path) -> None:
     where = tmp_path / "out" / "data.tar"
     where.parent.mkdir()

@@ -173,6 +173,7 @@ def test_exporting_an_own_model_is_refused_too(
 ) -> None:
     own_model.forget()
     refused(capsys, "export", own_model.run, tmp_path / "artifact")
+    refused(capsys, "bench", "infer", own_model.run, own_model.data)
     assert not own_model.has_run
 
 

@@ -33,7 +33,7 @@ except ConfigError as error:
     print("refused:", error)
 
 # %% It is loaded and exported like any other
-again = clickfleet.load("mine")
+again = clickfleet.load("mine", trust=True)  # it names a Python file: ours
 print("scores:", again.predict("log/test")[:3])
 entry = exporting.export(again.learner, "artifact", step=1)
 print(f"artifact with {entry.manifest['rows']:,} rows")

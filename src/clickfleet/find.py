@@ -41,7 +41,7 @@ class Plugin:
     def parse(cls, given: Any, origin: str = "") -> "Plugin":
         """A plug-in from `{name: …, setting: …}`, as JSON files and replies hold it."""
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-            raise ConfigError(f"{origin or 'data.format'}: expected a format with a name, found {given!r:.80}")
+            raise ConfigError(f"{origin or 'data.format'}: the name of the format is missing: {given!r:.80}")
         return cls(given["name"], {str(key): item for key, item in given.items() if key != "name"}, origin)
 
 

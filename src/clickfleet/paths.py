@@ -42,6 +42,14 @@ def inside(folder: Path, name: object) -> Path:
     return path
 
 
+def exposed(path: str | Path) -> str:
+    """Why a file with a secret is not one: other users can read or change it. Empty where they cannot, and on Windows."""
+    mode = stat.S_IMODE(Path(path).stat().st_mode)
+    if not hasattr(os, "getuid") or not mode & 0o027:
+        return ""
+    return f"other users can {'change' if mode & 0o022 else 'read'} {path} (mode {mode:o}); chmod 600 {path}"
+
+
 def temporary() -> Path:
     """A folder for temporary files that only this user can read or write; the same one for all processes of the user.
 

@@ -107,5 +107,10 @@ def test_what_is_no_artifact_is_not_served(tmp_path: Path, artifact: Path, capfd
     content = bytearray((broken / "rows.arrow").read_bytes())
     content[len(content) // 2] ^= 1
     (broken / "rows.arrow").write_bytes(content)
-    assert run(build(), ["serve", str(broken), "--port", "0", "--grpc-port", "-1"]) == 1
-    assert "its checksum does not fit" in capfd.readouterr().err
+    tokens = tmp_path / "tokens"
+    tokens.write_text("one\n")
+    tokens.chmod(0o644)
+    assert run(build(), ["serve", str(broken), "--port", "0", "--grpc-port", "-1", "--token-file", str(tokens)]) == 1
+    said = capfd.readouterr()
+    assert "its checksum does not fit" in said.err
+    assert f"warning: other users can read {tokens} (mode 644); chmod 600 {tokens}" in said.out

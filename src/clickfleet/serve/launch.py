@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from clickfleet import paths
 from clickfleet.errors import ConfigError, MissingError, ServeError
 from clickfleet.machine import WINDOWS
 from clickfleet.serve import versions
@@ -209,6 +210,9 @@ def run(settings: Settings, say: Callable[[str], None], ready: Callable[[Fleet],
     Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         server = fleet(replace(settings, state=folder))
+        for file in filter(None, (settings.tls_key, settings.token_file, settings.admin_token_file)):
+            if problem := paths.exposed(file):
+                say(f"warning: {problem}")
 
         def stop(*_: object) -> None:
             server.stopping = True
