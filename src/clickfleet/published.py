@@ -566,7 +566,8 @@ class _Gathered:
         _core.mix64(keys, mixed)
         if int(mixed[0]) <= self._last or not (mixed[1:] > mixed[:-1]).all():
             raise CheckpointError(
-                "rows to publish are not in the order of their hashes", "this is a fault of clickfleet; please report it"
+                "rows to publish are not in the order of their hashes",
+                "this is a fault of clickfleet; please report it",
             )
         if len(columns["embedx"]) != len(keys) * self.width:
             raise CheckpointError(f"rows to publish have other widths than 0 and {self.width}")

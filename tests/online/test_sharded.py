@@ -69,9 +69,7 @@ def test_shards_publish_what_one_table_would(tmp_path: Path, shards: int, admiss
             removed = one.shrink()
             assert removed == sum(table.shrink() for table in several.tables) > 0
         made = []
-        for log, changes in zip(
-            logs, (one.cut_changes(base=turn == 0), Changed(several, turn == 0)), strict=True
-        ):
+        for log, changes in zip(logs, (one.cut_changes(base=turn == 0), Changed(several, turn == 0)), strict=True):
             made.append(log.append(changes, content(turn)))
             changes.commit()
         assert made[0].hash == made[1].hash

@@ -194,7 +194,9 @@ class Release:
         shutil.rmtree(aside, ignore_errors=True)
         try:
             place = {"sequence": line.sequence, "parent": line.parent, "chain": line.chain}
-            made = published.write(aside / line.name, changes, self.publisher.content(step), self._before(line), **place)
+            made = published.write(
+                aside / line.name, changes, self.publisher.content(step), self._before(line), **place
+            )
             if made.hash != line.hash:
                 changes.abort()
                 return None

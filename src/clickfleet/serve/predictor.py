@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from clickfleet import _core
 from clickfleet.batch import Batch, Floats, Keys
 from clickfleet.engine import CPU, Engine
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, ClickfleetError
 from clickfleet.published import Entry
 from clickfleet.schema import Schema
 from clickfleet.serve import layers
@@ -91,7 +91,7 @@ class Version:
         self.engine = engine
         mean = np.array([slot.pooling == "mean" for slot in self.schema.slots], np.uint8)
         self._mean = mean if mean.any() else None
-        self._session = engine.session(entry.graph())
+        self._session = self._load(entry)
         self._inputs = [item.name for item in self._session.get_inputs()]
         self._check_graph(entry)
         self._check(entry)
@@ -125,6 +125,14 @@ class Version:
         self.rows.known(keys, out)
         return out.astype(bool)
 
+    def _load(self, entry: Entry) -> Any:
+        try:
+            return self.engine.session(entry.graph())
+        except ClickfleetError:
+            raise
+        except Exception as error:  # whatever ONNX Runtime finds wrong with it
+            raise CheckpointError(f"{entry.path}: its network cannot be loaded: {error}") from error
+
     def _check_graph(self, entry: Entry) -> None:
         """The network must take what rows give, and give what the manifest names."""
         slots = len(self.schema.slots)
@@ -132,10 +140,14 @@ class Version:
         for item in self._session.get_inputs():
             shape = list(item.shape[1:])
             wanted = widths.get(item.name)
-            if wanted is None or len(shape) != len(wanted) or any(
-                isinstance(a, int) and a != b for a, b in zip(shape, wanted, strict=True)
+            if (
+                wanted is None
+                or len(shape) != len(wanted)
+                or any(isinstance(a, int) and a != b for a, b in zip(shape, wanted, strict=True))
             ):
-                raise CheckpointError(f"{entry.path}: its network takes {item.name}{shape} for each row, which is not known")
+                raise CheckpointError(
+                    f"{entry.path}: its network takes {item.name}{shape} for each row, which is not known"
+                )
         names = [item.name for item in self._session.get_outputs()]
         if names != list(self.outputs):
             raise CheckpointError(
@@ -166,7 +178,10 @@ class Version:
         golden = self._golden(entry)
         if golden is None:
             return
-        found = self.run(golden[0])
+        try:
+            found = self.run(golden[0])
+        except Exception as error:  # whatever ONNX Runtime finds wrong with it
+            raise CheckpointError(f"{entry.path}: its network cannot answer its golden requests: {error}") from error
         tolerance = GOLDEN_TOLERANCE if self.engine.provider == CPU else DEVICE_TOLERANCE
         for name, values in found.items():
             wanted = golden[1][name]
