@@ -250,7 +250,7 @@ def test_a_repair_leaves_out_what_does_not_hang_together_and_refuses_what_is_mis
     assert (done["first"], done["last"], done["outside"]) == (3, 4, ["000001-base"])
     assert verification.verify(log)["entries"] == 2
     shutil.rmtree(log / "000004-delta")
-    with pytest.raises(CheckpointError, match="000004-delta, which LOG.jsonl names, is missing"):
+    with pytest.raises(CheckpointError, match=r"000004-delta, which LOG\.jsonl names, is missing"):
         verification.repair(log)
     with pytest.raises(CheckpointError, match="holds no entries"):
         verification.repair(tmp_path / "nothing")

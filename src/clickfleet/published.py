@@ -162,7 +162,7 @@ class Entry:
         place = self.dense()
         if not NAME.fullmatch(str(place.get("entry"))):
             raise CheckpointError(f"{self.path / storage.MANIFEST} names no entry with its network")
-        file = self.path.parent / place["entry"] / DENSE
+        file: Path = self.path.parent / str(place["entry"]) / DENSE
         try:
             content = file.read_bytes()
         except OSError as error:
@@ -170,7 +170,7 @@ class Entry:
                 f"{file}, the network of {self.path.name}, cannot be read: {error.strerror}",
                 "keep an entry in the folder it was published to",
             ) from error
-        if storage.checksum(content) != {key: place[key] for key in ("bytes", "xxh3_128")}:
+        if storage.checksum(content) != {key: place.get(key) for key in ("bytes", "xxh3_128")}:
             raise CheckpointError(f"{file} is broken: it is not the network of {self.path.name}")
         return content
 

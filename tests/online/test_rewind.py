@@ -15,7 +15,7 @@ from clickfleet.online.passes import Plan
 from clickfleet.published import Log
 from test_release import base_of, state_of
 
-PASSES = "20260101/1 20260101/2 20260102/1 20260102/2".split()
+PASSES = ["20260101/1", "20260101/2", "20260102/1", "20260102/2"]
 
 
 def spoil(folder: Path, day: int = 20260102, split: str = "0000") -> bytes:
@@ -114,7 +114,7 @@ def test_what_cannot_be_done_is_refused(bad, online, tmp_path, capsys):
     broken = tmp_path / f"run/checkpoints/step-{checkpoint.steps(tmp_path / 'run/checkpoints')[0]:012d}/state.json"
     whole = broken.read_bytes()
     broken.write_bytes(whole + b" ")
-    with pytest.raises(CheckpointError, match="state.json is broken"):
+    with pytest.raises(CheckpointError, match=r"state\.json is broken"):
         rewind.rewind(settings, (20260102, 2), 0, print)
     assert not (tmp_path / "run" / rewind.INTENT).exists()
 
