@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,19 @@ SCHEMA = Schema(
 def learner(name: str = "deepfm", **table: Any) -> Learner:
     raw = {"model": {"name": name}, "table": {"dim": 3, **table}}
     return Learner(checked(Config, raw, source="test"), SCHEMA)
+
+
+@cache
+def graph(name: str) -> Graph:
+    """The network of `learner`, exported once for all tests."""
+    model = learner(name)
+    return Graph(model.model, model.shape)
+
+
+def publisher_of(model: Learner, folder: Path) -> exporting.Publisher:
+    made = exporting.Publisher(model, folder)
+    made._graph = graph(model.config.model.name)
+    return made
 
 
 def batch(seed: int, rows: int = 40, ids: int = 50) -> Batch:
@@ -103,7 +117,7 @@ def contents(entries: list[Entry]) -> dict[int, Any]:
 @pytest.mark.parametrize("name", ["deepfm", "dnn"])
 def test_base_and_deltas_are_the_model(name: str, tmp_path: Path) -> None:
     model = learner(name)
-    publisher = exporting.Publisher(model, tmp_path)
+    publisher = publisher_of(model, tmp_path)
     for seed in range(5):
         train(model, seed)
         entry = publisher.publish("delta", step=seed)
@@ -129,7 +143,7 @@ def test_base_and_deltas_are_the_model(name: str, tmp_path: Path) -> None:
 
 def test_short_rows_and_deletions_reach_readers(tmp_path: Path) -> None:
     model = learner(admission="count(2)", delete_threshold=0.2, decay_rate=0.5, base_threshold=0)
-    publisher = exporting.Publisher(model, tmp_path)
+    publisher = publisher_of(model, tmp_path)
     train(model, 1)
     publisher.publish("base", step=1)
     train(model, 2)
@@ -152,7 +166,7 @@ def test_rows_come_in_batches_of_known_size_ascending_by_mixed_key(
     model = learner(admission="count(4)")
     for seed in range(3):
         train(model, seed)
-    entry = exporting.Publisher(model, tmp_path).publish("base", step=1)
+    entry = publisher_of(model, tmp_path).publish("base", step=1)
     kinds: dict[bool, list[Any]] = {True: [], False: []}
     for part in entry.batches():
         kinds[len(part.column("embedx").flatten()) > 0].append(part.column("key").to_numpy())
@@ -177,7 +191,7 @@ def test_equal_models_give_equal_hashes(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_is_taken_into_the_log(tmp_path: Path) -> None:
     model = learner()
-    publisher = exporting.Publisher(model, tmp_path)
+    publisher = publisher_of(model, tmp_path)
     train(model, 1)
     publisher.publish("base", step=1)
     before = (tmp_path / "LOG.jsonl").read_bytes()
@@ -198,7 +212,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of a base, a delta, a base and a delta."""
     folder = tmp_path_factory.mktemp("four")
     model = learner()
-    publisher = exporting.Publisher(model, folder)
+    publisher = publisher_of(model, folder)
     for seed in range(4):
         train(model, seed)
         publisher.publish("base" if seed == 2 else "delta", step=seed)
@@ -206,7 +220,9 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3])
-def test_a_log_that_was_cut_off_is_refused_and_made_anew_from_its_entries(four: Path, tmp_path: Path, left: int) -> None:
+def test_a_log_that_was_cut_off_is_refused_and_made_anew_from_its_entries(
+    four: Path, tmp_path: Path, left: int
+) -> None:
     shutil.copytree(four, tmp_path / "log")
     path = tmp_path / "log/LOG.jsonl"
     whole = path.read_bytes()
@@ -225,7 +241,9 @@ def test_a_log_that_was_cut_off_is_refused_and_made_anew_from_its_entries(four: 
     assert verification.verify(tmp_path / "log")["entries"] == 4
 
 
-def test_a_repair_leaves_out_what_does_not_hang_together_and_refuses_what_is_missing(four: Path, tmp_path: Path) -> None:
+def test_a_repair_leaves_out_what_does_not_hang_together_and_refuses_what_is_missing(
+    four: Path, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     shutil.copytree(four, log)
     shutil.rmtree(log / "000002-delta")
@@ -236,7 +254,7 @@ def test_a_repair_leaves_out_what_does_not_hang_together_and_refuses_what_is_mis
     assert (done["first"], done["last"], done["outside"]) == (3, 4, ["000001-base"])
     assert verification.verify(log)["entries"] == 2
     shutil.rmtree(log / "000004-delta")
-    with pytest.raises(CheckpointError, match="000004-delta, which LOG.jsonl names, is missing"):
+    with pytest.raises(CheckpointError, match=r"000004-delta, which LOG\.jsonl names, is missing"):
         verification.repair(log)
     with pytest.raises(CheckpointError, match="holds no entries"):
         verification.repair(tmp_path / "nothing")
@@ -249,7 +267,12 @@ def test_info_is_covered_by_a_checksum_and_old_entries_are_read(four: Path, tmp_
     good = info.read_bytes()
     assert Entry(info.parent).info["time"] > 0
     other = (log / "000003-base/info.json").read_bytes()
-    for bad, why in ((good.replace(b'"time":1', b'"time":2'), "hash"), (good[:-9], ""), (b"{}", "hash"), (other, "another")):
+    for bad, why in (
+        (good.replace(b'"time":1', b'"time":2'), "hash"),
+        (good[:-9], ""),
+        (b"{}", "hash"),
+        (other, "another"),
+    ):
         info.write_bytes(bad)
         with pytest.raises(CheckpointError, match=rf"000004-delta/info\.json is broken: .*{why}"):
             verification.verify(log)
@@ -301,7 +324,7 @@ def test_a_line_names_its_entry_and_nothing_else(four: Path, tmp_path: Path) -> 
 
 def test_each_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = learner()
-    publisher = exporting.Publisher(model, tmp_path)
+    publisher = publisher_of(model, tmp_path)
     read: list[bytes] = []
     real = Line.parse
     monkeypatch.setattr(Line, "parse", lambda text, path: read.append(text) or real(text, path))
@@ -314,7 +337,7 @@ def test_each_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_delta_leaves_out_a_network_that_did_not_change(tmp_path: Path) -> None:
     model = learner()
-    publisher = exporting.Publisher(model, tmp_path / "log")
+    publisher = publisher_of(model, tmp_path / "log")
     for seed in (1, 2, 3):
         push(model, seed)
         publisher.publish("delta", step=seed)
@@ -340,7 +363,7 @@ def test_a_delta_leaves_out_a_network_that_did_not_change(tmp_path: Path) -> Non
 
 def test_a_failed_entry_loses_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = learner()
-    publisher = exporting.Publisher(model, tmp_path)
+    publisher = publisher_of(model, tmp_path)
     train(model, 1)
     publisher.publish("base", step=1)
     train(model, 2)
@@ -355,7 +378,7 @@ def test_a_failed_entry_loses_no_change(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_broken_forked_and_foreign_entries_are_refused_by_name(tmp_path: Path) -> None:
     model = learner()
-    publisher = exporting.Publisher(model, tmp_path / "log")
+    publisher = publisher_of(model, tmp_path / "log")
     for seed in (1, 2, 3):
         train(model, seed)
         publisher.publish("delta", step=seed)

@@ -46,7 +46,7 @@ class FrozenSet {
       if (this->key(row) == key) return row;
     return kNone;
   }
-  size_t lower_bound(uint64_t hash) const;  // the first row whose hash is not below
+  size_t lower_bound(uint64_t hash) const;   // the first row whose hash is not below
   bool meets(const FrozenSet& other) const;  // whether a key stands in both
   static constexpr size_t kNone = std::numeric_limits<size_t>::max();
 

@@ -163,7 +163,7 @@ class Entry:
         place = self.dense()
         if not NAME.fullmatch(str(place.get("entry"))):
             raise CheckpointError(f"{self.path / storage.MANIFEST} names no entry with its network")
-        file = self.path.parent / place["entry"] / DENSE
+        file: Path = self.path.parent / str(place["entry"]) / DENSE
         try:
             content = file.read_bytes()
         except OSError as error:
@@ -171,7 +171,7 @@ class Entry:
                 f"{file}, the network of {self.path.name}, cannot be read: {error.strerror}",
                 "keep an entry in the folder it was published to",
             ) from error
-        if storage.checksum(content) != {key: place[key] for key in ("bytes", "xxh3_128")}:
+        if storage.checksum(content) != {key: place.get(key) for key in ("bytes", "xxh3_128")}:
             raise CheckpointError(f"{file} is broken: it is not the network of {self.path.name}")
         return content
 
@@ -568,7 +568,8 @@ class _Gathered:
         _core.mix64(keys, mixed)
         if int(mixed[0]) <= self._last or not (mixed[1:] > mixed[:-1]).all():
             raise CheckpointError(
-                "rows to publish are not in the order of their hashes", "this is a fault of clickfleet; please report it"
+                "rows to publish are not in the order of their hashes",
+                "this is a fault of clickfleet; please report it",
             )
         if len(columns["embedx"]) != len(keys) * self.width:
             raise CheckpointError(f"rows to publish have other widths than 0 and {self.width}")

@@ -96,9 +96,9 @@ def _log(folder: Path) -> Facts:
         elif not chains:
             raise CheckpointError(f"{entry.path} is a delta without its base")
         chains[-1].append(entry)
-    golden = all([check(chain) for chain in chains])
+    tried = [check(chain) for chain in chains]
     manifests = [entry.manifest for chain in chains for entry in chain]
-    return _facts(manifests, sum(one["rows"] for one in manifests), entries=len(manifests), golden=golden)
+    return _facts(manifests, sum(one["rows"] for one in manifests), entries=len(manifests), golden=all(tried))
 
 
 def _facts(
@@ -168,7 +168,8 @@ def _check_known(log: Log, before: list[Line], lines: list[Line]) -> None:
     for line in before:
         if line.sequence > lines[-1].sequence or found.get(line.sequence, line) != line:
             raise CheckpointError(
-                f"{log.folder / line.name}, which {log.path.name} names, is missing or another one", "restore it from a copy"
+                f"{log.folder / line.name}, which {log.path.name} names, is missing or another one",
+                "restore it from a copy",
             )
 
 
@@ -178,7 +179,9 @@ def _linked(entries: list[Entry]) -> list[Line]:
     for entry in reversed(entries):
         line = Line.of(entry)
         if line.name != name_of(line.sequence, line.kind):
-            raise CheckpointError(f"{entry.path} holds entry {line.sequence}, a {line.kind}", "give it its own name back")
+            raise CheckpointError(
+                f"{entry.path} holds entry {line.sequence}, a {line.kind}", "give it its own name back"
+            )
         if lines and not lines[0].follows(line):
             break
         lines.insert(0, line)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from clickfleet import published, republished, saving
+from clickfleet import published, republished, saving, verification
+from clickfleet.configuring import configure
 from clickfleet.errors import DataError
+from clickfleet.online import rewind
 from clickfleet.online.learn import learn
 from fleet import kill, shows, tables
 from streams import settings, write_days
@@ -51,6 +53,7 @@ def test_days_on_a_cluster(ray: Any, days: dict[str, Any], mode: str) -> None:
     served = republished.load([log.entry(line) for line in entries(run)][-1:])
     dense, rows = tables(served, saving.load(saving.resolve(run)))
     assert (dense, rows) == (0.0, 0.0)
+    assert verification.verify(run)["entries"] == 6  # as a server takes them, golden requests and all
 
 
 def test_deltas_on_a_base_are_the_next_base(ray: Any, days: dict[str, Any]) -> None:
@@ -115,6 +118,21 @@ def test_a_stopped_stream_goes_on(ray: Any, days: dict[str, Any]) -> None:
     assert shows(days["run"]["dir"]) == DAYS * SPLITS * ROWS * SHOWN
     sequences = [line.sequence for line in entries(Path(days["run"]["dir"]))]
     assert sequences == list(range(1, len(sequences) + 1))
+
+
+def test_a_cluster_run_is_rewound(ray: Any, days: dict[str, Any]) -> None:
+    days["mode"], days["run"]["keep"] = {"name": "sync"}, 9
+    days["cluster"] |= {"shards": 3, "workers": 1}
+    run = Path(days["run"]["dir"])
+    first = learn(days, quiet=True)
+    assert (first.passes, first.last_sequence) == (DAYS * SPLITS, 6)
+    done = rewind.rewind(configure(days), (20260102, 1), 0, print)
+    assert (done["learned_until"], done["entry"]) == ("20260101/2", "000007-base")
+    second = learn(days, quiet=True)
+    assert (second.passes, second.rows) == (DAYS * SPLITS, SPLITS * ROWS)
+    assert tables(first.learner, second.learner) == (0.0, 0.0)
+    assert tables(republished.load(published.Log(run / "published").newest()), second.learner) == (0.0, 0.0)
+    verification.verify(run)
 
 
 def test_rows_in_memory_are_refused(ray: Any, days: dict[str, Any]) -> None:

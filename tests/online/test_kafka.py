@@ -10,11 +10,14 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
+from clickfleet import verification
 from clickfleet.configuring import configure
 from clickfleet.errors import ConfigError, DataError
+from clickfleet.online import rewind
 from clickfleet.online.passes import Patience, StopWaitingError
 from clickfleet.published import Log
 from streams import HEADER, SCHEMA, START, lines
+from test_release import base_of
 
 kafka = pytest.importorskip("confluent_kafka")
 PARTITIONS = 4  # what the mock cluster gives a topic
@@ -93,6 +96,24 @@ def test_days_of_a_topic_are_trained_on_once(config, broker, topic, online, tmp_
     plan = [json.loads(line) for line in (tmp_path / "run/passes.jsonl").read_text().splitlines()]
     assert all(set(one["position"]["offsets"]) == {"0", "1", "2", "3"} for one in plan)
     assert online(settings).rows == 0
+
+
+def test_a_rewind_reads_the_same_offsets_again_or_leaves_them_out(config, broker, topic, online, tmp_path):
+    broker.send(lines(60, 1), topic, START)
+    broker.send(lines(50, 2), topic, START + DAY)
+    broker.send(lines(1, 3), topic, START + 2 * DAY)
+    settings = config(rows_per_pass=25)
+    settings["run"]["keep"] = 20
+    first = base_of(online(settings).learner.table)
+    plan = (tmp_path / "run/passes.jsonl").read_bytes()
+    done = rewind.rewind(configure(settings), (20260102, 1), 0, print)
+    assert done["learned_until"] == "20260101/3"
+    again = online(settings)
+    assert (again.passes, again.rows, base_of(again.learner.table)) == (6, 50, first)
+    assert (tmp_path / "run/passes.jsonl").read_bytes() == plan
+    rewind.rewind(configure(settings), (20260102, 1), 1, print)
+    assert online(settings).rows == 25
+    verification.verify(tmp_path / "run")
 
 
 def test_a_pass_never_spans_days_and_late_records_count_today(config, broker, topic, tmp_path):

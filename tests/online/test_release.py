@@ -212,7 +212,7 @@ def test_a_long_chain_gets_a_base_within_the_day(stream, online, tmp_path):
     assert state_of(log, 3) == state_of(log, 4)
     assert state_of(log) == base_of(done.learner.table)
     bases = [json.loads(line) for line in (tmp_path / "run/model/base_donefile.txt").read_text().splitlines()]
-    assert [one["input"].split("/")[-2] for one in bases] == ["base", "base-3", "base-5"]
+    assert [one["input"].split("/")[-2] for one in bases] == ["base-1", "base-3", "base-5", "base"]
     assert verification.verify(tmp_path / "run")["entries"] == 9
 
 
@@ -382,7 +382,9 @@ def test_done_files_for_existing_consumers(stream, online, tmp_path):
     bases = [json.loads(line) for line in (model / "base_donefile.txt").read_text().splitlines()]
     patches = [json.loads(line) for line in (model / "patch_donefile.txt").read_text().splitlines()]
     done = [line.split("\t") for line in (model / "donefile.txt").read_text().splitlines()]
-    assert [one["input"].split("/")[-3:-1] for one in bases] == [["20260102", "base"], ["20260103", "base"]]
+    assert [one["input"].split("/")[-3:-1] for one in bases] == [
+        ["20260101", "base-1"], ["20260102", "base"], ["20260103", "base"],
+    ]  # fmt: skip
     assert [one["input"].split("/")[-3:-1] for one in patches] == [
         ["20260101", "delta-2"], ["20260102", "delta-1"], ["20260102", "delta-2"],
     ]  # fmt: skip

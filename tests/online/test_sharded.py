@@ -57,9 +57,11 @@ def test_shards_publish_what_one_table_would(tmp_path: Path, shards: int, admiss
     one, several = Table(factors=2, **policy), Shards(shards, **policy)
     rng = np.random.default_rng(shards)
     logs = published.Log(tmp_path / "one"), published.Log(tmp_path / "several")
+    again = np.empty(0, np.uint64)
     for turn in range(3):
         keys = np.unique(rng.integers(0, 2**63, 90_000 if turn == 0 else 700).astype(np.uint64))
-        keys = np.union1d(keys, np.arange(40, dtype=np.uint64))
+        again = keys[:300] if turn < 2 else again  # seen twice: they stay, and are still short
+        keys = np.unique(np.concatenate([keys, again, np.arange(40, dtype=np.uint64)]))
         rows = rng.normal(0, 1, (len(keys), 3)).astype(F)
         one.push(keys, rows)
         several.push(keys, rows)
@@ -67,15 +69,15 @@ def test_shards_publish_what_one_table_would(tmp_path: Path, shards: int, admiss
             removed = one.shrink()
             assert removed == sum(table.shrink() for table in several.tables) > 0
         made = []
-        for log, changes in zip(
-            logs, (one.cut_changes(base=turn == 0), Changed(several, turn == 0)), strict=True
-        ):
+        for log, changes in zip(logs, (one.cut_changes(base=turn == 0), Changed(several, turn == 0)), strict=True):
             made.append(log.append(changes, content(turn)))
             changes.commit()
         assert made[0].hash == made[1].hash
         layer = layers.open_layer(made[1].path, 2)  # what a server does
         assert layers.size(layer) == made[1].manifest["rows"] + made[1].manifest["deleted"]
     assert made[1].manifest["deleted"] > 0
+    assert layer.full_rows > 0
+    assert (layer.short_rows > 0) == (admission != "birth")
 
 
 def test_few_rows_are_held_at_a_time() -> None:

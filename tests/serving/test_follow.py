@@ -16,6 +16,9 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.engine import Engine
 from clickfleet.errors import ConfigError
+from clickfleet.exporting import Publisher
+from clickfleet.graph import Graph
+from clickfleet.online.keeping import prune
 from clickfleet.published import LOG, Entry
 from clickfleet.serve import launch, layers, predictor
 from clickfleet.serve.follow import Updater
@@ -118,7 +121,9 @@ def problem(updater: Updater) -> str:
     return updater.status.problem or ""
 
 
-@pytest.mark.parametrize("file", ["rows.arrow", "deleted.arrow", "dense.onnx", "golden.arrow", "manifest.json"])
+@pytest.mark.parametrize(
+    "file", ["rows.arrow", "deleted.arrow", "dense.onnx", "golden.arrow", "manifest.json", "info.json"]
+)
 def test_a_broken_entry_is_refused_and_the_next_base_is_taken(log: Publication, updater: Updater, file: str) -> None:
     log.publish()
     path = log.folder / "000002-delta" / file
@@ -126,6 +131,8 @@ def test_a_broken_entry_is_refused_and_the_next_base_is_taken(log: Publication, 
     updater.turn()
     assert served_sequence(updater) == 1
     assert "entry 2 was refused" in problem(updater)
+    assert updater.status is not None
+    assert updater.status.lag(served_sequence(updater)) == 1
     if file == "manifest.json":  # the writer reads the newest one
         flip(path, path.stat().st_size // 2)
     log.publish("base")
@@ -148,10 +155,12 @@ def test_gaps_and_forks_are_refused(log: Publication, updater: Updater, tmp_path
     whole = (log.folder / LOG).read_bytes()
     log.publish()
     lines = (log.folder / LOG).read_bytes().splitlines(keepends=True)
-    (log.folder / LOG).write_bytes(lines[0] + lines[2])  # entry 2 is missing
+    (log.folder / LOG).write_bytes(lines[0] + lines[1] + lines[3])  # entry 2 is missing
     updater.turn()
     assert served_sequence(updater) == 1
     assert "entry 3 does not follow entry 1" in problem(updater)
+    assert updater.status is not None
+    assert updater.status.lag(1) is None  # nobody knows
     (log.folder / LOG).write_bytes(b"".join(lines))
     updater.turn()
     assert (served_sequence(updater), problem(updater)) == (3, "")
@@ -170,6 +179,31 @@ def test_gaps_and_forks_are_refused(log: Publication, updater: Updater, tmp_path
     updater.turn()
     assert served_sequence(updater) == 3
     assert "(a fork)" in problem(updater)
+
+
+def test_a_log_that_retention_rewrote_is_followed_on(log: Publication, updater: Updater) -> None:
+    log.publish()
+    updater.turn()
+    assert served_sequence(updater) == 2
+    for _ in range(2):
+        log.publish("base")
+        log.publish()
+        prune(log.publisher.log, 1)
+    assert len(log.publisher.log.lines()) == 6
+    updater.turn()
+    assert (served_sequence(updater), problem(updater)) == (6, "")
+    for _ in range(4):
+        log.publish("base")
+        prune(log.publisher.log, 1)
+    assert log.publisher.log.lines()[0].sequence > 6  # the line of what is served is gone
+    updater.turn()
+    assert (served_sequence(updater), problem(updater)) == (10, "")
+    (log.folder / LOG).unlink()
+    updater.turn()
+    assert served_sequence(updater) == 10
+    assert "no longer holds entry 10" in problem(updater)
+    assert updater.status is not None
+    assert updater.status.lag(10) is None
 
 
 def test_merged_layers_score_like_the_log(log: Publication, updater: Updater) -> None:

@@ -129,7 +129,7 @@ def _release(one: Opened, kind: Literal["base", "delta"]) -> Entry:
     job = Job(one.learner, Feed([], one.learner.schema), one.metrics, lambda job: False, lambda job: None)
     job.steps = one.step
     before = release.last_sequence
-    release.release(kind, job, course, judged=False)
+    release.release(kind, job, course, judged=False, day_over=course.open_day is None)
     if release.last_sequence == before:
         raise CheckpointError(f"nothing was published in {release.log.folder}", release.problem)
     release.judge.forget()

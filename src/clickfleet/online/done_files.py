@@ -2,7 +2,8 @@
 
     <run>/model/base_donefile.txt  patch_donefile.txt     {"id", "key", "input", "monitor_data"} per line
     <run>/model/donefile.txt                              day, base key, path, pass (-1: the day's end), 0
-    <run>/model/<day>/delta-<pass>/000, <next day>/base/000, <day>/<pass>    links to the entries and checkpoints
+    <run>/model/<day>/delta-<pass>/000, <day>/<pass>                         links to entries and checkpoints
+    <run>/model/<next day>/base/000, <day>/base-<pass>/000                   to bases of a day's end and within a day
 
 `key` is the second in which the base was made that a delta belongs to.
 """
@@ -36,14 +37,14 @@ class DoneFiles:
         self._inputs: dict[str, set[str]] = {}
 
     def published(
-        self, entry: Entry, position: Position | None, results: dict[str, Any] | None, midday: bool = False
+        self, entry: Entry, position: Position | None, results: dict[str, Any] | None, day_over: bool = False
     ) -> None:
-        """An entry was published after the pass of a position (None: before the first); `midday`: a base within a day."""
+        """An entry was published after the pass of a position (None: before the first), which ended its day or did not."""
         now = int(time.time())
         if entry.base:
             today = self.first_day or number_of(datetime.date.today())
             day = today if position is None else _next(position["day"])
-            path = f"{position['day']}/base-{position['pass']}" if midday and position is not None else f"{day}/base"
+            path = f"{day}/base" if position is None or day_over else f"{position['day']}/base-{position['pass']}"
             name, key = "base_donefile.txt", now
         else:
             assert position is not None
@@ -56,7 +57,7 @@ class DoneFiles:
             "input": mirror.origin(entry.path) or f"{self.folder / path}/000",
             "monitor_data": "" if results is None else _monitor(results),
         }
-        known = facts["input"] in self._told(name) and (entry.base or self._points(f"{path}/000", entry.path))
+        known = facts["input"] in self._told(name) and self._points(f"{path}/000", entry.path)
         self._waiting.append((f"{path}/000", entry.path, name, "" if known else json.dumps(facts)))
         self._settle()
         if entry.base:

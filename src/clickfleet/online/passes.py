@@ -146,10 +146,14 @@ class Plan:
         return [(one.day, one.number) for one in self._passes]
 
     def rewind(self, place: tuple[int, int], skip: int = 0) -> None:
-        """Drops the passes from a day and number on, to be listed anew; the first `skip` of them stay, without data."""
+        """Drops the passes from a day and number on, to be listed anew, but for those of a topic, whose records stay the same.
+
+        The first `skip` of them stay, without data.
+        """
         at = sum(one < place for one in self.places())
         left_out = [replace(one, data=(), sizes=()) for one in self._passes[at : at + skip]]
-        kept = [*self._passes[:at], *left_out]
+        same = [one for one in self._passes[at + skip :] if "ranges" in one.position]
+        kept = [*self._passes[:at], *left_out, *same]
         if kept != self._passes:
             storage.replace(self.path, b"".join(map(_line, kept)))
             self._passes = kept

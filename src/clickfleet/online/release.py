@@ -97,10 +97,10 @@ class Release:
     def refresh(self) -> None:
         """Makes the learner's dense weights those of this moment."""
 
-    def release(self, kind: Kind, job: Job, course: Course, judged: bool = True, midday: bool = False) -> None:
+    def release(self, kind: Kind, job: Job, course: Course, judged: bool = True, day_over: bool = False) -> None:
         """Appends an entry, unless the guard or the disk stands against it; a base follows where the chain got long.
 
-        `midday`: it is a base that follows a delta within a day.
+        `day_over`: it is the last one of its day.
         """
         begin = time.monotonic()
         self.refresh()
@@ -137,10 +137,10 @@ class Release:
         self._compare(ages)
         judged_by = course.undelivered[-1] if course.undelivered else None
         course.undelivered.clear()
-        self.tell_consumers(lambda done: done.published(entry, course.position, judged_by, midday))
+        self.tell_consumers(lambda done: done.published(entry, course.position, judged_by, day_over))
         self._keep(entry.base)
-        if self.chain.is_long(self.config.publish.base_every_deltas):
-            self.release("base", job, course, judged=False, midday=True)
+        if not day_over and self.chain.is_long(self.config.publish.base_every_deltas):
+            self.release("base", job, course, judged=False)
 
     def _compare(self, ages: dict[str, float]) -> None:
         """Says when the objective of freshness is missed, and when it is met again."""
@@ -195,7 +195,9 @@ class Release:
         shutil.rmtree(aside, ignore_errors=True)
         try:
             place = {"sequence": line.sequence, "parent": line.parent, "chain": line.chain}
-            made = published.write(aside / line.name, changes, self.publisher.content(step), self._before(line), **place)
+            made = published.write(
+                aside / line.name, changes, self.publisher.content(step), self._before(line), **place
+            )
             if made.hash != line.hash:
                 changes.abort()
                 return None

@@ -144,9 +144,6 @@ def complete(folder: Path, say: Say) -> dict[str, Any]:
     Plan(folder / "passes.jsonl").rewind(place, int(facts["skip"]))
     checkpoint.make_latest(checkpoints / f"step-{step:012d}")
     checkpoint.forget_after(checkpoints, step)
-    for spool in (folder / "spool").glob("*"):  # records of passes that are given up, which would outlive newer ones
-        if spool.name >= f"{place[0]}-{place[1]:04d}":
-            spool.unlink()
     entry = _restore(Log(folder / "published"), facts["sequence"], say)
     path.unlink()
     say(f"rewound to step {step}, before {text(place)}")
@@ -181,4 +178,3 @@ def describe(found: list[Stop]) -> str:
             f"{facts['checkpoint']:<18} {facts['learned_until']:<14} {facts['rewinds_to']:<14} {facts['sequence']}"
         )
     return "\n".join(lines)
-

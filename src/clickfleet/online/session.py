@@ -235,11 +235,11 @@ class PassSession(Session):
         assert day is not None
         self._settle()
         if self.release.due:
-            self.release.release("delta", job, self.course)
+            self.release.release("delta", job, self.course, day_over=True)  # a base follows anyway
         begin = time.monotonic()
         removed = job.table.shrink()
         self.watch.log(f"{day} ends: shrink removed {removed:,} rows, {len(job.table):,} stay")
-        self.release.release("base", job, self.course)
+        self.release.release("base", job, self.course, day_over=True)
         job.table.end_day()
         job.steps += 1
         self.course.open_day = None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from clickfleet import _core
 from clickfleet.batch import Batch, Floats, Keys
 from clickfleet.engine import CPU, Engine, soil
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, ClickfleetError
 from clickfleet.published import Entry
 from clickfleet.schema import Schema
 from clickfleet.serve import layers
@@ -91,7 +91,7 @@ class Version:
         self.engine = engine
         mean = np.array([slot.pooling == "mean" for slot in self.schema.slots], np.uint8)
         self._mean = mean if mean.any() else None
-        self._session = engine.session(entry.graph())
+        self._session = self._load(entry)
         self._inputs = [item.name for item in self._session.get_inputs()]
         self._check_graph(entry)
         self._check(entry)
@@ -128,6 +128,14 @@ class Version:
         self.rows.known(keys, out)
         return out.astype(bool)
 
+    def _load(self, entry: Entry) -> Any:
+        try:
+            return self.engine.session(entry.graph())
+        except ClickfleetError:
+            raise
+        except Exception as error:  # whatever ONNX Runtime finds wrong with it
+            raise CheckpointError(f"{entry.path}: its network cannot be loaded: {error}") from error
+
     def _check_graph(self, entry: Entry) -> None:
         """The network must take what rows give, and give what the manifest names."""
         slots = len(self.schema.slots)
@@ -135,10 +143,14 @@ class Version:
         for item in self._session.get_inputs():
             shape = list(item.shape[1:])
             wanted = widths.get(item.name)
-            if wanted is None or len(shape) != len(wanted) or any(
-                isinstance(a, int) and a != b for a, b in zip(shape, wanted, strict=True)
+            if (
+                wanted is None
+                or len(shape) != len(wanted)
+                or any(isinstance(a, int) and a != b for a, b in zip(shape, wanted, strict=True))
             ):
-                raise CheckpointError(f"{entry.path}: its network takes {item.name}{shape} for each row, which is not known")
+                raise CheckpointError(
+                    f"{entry.path}: its network takes {item.name}{shape} for each row, which is not known"
+                )
         names = [item.name for item in self._session.get_outputs()]
         if names != list(self.outputs):
             raise CheckpointError(
@@ -170,12 +182,15 @@ class Version:
         if golden is None:
             return
         batch, wanted = golden
-        if self.engine.int8:  # NaN is no integer, and the scale of a single row is another
-            self._compare(entry, self.run(batch), wanted)
-            return
-        soil(self._session, self._given(*self.inputs(batch)), rows=4 * len(batch))
-        self._compare(entry, self.run(batch), wanted)
-        self._compare(entry, self.run(batch[:1]), {name: values[:1] for name, values in wanted.items()})
+        try:
+            if not self.engine.int8:  # NaN is no integer
+                soil(self._session, self._given(*self.inputs(batch)), rows=4 * len(batch))
+            found = self.run(batch)
+            first = {} if self.engine.int8 else self.run(batch[:1])  # with int8 a single row has another scale
+        except Exception as error:  # whatever ONNX Runtime finds wrong with it
+            raise CheckpointError(f"{entry.path}: its network cannot answer its golden requests: {error}") from error
+        self._compare(entry, found, wanted)
+        self._compare(entry, first, {name: values[:1] for name, values in wanted.items()})
 
     def _compare(self, entry: Entry, found: Outputs, golden: Outputs) -> None:
         tolerance = GOLDEN_TOLERANCE if self.engine.provider == CPU else DEVICE_TOLERANCE
