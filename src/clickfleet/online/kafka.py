@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from clickfleet.config import Config
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.online.broker import Broker, Record
 from clickfleet.online.messages import Records, Spool, Spooled, Wrong
-from clickfleet.online.passes import Pass, Patience, Position, check_files, number_of, parse_day
+from clickfleet.online.passes import LateFiles, Pass, Patience, Position, check_files, number_of, parse_day
 from clickfleet.sections import Plugin
 
 KEEP_SPOOLS = 8
@@ -297,6 +297,9 @@ class Topic:
         if (spooled.files, spooled.sizes) != (planned.data, planned.sizes):
             raise DataError(f"{planned.name}: its offsets hold other records of {self.kafka.topic} than before")
         return planned
+
+    def late_files(self, read: Sequence[Pass]) -> list[LateFiles]:
+        return []
 
     def close(self) -> None:
         self.broker.close()
