@@ -34,11 +34,11 @@ def record(value: bytes, offset: int = 0, partition: int = 0) -> Record:
     return Record("clicks", partition, offset, 1.0, value)
 
 
-def spool(folder: Path, kind: str = "json", bad_lines: str = "error", parts: int = 1, batch_size: int = 1) -> Spool:
+def spool(folder: Path, kind: str = "json", bad_lines: str = "error", workers: int = 1, batch_size: int = 1) -> Spool:
     config = settings(folder, online={"dir": None, "kafka": {"brokers": "b", "topic": "clicks", "interval": "1h"}})
     config["online"]["kafka"]["format"] = kind
     config["data"] |= {"bad_lines": bad_lines, "batch_size": batch_size}
-    return Spool(folder / "run/spool", configure(config), parts)
+    return Spool(folder / "run/spool", configure(config), workers)
 
 
 def with_field(name: str, text: str) -> bytes:
@@ -176,7 +176,7 @@ def test_a_pass_is_split_into_files_with_the_same_number_of_rows(tmp_path):
     one = spool(tmp_path, "text").write("20260101-0001", records)
     assert [Path(path).name for path in one.files] == ["20260101-0001.txt"]
     assert Path(one.files[0]).read_bytes() == b"a\nb\nc\nd\ne\n\nf\ng\nh\ni\nj\n"
-    several = spool(tmp_path, "text", parts=4).write("20260101-0002", records)
+    several = spool(tmp_path, "text", workers=4, batch_size=3).write("20260101-0002", records)
     parts = [Path(path).read_bytes() for path in several.files]
     assert b"".join(parts) == Path(one.files[0]).read_bytes()
     assert [part.count(b"\n") for part in parts] == [3, 3, 3, 2]
@@ -184,16 +184,20 @@ def test_a_pass_is_split_into_files_with_the_same_number_of_rows(tmp_path):
                for line in range(1, part.count(b"\n") + 1)]  # fmt: skip
     assert offsets == [0, 0, 0, 0, 1, 2, 3, 3, 4, 5, 6]
     rows = [json.dumps({**ROW, "time": n}).encode() for n in range(11)]
-    made = spool(tmp_path, "json", parts=4).write("20260101-0003", {0: [record(row, n) for n, row in enumerate(rows)]})
+    made = spool(tmp_path, "json", workers=4, batch_size=3).write(
+        "20260101-0003", {0: [record(row, n) for n, row in enumerate(rows)]}
+    )
     tables = [pa.ipc.open_stream(Path(path).read_bytes()).read_all() for path in made.files]
     assert [len(table) for table in tables] == [3, 3, 3, 2]
     assert pa.concat_tables(tables).column("time").to_pylist() == list(range(11))
 
 
-def test_no_file_of_a_pass_has_less_than_a_batch(tmp_path):
-    records = {0: [record(b"row", n) for n in range(25)]}
-    made = spool(tmp_path, "text", parts=8, batch_size=10).write("20260101-0001", records)
-    assert [Path(path).read_bytes().count(b"\n") for path in made.files] == [13, 12]
+def test_files_have_a_batch_of_rows_but_no_worker_has_none(tmp_path):
+    records = {0: [record(b"row", n) for n in range(45)]}
+    made = spool(tmp_path, "text", workers=2, batch_size=10).write("20260101-0001", records)
+    assert [Path(path).read_bytes().count(b"\n") for path in made.files] == [12, 11, 11, 11]
+    small = spool(tmp_path, "text", workers=2, batch_size=100).write("20260101-0002", records)
+    assert [Path(path).read_bytes().count(b"\n") for path in small.files] == [23, 22]
 
 
 @given(rows=st.integers(0, 1000), parts=st.integers(1, 20))
@@ -215,7 +219,7 @@ def test_every_line_finds_its_record(counts, tmp_path_factory):
 
 
 def test_old_passes_are_pruned_by_number(tmp_path):
-    one = spool(tmp_path, "text", parts=2)
+    one = spool(tmp_path, "text", workers=2)
     for number in (9999, 10_000, 10_001):
         one.write(f"20260101-{number:04d}", {0: [record(b"a"), record(b"b", 1)]})
     one.prune(2)
