@@ -37,14 +37,14 @@ def run(judge: Judge, passes: list[Buckets]) -> list[list[str]]:
 
 @pytest.mark.parametrize("ctr", [0.02, 0.2])
 def test_a_good_stream_of_small_passes_never_alarms(ctr):
-    for seed in range(20):
+    for seed in range(10):
         judge = Judge(sections.Guard())
         found = run(judge, [scored(1000 * seed + n, ctr=ctr) for n in range(100)])
         assert not any(found), (seed, found)
 
 
 def test_flipped_labels_are_caught_within_one_window_whatever_the_size_of_passes():
-    for rows in (20, 500, 3000):
+    for rows in (50, 500, 3000):
         guard = sections.Guard(min_rows=2000, copc=None)
         judge = Judge(guard)
         good = run(judge, [scored(n, rows=rows) for n in range(20_000 // rows)])
@@ -120,14 +120,19 @@ def recorded(folder, kind):
 
 
 def test_flipped_rows_in_small_passes_are_withheld_and_the_alarm_clears(stream, online, tmp_path):
-    guard = {"auc_drop": 0.02, "copc": [0.8, 1.25], "min_rows": 1000, "warmup_rows": 4000}
-    config = stream(days=1, rows=2, online={"dir": None, "end_day": None}, publish={"guard": guard})
-    plan = [False] * 16 + [True] * 4 + [False] * 16
+    guard = {"auc_drop": 0.02, "copc": [0.8, 1.25], "min_rows": 1000, "warmup_rows": 2000}
+    config = stream(
+        days=1,
+        rows=2,
+        online={"dir": None, "end_day": None, "checkpoint_every_passes": 99},
+        publish={"guard": guard, "done_files": False},
+    )
+    plan = [False] * 8 + [True] * 3 + [False] * 10
     done = online(config, source=list(passes(tmp_path, plan)))
     held = [line["step"] for line in recorded(tmp_path, "alarm")]
     ends = [line["step"] for line in recorded(tmp_path, "pass")]
-    assert min(held) == ends[16]  # the first bad pass, and none of the cold start
-    assert set(ends[16:20]) <= set(held)
+    assert min(held) == ends[8]  # the first bad pass, and none of the cold start
+    assert set(ends[8:11]) <= set(held)
     assert max(held) < ends[-1]
     assert done.held == 0
     last = recorded(tmp_path, "pass")[-1]

@@ -284,10 +284,10 @@ class Worker:
             out[name] = [float(np.percentile(times, q)) for q in (50, 99)] if times else []
         return out
 
-    def measure(self, files: Sequence[str], buffers: bytes = b"") -> dict[str, Any]:
+    def measure(self, files: Sequence[str], buffers: bytes = b"", reading: Config | None = None) -> dict[str, Any]:
         """The metrics of the shards' model on files: what a worker found in its share of them."""
         with self._examined(buffers) as learner:
-            source = files_to_score(self.config, self.schema, files) if files else ()
+            source = files_to_score(reading or self.config, self.schema, files) if files else ()
             return scoring.measure(learner, source).state()
 
     def score(self, files: Sequence[str], buffers: bytes = b"") -> list[np.ndarray[Any, Any]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from clickfleet.config import Config
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.online.broker import Broker, Record
 from clickfleet.online.messages import Records, Spool, Spooled, Wrong
-from clickfleet.online.passes import Pass, Patience, Position, check_files, number_of, parse_day
+from clickfleet.online.passes import LateFiles, Pass, Patience, Position, check_files, number_of, parse_day
 from clickfleet.sections import Plugin
 
 KEEP_SPOOLS = 8
@@ -33,8 +33,6 @@ LATEST_S = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).timestamp()
 """Later times are no dates."""
 ENOUGH = 1000
 """So many records with wrong times and no other: something else is wrong."""
-PARTS_PER_WORKER = 4
-"""Files of a pass for each worker of a cluster: what a lost worker leaves can be shared out."""
 _WRONG = {
     "none": "it has no timestamp",
     "clock": "its timestamp {time} lies ahead of the clock by more than online.kafka.max_clock_skew",
@@ -85,7 +83,7 @@ class Topic:
         ):
             raise ConfigError("the records of a topic have no header line", "name the columns: data.format.columns")
         workers = config.cluster.workers if modes.distributed(config) else 1
-        self.spool = Spool(spool, config, PARTS_PER_WORKER * workers if workers > 1 else 1)
+        self.spool = Spool(spool, config, workers)
         self.format = Plugin("arrow") if self.kafka.format != "text" else None
         online = config.online
         self.first_day = None if online.start_day is None else parse_day(online.start_day, "online.start_day")
@@ -297,6 +295,9 @@ class Topic:
         if (spooled.files, spooled.sizes) != (planned.data, planned.sizes):
             raise DataError(f"{planned.name}: its offsets hold other records of {self.kafka.topic} than before")
         return planned
+
+    def late_files(self, read: Sequence[Pass]) -> list[LateFiles]:
+        return []
 
     def close(self) -> None:
         self.broker.close()

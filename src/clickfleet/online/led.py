@@ -179,7 +179,7 @@ class LedSession(PassSession):
         self.watch.start(self.driver.overview)  # type: ignore[arg-type]
 
     def _measure(self, job: PassJob, source: Ahead) -> Metrics:
-        return self.driver.exams.measure(self.begun.data)
+        return self.driver.exams.measure(self.begun.data, self.supply.reading(self.begun))
 
     def _end_day(self, job: PassJob) -> None:
         super()._end_day(job)

@@ -30,6 +30,8 @@ Records = dict[int, list[Record]]
 Lines = tuple[Origin, int]
 """A record and how many lines or rows of a file it became."""
 
+PARTS_PER_WORKER = 4
+"""Files of a pass for each worker of a cluster: what a lost worker leaves can be shared out."""
 CHUNK = 4096
 """Records that become one table."""
 ROWS_PER_BYTE = 8
@@ -68,11 +70,11 @@ class Spooled(NamedTuple):
 class Spool:
     """A folder with the records of the last passes; they are in the topic too, so a file that is lost is written again.
 
-    A pass is one file, or `parts` files with the same number of rows each.
+    A pass is one file for one worker; for several, some files for each, with the same number of rows.
     """
 
-    def __init__(self, folder: Path, config: Config, parts: int = 1) -> None:
-        self.folder, self.config, self.parts = folder, config, parts
+    def __init__(self, folder: Path, config: Config, workers: int = 1) -> None:
+        self.folder, self.config, self.workers = folder, config, workers
         assert config.online.kafka is not None
         self.kind = config.online.kafka.format
         self.columns = None if self.kind == "text" else columns_of(schema_of(config))
@@ -198,9 +200,11 @@ class Spool:
         return str(path)
 
     def _shares(self, rows: int) -> list[int]:
-        """Rows of each file of a pass: as even as can be, but no file with less than a batch."""
-        batch = self.config.data.batch_size
-        return split_evenly(rows, max(1, min(self.parts, rows // batch)))
+        """Rows of each file of a pass: as even as can be, at least a batch where every worker then has a file."""
+        if self.workers == 1:
+            return [rows]
+        each = min(PARTS_PER_WORKER, rows // self.config.data.batch_size // self.workers)
+        return split_evenly(rows, max(1, min(rows, self.workers * max(each, 1))))
 
     def _paths(self, name: str, ending: str, count: int) -> list[Path]:
         if count == 1:

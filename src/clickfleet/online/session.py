@@ -131,6 +131,7 @@ class PassSession(Session):
             begin = time.monotonic()
             self.now = self.supply.after(self.course.position, lambda: self.signal is not None)
             self._waited_s += time.monotonic() - begin
+            self._report_late(job)
             if self.course.open_day is not None and (self.now is None or self.now[0].day != self.course.open_day):
                 if self.now is None and self._interrupted():
                     return False  # the day may still go on
@@ -150,6 +151,11 @@ class PassSession(Session):
             if self.online.validate == "pass":
                 self._validate(job)
         return True
+
+    def _report_late(self, job: PassJob) -> None:
+        for late in self.supply.take_late():
+            self.watch.record("late_files", {"step": job.steps, **asdict(late), "words": late.words})
+            self.watch.log(f"ALARM: {late.words}")
 
     def _elapsed(self) -> float:
         """Time since the first pass, without that spent waiting for data."""
