@@ -117,8 +117,7 @@ def _led_in(config: Config, folder: Path, copy: mirror.Mirror | None, resume: bo
             raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
         finally:
             driver.idle = False
-            driver.crew.stop()
-            watch.close()
+            driver.close()
 
 
 class JointJob:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -40,9 +41,9 @@ from clickfleet.schema import Schema
 from clickfleet.session import Progress, words
 
 Calls = dict[str, Any]
-START_LIMIT_S = 8.0
+START_LIMIT_S = 6.0
 """A signal while processes start is obeyed within so long, or all are killed."""
-END_LIMIT_S = 5.0
+END_LIMIT_S = 4.0
 """The same after the last checkpoint."""
 
 
@@ -154,6 +155,7 @@ class Driver:
                     if self.signal is None:
                         self._last_exam()
                     self.cuts.last()
+                    self.crew.count()  # the last word of everyone
                     self.last_save_s = time.monotonic() - begin
                     return
                 self.epoch()
@@ -350,6 +352,20 @@ class Driver:
             limit = self.config.cluster.stop_timeout
             raise LostError("the last checkpoint", f"not there {limit:.0f} s after the signal (cluster.stop_timeout)")
 
+    def close(self) -> None:
+        """Ends all processes of the run; within a few seconds, where a signal asked for it."""
+        limit = None
+        if self.signal is not None:
+            limit = threading.Timer(END_LIMIT_S, self._force, [self.signal])
+            limit.daemon = True
+            limit.start()
+        try:
+            self.crew.stop()
+        finally:
+            if limit is not None:
+                limit.cancel()
+            self.watch.close()
+
     def _force(self, number: int) -> None:
         process_tree.force(number, self.crew.fleet.roots())
 
@@ -394,6 +410,5 @@ def run(
         except LostError as loss:
             raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
         finally:
-            driver.crew.stop()
-            watch.close()
+            driver.close()
     return driver

@@ -141,7 +141,7 @@ class Fleet:
             if waiting and now - said > SAY_EVERY_S:
                 said = now
                 left = "" if math.isinf(timeout_s) else f" ({begin + timeout_s - now:.0f} s left)"
-                self.log(f"{what}: waiting for {len(waiting)} of {counted(calls)}: {names}{left}")
+                self.log(f"{what}: waiting for {more(waiting.values(), calls)}: {names}{left}")
         return done
 
     def result(self, name: str, call: Call) -> Any:
@@ -182,6 +182,17 @@ class Fleet:
             if self._own:
                 self._own = False
                 self._end_ray()
+
+
+def more(missing: Iterable[str], names: Iterable[str]) -> str:
+    """How many are missing of how many, by kind.
+
+    >>> more(["server 1", "worker 3"], [f"server {i}" for i in range(2)] + [f"worker {i}" for i in range(4)])
+    '1 more server of 2, 1 more worker of 4'
+    """
+    kinds = Counter(name.split()[0] for name in missing)
+    of = Counter(name.split()[0] for name in names)
+    return ", ".join(f"{n} more {kind}{'s' if n > 1 else ''} of {of[kind]}" for kind, n in kinds.items())
 
 
 def counted(names: Iterable[str]) -> str:

@@ -53,4 +53,4 @@ def scorers(
                 assert driver.signal is not None
                 leave(driver.signal)
             finally:
-                driver.crew.stop()
+                driver.close()
