@@ -119,7 +119,7 @@ class Driver:
         for name in ("merge", "queue_size"):
             if mode.name in ROUNDS and mode.settings.get(name, threads) != threads:
                 self.watch.log(f"warning: mode {mode.name} has mode.{name} = cluster.threads = {threads}")
-        with interruptible(self.stop, START_LIMIT_S, self._force):
+        with interruptible(self.stop, lambda: START_LIMIT_S, self._force):
             self.waits = True
             try:
                 self.crew.start()
@@ -172,13 +172,16 @@ class Driver:
                     self.watch.log(f"no last checkpoint: {stopped}")
                     return
 
-    def end_early(self, how: str) -> NoReturn:
-        """After a signal: a last checkpoint, if there is one in time, and the end of the program."""
+    def end_early(self, how: str, lost: str = "") -> NoReturn:
+        """After a signal: a last checkpoint, if there can be one in time, and the end of the program."""
         assert self.signal is not None
         try:
-            self.cuts.last()
+            if not lost:
+                self.cuts.last()
         except LostError as loss:
-            self.watch.log(f"no last checkpoint: lost {loss}")
+            lost = f"lost {loss}"
+        if lost:
+            self.watch.log(f"no last checkpoint: {lost}")
         name = signal.Signals(self.signal).name
         self.watch.log(f"stopped by {name}; the newest checkpoint is of step {self.base.steps:,}; go on with {how}")
         leave(self.signal)
@@ -188,11 +191,6 @@ class Driver:
         steps = self.crew.count()
         if self.exams.files and self.progress.epoch and self.progress.evaluated_at != steps:
             self.exams.take(self.progress, self.progress.epoch - 1, steps)
-
-    def stopped(self, why: str) -> StoppedError:
-        """Why the run ends without a checkpoint of its last moment."""
-        there = f"the one of step {self.base.steps:,}" if self.path is not None else "none"
-        return StoppedError(f"{why}; the newest checkpoint is {there}", "go on with --resume" if self.path else "")
 
     def _over(self) -> bool:
         return self.progress.epoch >= self.config.train.epochs or self.progress.stopped_early
@@ -376,7 +374,7 @@ class Driver:
             tell(number)
             self.stop(number)
 
-        return interruptible(stop, self.config.cluster.stop_timeout + END_LIMIT_S, self._force)
+        return interruptible(stop, lambda: self.config.cluster.stop_timeout + END_LIMIT_S, self._force)
 
 
 def row_files(shards: int) -> int:

@@ -255,7 +255,14 @@ def following(role: Role, config: Config, log: Log) -> Iterator[Any]:
     with node(role, cluster.start_timeout, cluster.stop_timeout, log) as ray:
         watcher = _find(ray, role, deadline, log)
         _arrive(ray, watcher, role, log, spare=False)
-        yield watcher
+        try:
+            yield watcher
+        except (KeyboardInterrupt, SystemExit):  # worker 0 may have got a signal too, and save
+            stop_by = time.monotonic() + cluster.stop_timeout
+            with suppress(ClusterError):
+                while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < stop_by:
+                    time.sleep(POLL_S / 2)
+            raise
         leave_by = time.monotonic() + cluster.timeout
         while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < leave_by:
             time.sleep(POLL_S / 2)

@@ -51,7 +51,8 @@ def node(role: Role, timeout_s: float, stop_s: float, log: Log) -> Iterator[Any]
     def force(number: int) -> None:
         process_tree.force(number, roots)
 
-    with interruptible(leave, STOP_LIMIT_S, force), ExitStack() as started:
+    limits = [STOP_LIMIT_S]
+    with interruptible(leave, lambda: limits[-1], force), ExitStack() as started:
         if is_local(role):
             started.enter_context(on_loopback(ray))
         for attempt in range(1, STARTS + 1):
@@ -64,6 +65,7 @@ def node(role: Role, timeout_s: float, stop_s: float, log: Log) -> Iterator[Any]
                     if not problem:
                         servers, workers = len(role.servers), role.workers
                         log(f"{role.name} of {servers} servers and {workers} workers has joined Ray at {role.ray}")
+                        limits.append(stop_s + STOP_LIMIT_S / 2)  # worker 0 may need it for a last checkpoint
                         yield ray
                         return
                 finally:
