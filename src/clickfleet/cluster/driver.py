@@ -292,7 +292,7 @@ class Driver:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")
         found = self.merged(self.crew.tell(self.crew.trainers, "metrics").values())
         self.progress.train = dict(found.results())
-        facts = {"epoch": epoch, "step": steps, **self.progress.train, "rows": self.overview.rows}
+        facts = {"epoch": epoch, "step": steps, **self.progress.train}
         self.watch.end_epoch(self.overview, facts, self.trained_s)  # type: ignore[arg-type]
         self.watch.log(f"epoch {epoch} done: step {steps:,}, {words(self.progress.train)}")
         self.progress.epoch += 1
