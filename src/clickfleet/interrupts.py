@@ -14,7 +14,9 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP"
 
 @contextmanager
 def interruptible(
-    stop: Callable[[int], None], limit_s: float | None = None, force: Callable[[int], None] = lambda number: None
+    stop: Callable[[int], None],
+    limit_s: Callable[[], float] | None = None,
+    force: Callable[[int], None] = lambda number: None,
 ) -> Iterator[None]:
     """The first SIGTERM, SIGINT or SIGHUP only calls `stop`; the second one does what it always does.
 
@@ -27,15 +29,15 @@ def interruptible(
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     ended = threading.Event()
 
-    def watch(number: int) -> None:
-        if not ended.wait(limit_s):
+    def watch(number: int, limit: float) -> None:
+        if not ended.wait(limit):
             force(number)
 
     def handle(number: int, frame: FrameType | None) -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
         if limit_s is not None:
-            threading.Thread(target=watch, args=(number,), daemon=True, name="clickfleet-stop").start()
+            threading.Thread(target=watch, args=(number, limit_s()), daemon=True, name="clickfleet-stop").start()
         stop(number)
 
     for number in before:

@@ -32,7 +32,7 @@ import numpy as np
 from clickfleet import checkpoint, configuring, home, mirror, modes, opening
 from clickfleet.cluster import joining, roles
 from clickfleet.cluster.driver import Driver
-from clickfleet.cluster.fleet import LostError
+from clickfleet.cluster.fleet import LostError, StoppedError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.config import Config
 from clickfleet.errors import CheckpointError, ClusterError, ConfigError
@@ -119,8 +119,7 @@ def _led_in(config: Config, folder: Path, copy: mirror.Mirror | None, resume: bo
             raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
         finally:
             driver.idle = False
-            driver.crew.stop()
-            watch.close()
+            driver.close()
 
 
 class JointJob:
@@ -206,10 +205,13 @@ class JointJob:
             return cast(T, found)
         self._driver.idle = False
         try:
-            made = lead(self._driver)
+            try:
+                made = lead(self._driver)
+            except StoppedError as stopped:
+                self._driver.end_early("resume=True", str(stopped))
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-            self._bring((None, "stopped by a signal" if stopped else f"{type(error).__name__}: {error}"))
+            by_signal = isinstance(error, KeyboardInterrupt | SystemExit)
+            self._bring((None, "stopped by a signal" if by_signal else f"{type(error).__name__}: {error}"))
             raise
         finally:
             self._driver.idle = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -40,9 +41,9 @@ from clickfleet.schema import Schema
 from clickfleet.session import Progress, words
 
 Calls = dict[str, Any]
-START_LIMIT_S = 8.0
+START_LIMIT_S = 6.0
 """A signal while processes start is obeyed within so long, or all are killed."""
-END_LIMIT_S = 5.0
+END_LIMIT_S = 4.0
 """The same after the last checkpoint."""
 
 
@@ -118,7 +119,7 @@ class Driver:
         for name in ("merge", "queue_size"):
             if mode.name in ROUNDS and mode.settings.get(name, threads) != threads:
                 self.watch.log(f"warning: mode {mode.name} has mode.{name} = cluster.threads = {threads}")
-        with interruptible(self.stop, START_LIMIT_S, self._force):
+        with interruptible(self.stop, lambda: START_LIMIT_S, self._force):
             self.waits = True
             try:
                 self.crew.start()
@@ -154,6 +155,7 @@ class Driver:
                     if self.signal is None:
                         self._last_exam()
                     self.cuts.last()
+                    self.crew.count()  # the last word of everyone
                     self.last_save_s = time.monotonic() - begin
                     return
                 self.epoch()
@@ -170,13 +172,16 @@ class Driver:
                     self.watch.log(f"no last checkpoint: {stopped}")
                     return
 
-    def end_early(self, how: str) -> NoReturn:
-        """After a signal: a last checkpoint, if there is one in time, and the end of the program."""
+    def end_early(self, how: str, lost: str = "") -> NoReturn:
+        """After a signal: a last checkpoint, if there can be one in time, and the end of the program."""
         assert self.signal is not None
         try:
-            self.cuts.last()
+            if not lost:
+                self.cuts.last()
         except LostError as loss:
-            self.watch.log(f"no last checkpoint: lost {loss}")
+            lost = f"lost {loss}"
+        if lost:
+            self.watch.log(f"no last checkpoint: {lost}")
         name = signal.Signals(self.signal).name
         self.watch.log(f"stopped by {name}; the newest checkpoint is of step {self.base.steps:,}; go on with {how}")
         leave(self.signal)
@@ -186,11 +191,6 @@ class Driver:
         steps = self.crew.count()
         if self.exams.files and self.progress.epoch and self.progress.evaluated_at != steps:
             self.exams.take(self.progress, self.progress.epoch - 1, steps)
-
-    def stopped(self, why: str) -> StoppedError:
-        """Why the run ends without a checkpoint of its last moment."""
-        there = f"the one of step {self.base.steps:,}" if self.path is not None else "none"
-        return StoppedError(f"{why}; the newest checkpoint is {there}", "go on with --resume" if self.path else "")
 
     def _over(self) -> bool:
         return self.progress.epoch >= self.config.train.epochs or self.progress.stopped_early
@@ -292,7 +292,7 @@ class Driver:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")
         found = self.merged(self.crew.tell(self.crew.trainers, "metrics").values())
         self.progress.train = dict(found.results())
-        facts = {"epoch": epoch, "step": steps, **self.progress.train, "rows": self.overview.rows}
+        facts = {"epoch": epoch, "step": steps, **self.progress.train}
         self.watch.end_epoch(self.overview, facts, self.trained_s)  # type: ignore[arg-type]
         self.watch.log(f"epoch {epoch} done: step {steps:,}, {words(self.progress.train)}")
         self.progress.epoch += 1
@@ -350,6 +350,20 @@ class Driver:
             limit = self.config.cluster.stop_timeout
             raise LostError("the last checkpoint", f"not there {limit:.0f} s after the signal (cluster.stop_timeout)")
 
+    def close(self) -> None:
+        """Ends all processes of the run; within a few seconds, where a signal asked for it."""
+        limit = None
+        if self.signal is not None:
+            limit = threading.Timer(END_LIMIT_S, self._force, [self.signal])
+            limit.daemon = True
+            limit.start()
+        try:
+            self.crew.stop()
+        finally:
+            if limit is not None:
+                limit.cancel()
+            self.watch.close()
+
     def _force(self, number: int) -> None:
         process_tree.force(number, self.crew.fleet.roots())
 
@@ -360,7 +374,7 @@ class Driver:
             tell(number)
             self.stop(number)
 
-        return interruptible(stop, self.config.cluster.stop_timeout + END_LIMIT_S, self._force)
+        return interruptible(stop, lambda: self.config.cluster.stop_timeout + END_LIMIT_S, self._force)
 
 
 def row_files(shards: int) -> int:
@@ -394,6 +408,5 @@ def run(
         except LostError as loss:
             raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
         finally:
-            driver.crew.stop()
-            watch.close()
+            driver.close()
     return driver

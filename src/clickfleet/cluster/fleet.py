@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -64,6 +65,8 @@ class Fleet:
             try:
                 self._init()
                 break
+            except ClusterError:
+                raise
             except Exception as error:
                 self._end_ray()
                 self.check()
@@ -80,8 +83,7 @@ class Fleet:
         cluster = self.config.cluster
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if cluster.address is not None:
-            with our_signals(self.ray):
-                self.ray.init(address=cluster.address, **options)
+            self._join(cluster.address, options)
             return
         cpus = max(os.cpu_count() or 1, cluster.shards + cluster.workers * cluster.threads)
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 1 << 28}
@@ -92,6 +94,30 @@ class Fleet:
                 self.ray.init(address="local", _node_ip_address=LOOPBACK, **options)
         finally:
             self._roots, self._others = self.roots(), None
+
+    def _join(self, address: str, options: dict[str, Any]) -> None:
+        """In a thread, as Ray may wait longer than we do, where something answers that is no Ray."""
+        ray, problems = self.ray, list[Exception]()
+
+        def join() -> None:
+            try:
+                with our_signals(ray):
+                    ray.init(address=address, **options)
+            except Exception as error:
+                problems.append(error)
+
+        thread = threading.Thread(target=join, daemon=True, name="clickfleet-join")
+        thread.start()
+        while thread.is_alive():
+            thread.join(timeout=0.1)
+            self.check()
+            if time.monotonic() > self.deadline:
+                raise ClusterError(
+                    f"Ray at {address} has not let this run join within {self.config.cluster.start_timeout:.0f} s",
+                    "is it healthy (`ray status`)? raise cluster.start_timeout if it is only slow",
+                )
+        if problems:
+            raise problems[0]
 
     def roots(self) -> set[int]:
         """Children of this process that belong to the run."""
@@ -141,7 +167,7 @@ class Fleet:
             if waiting and now - said > SAY_EVERY_S:
                 said = now
                 left = "" if math.isinf(timeout_s) else f" ({begin + timeout_s - now:.0f} s left)"
-                self.log(f"{what}: waiting for {len(waiting)} of {counted(calls)}: {names}{left}")
+                self.log(f"{what}: waiting for {more(waiting.values(), calls)}: {names}{left}")
         return done
 
     def result(self, name: str, call: Call) -> Any:
@@ -182,6 +208,17 @@ class Fleet:
             if self._own:
                 self._own = False
                 self._end_ray()
+
+
+def more(missing: Iterable[str], names: Iterable[str]) -> str:
+    """How many are missing of how many, by kind.
+
+    >>> more(["server 1", "worker 3"], [f"server {i}" for i in range(2)] + [f"worker {i}" for i in range(4)])
+    '1 more server of 2, 1 more worker of 4'
+    """
+    kinds = Counter(name.split()[0] for name in missing)
+    of = Counter(name.split()[0] for name in names)
+    return ", ".join(f"{n} more {kind}{'s' if n > 1 else ''} of {of[kind]}" for kind, n in kinds.items())
 
 
 def counted(names: Iterable[str]) -> str:

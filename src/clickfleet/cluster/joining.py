@@ -10,13 +10,12 @@ import math
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from clickfleet.cluster.fleet import SAY_EVERY_S, Log, place
+from clickfleet.cluster.fleet import SAY_EVERY_S, Log, more, place
 from clickfleet.cluster.nodes import POLL_S, SPACE, node
 from clickfleet.cluster.roles import Role
 from clickfleet.config import Config
@@ -131,12 +130,22 @@ def driving(role: Role, config: Config, log: Log) -> Iterator[Any]:
         ask(ray, watcher.arrive.remote(role.name, own_node, [own_node]), role.name)
         names = [f"server {i}" for i in range(len(role.servers))] + [f"worker {i}" for i in range(role.workers)]
         _wait_for_all(ray, watcher, names, deadline, log)
-        with _notes(ray, watcher, log):
-            yield watcher
-        ask(ray, watcher.end.remote(), role.name)
-        leave_by = time.monotonic() + LEAVE_S
-        while ask(ray, watcher.left.remote(), role.name) < len(names) - 1 and time.monotonic() < leave_by:
-            time.sleep(POLL_S / 2)
+        try:
+            with _notes(ray, watcher, log):
+                yield watcher
+        except (KeyboardInterrupt, SystemExit):
+            with suppress(ClusterError):
+                _end(ray, watcher, role, len(names) - 1, LEAVE_S / 5)
+            raise
+        _end(ray, watcher, role, len(names) - 1, LEAVE_S)
+
+
+def _end(ray: Any, watcher: Any, role: Role, others: int, limit_s: float) -> None:
+    """Tells the others that the job has ended, and waits until they have heard it."""
+    deadline = time.monotonic() + limit_s
+    ask(ray, watcher.end.remote(), role.name, limit_s)
+    while ask(ray, watcher.left.remote(), role.name, limit_s) < others and time.monotonic() < deadline:
+        time.sleep(POLL_S / 2)
 
 
 @contextmanager
@@ -180,17 +189,6 @@ def _wait_for_all(ray: Any, watcher: Any, names: list[str], deadline: float, log
             said = now
             log(status)
         time.sleep(POLL_S)
-
-
-def more(missing: list[str], names: list[str]) -> str:
-    """How many are missing of how many, by kind.
-
-    >>> more(["server 1", "worker 3"], [f"server {i}" for i in range(2)] + [f"worker {i}" for i in range(4)])
-    '1 more server of 2, 1 more worker of 4'
-    """
-    kinds = Counter(name.split()[0] for name in missing)
-    of = Counter(name.split()[0] for name in names)
-    return ", ".join(f"{n} more {kind}{'s' if n > 1 else ''} of {of[kind]}" for kind, n in kinds.items())
 
 
 def serve(role: Role, config: Config, log: Log) -> None:
@@ -257,7 +255,14 @@ def following(role: Role, config: Config, log: Log) -> Iterator[Any]:
     with node(role, cluster.start_timeout, cluster.stop_timeout, log) as ray:
         watcher = _find(ray, role, deadline, log)
         _arrive(ray, watcher, role, log, spare=False)
-        yield watcher
+        try:
+            yield watcher
+        except (KeyboardInterrupt, SystemExit):  # worker 0 may have got a signal too, and save
+            stop_by = time.monotonic() + cluster.stop_timeout
+            with suppress(ClusterError):
+                while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < stop_by:
+                    time.sleep(POLL_S / 2)
+            raise
         leave_by = time.monotonic() + cluster.timeout
         while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < leave_by:
             time.sleep(POLL_S / 2)

@@ -15,7 +15,7 @@ from pathlib import Path
 from clickfleet.cluster import process_tree, roles
 from clickfleet.cluster.fleet import Log
 from clickfleet.cluster.nodes import LAUNCHER
-from clickfleet.cluster.ray_runtime import LOOPBACK, LOOPBACK_ONLY, keep_token
+from clickfleet.cluster.ray_runtime import LOOPBACK, keep_token
 from clickfleet.errors import ConfigError
 from clickfleet.interrupts import interruptible, leave
 
@@ -121,7 +121,6 @@ def environments(servers: int, workers: int) -> dict[str, dict[str, str]]:
         roles.HOST: LOOPBACK,
         roles.RAY_PORT: str(head),
         roles.RAY: "",
-        **LOOPBACK_ONLY,
     }
     found = {f"server-{i}": {**job, roles.ROLE: "PSERVER", roles.PORT: str(port)} for i, port in enumerate(ports)}
     return found | {f"worker-{i}": {**job, roles.ROLE: "TRAINER", roles.INDEX: str(i)} for i in range(workers)}

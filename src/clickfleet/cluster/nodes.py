@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from clickfleet.cluster import process_tree
@@ -28,6 +27,16 @@ STARTS = 3
 """Times that a node is started before its process gives up: a busy machine is too slow for Ray's own patience."""
 STOP_LIMIT_S = 8.0
 """A role that a signal stops while it joins or leaves ends within so long, or is killed with its node."""
+LOCAL_RAY = """
+import sys
+from ray._private import services
+services.resolve_ip_for_localhost = lambda host: host
+services.get_node_ip_address = lambda address=None: "127.0.0.1"
+from ray.scripts.scripts import main
+sys.argv[0] = "ray"
+main()
+"""
+"""The command `ray` that takes the loopback for what it is: by itself it turns it into an address that others can reach."""
 LAUNCHER = "CLICKFLEET_LAUNCHER"
 """In the environment of a role: the process id of its launcher, without which it does not go on."""
 
@@ -42,7 +51,8 @@ def node(role: Role, timeout_s: float, stop_s: float, log: Log) -> Iterator[Any]
     def force(number: int) -> None:
         process_tree.force(number, roots)
 
-    with interruptible(leave, STOP_LIMIT_S, force), ExitStack() as started:
+    limits = [STOP_LIMIT_S]
+    with interruptible(leave, lambda: limits[-1], force), ExitStack() as started:
         if is_local(role):
             started.enter_context(on_loopback(ray))
         for attempt in range(1, STARTS + 1):
@@ -55,6 +65,7 @@ def node(role: Role, timeout_s: float, stop_s: float, log: Log) -> Iterator[Any]
                     if not problem:
                         servers, workers = len(role.servers), role.workers
                         log(f"{role.name} of {servers} servers and {workers} workers has joined Ray at {role.ray}")
+                        limits.append(stop_s + STOP_LIMIT_S / 2)  # worker 0 may need it for a last checkpoint
                         yield ray
                         return
                 finally:
@@ -103,7 +114,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Popen[bytes]:
     offers = {place(role.name): 1}
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
+    ray = ["-c", LOCAL_RAY] if is_local(role) else ["-m", "ray.scripts.scripts"]
+    command = [sys.executable, *ray, "start", "--block", "--disable-usage-stats"]
     command += [f"--node-ip-address={role.host}", "--num-cpus=0", f"--resources={json.dumps(offers)}"]
     # Several nodes may be on one host: no port of theirs is fixed.
     command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
@@ -114,9 +126,8 @@ def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Pop
     else:
         _wait_for_head(role, deadline, log)
         command += [f"--address={role.ray}"]
-    environ = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}  # nothing is left to drain when a role ends
-    if is_local(role):
-        environ |= LOOPBACK_ONLY
+    environ = {name: value for name, value in os.environ.items() if name not in LOOPBACK_ONLY}  # which forbids nodes
+    environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nothing is left to drain when a role ends
     # In a session of its own no signal of a terminal reaches it: its role ends it.
     return subprocess.Popen(
         command,

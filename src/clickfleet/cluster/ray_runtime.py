@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from clickfleet.errors import ClusterError, ConfigError, MissingError
+from clickfleet.interrupts import SIGNALS
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment in which Ray keeps to the loopback, as it does by itself on systems where it spans no hosts."""
+_DUMPS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 PROBE_S = 5.0
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What every gRPC server answers with its settings: the preface of HTTP/2 and empty settings."""
@@ -96,16 +99,26 @@ def on_loopback(ray: Any) -> Iterator[None]:
 @contextmanager
 def our_signals(ray: Any) -> Iterator[None]:
     """Ray sets no handlers of its own meanwhile, and what it starts does not hear of a terminal that closes: the run ends it."""
-    utils = ray._private.utils
-    theirs, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda handler: None
-    masked = hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}) if masked else set()
+    utils, constants = ray._private.utils, ray._private.ray_constants
+    before = utils.set_sigterm_handler, getattr(constants, _DUMPS, False)
+    utils.set_sigterm_handler = lambda handler: None
+    setattr(constants, _DUMPS, True)
+    in_main = threading.current_thread() is threading.main_thread()
+    logger = logging.getLogger("ray._private.worker")
+    level = logger.level
+    if not in_main:
+        logger.setLevel(logging.ERROR)  # it warns that it sets no handlers
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}) if in_main and hasattr(signal, "SIGHUP") else None
     try:
         yield
     finally:
-        utils.set_sigterm_handler = theirs
-        if masked:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        utils.set_sigterm_handler = before[0]
+        setattr(constants, _DUMPS, before[1])
+        logger.setLevel(level)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in SIGNALS if in_main else ():  # some handlers below Python's may have been set all the same
+            signal.signal(number, signal.getsignal(number))
 
 
 def check_there(address: str, timeout_s: float) -> None:

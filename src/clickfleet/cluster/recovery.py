@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from clickfleet.cluster.fleet import LostError
+from clickfleet.cluster.fleet import LostError, StoppedError
 from clickfleet.cluster.streams import Assignment, links_of
 from clickfleet.errors import ClusterError
 from clickfleet.session import Progress
@@ -40,7 +40,7 @@ class Recovery:
         run = self.run
         while True:
             if run.signal is not None:
-                raise run.stopped(f"lost {loss}")
+                raise StoppedError(f"lost {loss}", "go on from the last checkpoint with --resume")
             self._count(loss)
             run.crew.run_epoch += 1
             run.progress = Progress(**run.base.progress)

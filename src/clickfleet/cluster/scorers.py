@@ -57,4 +57,4 @@ def scorers(
                 assert driver.signal is not None
                 leave(driver.signal)
             finally:
-                driver.crew.stop()
+                driver.close()

@@ -239,6 +239,5 @@ def lead(session: LedSession) -> None:
         except LostError as loss:
             raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
         finally:
-            driver.crew.stop()
+            driver.close()
             session.supply.close()
-            session.watch.close()
