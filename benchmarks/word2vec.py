@@ -1,6 +1,8 @@
 """word2vec beside gensim: words per second by the same threads, dimension and noise, and how well both know the same things.
 
-python benchmarks/word2vec.py [--words 1000000] [--rounds 3] [--threads 2] [--dim 100] [--text FILE]
+python benchmarks/word2vec.py [--words 1000000] [--rounds 3] [--threads 2] [--dim 100] [--text FILE] [--batches]
+
+With --batches only: the default batch (about 10,000 words) beside 1000 sentences, by turns, on planted text in sentences of 1000 words.
 
 Two texts: one with planted analogies, and English (the documentation inside installed Python packages, or a file). Both sides train on
 the same sentences, by turns; gensim from its own file reader and from an iterable, and the faster one counts. Words are those of the text
@@ -39,7 +41,6 @@ from clickfleet.words.vectors import Vectors
 
 Measured = tuple[float, float, Vectors]  # seconds, seconds of CPU, what was learned
 PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "gensim")
-BATCH_WORDS = 10_000  # as gensim has it
 
 
 def main() -> None:
@@ -53,8 +54,13 @@ def main() -> None:
     parser.add_argument("--negatives", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=2, help="over the planted text; one over English")
     parser.add_argument("--text", type=Path, help="English, instead of what is found in Python packages")
+    parser.add_argument("--batches", action="store_true", help="only compare the default batch with 1000 sentences")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if args.batches:
+            made = Corpus(Options(args.words, args.vocabulary, args.topics, entities=60))
+            batches(args, Path(folder, "long"), made.text())
+            return
         if args.words:
             made = Corpus(Options(args.words, args.vocabulary, args.topics, entities=60))
             at = Path(folder, "planted")
@@ -84,11 +90,11 @@ def run(args: argparse.Namespace, folder: Path, text: str, epochs: int, rounds: 
     made = prepare(folder / "text.txt", folder / "p", Prepare())
     joined = folder / "joined.txt"
     joined.write_bytes(b"".join(path.read_bytes() for path in sorted((folder / "p/train").iterdir())))
-    total, batch = made["words"] * epochs, max(1, BATCH_WORDS * made["rows"] // made["words"])
+    total = made["words"] * epochs
     print(f"{folder.name}: {made['words']:,} words, {made['vocabulary']:,} different, epochs {epochs}, "
           f"threads {args.threads}, dim {args.dim}, {args.negatives} negatives")  # fmt: skip
     cases: dict[str, Callable[[int], Measured]] = {
-        "clickfleet": lambda n: ours(args, folder, n, epochs, batch),
+        "clickfleet": lambda n: ours(args, folder, n, epochs),
         "gensim, file": lambda n: theirs(args, joined, n, epochs, file=True),
         "gensim, iterable": lambda n: theirs(args, joined, n, epochs, file=False),
     }
@@ -109,7 +115,7 @@ def run(args: argparse.Namespace, folder: Path, text: str, epochs: int, rounds: 
     return found
 
 
-def ours(args: argparse.Namespace, folder: Path, seed: int, epochs: int, batch: int) -> Measured:
+def ours(args: argparse.Namespace, folder: Path, seed: int, epochs: int, batch: int | None = None) -> Measured:
     config: dict[str, Any] = {
         "data": {
             "format": "sentences",
@@ -126,6 +132,28 @@ def ours(args: argparse.Namespace, folder: Path, seed: int, epochs: int, batch: 
     done = clickfleet.train(config, quiet=True)
     cpu = time.process_time() - begin
     return done.rows / done.rows_per_s, cpu, vectors.load(folder / f"run-{seed}")
+
+
+def batches(args: argparse.Namespace, folder: Path, text: str) -> None:
+    """Speed and agreement with gensim by the size of a batch."""
+    folder.mkdir()
+    (folder / "text.txt").write_text(text.replace("\n", " ") + "\n")
+    made = prepare(folder / "text.txt", folder / "p", Prepare(parts=1))
+    _, _, beside = theirs(args, folder / "p/train/part-00000.txt", 0, args.epochs, file=False)
+    found: dict[int | None, list[Measured]] = {None: [], 1000: []}
+    for number in range(args.rounds):
+        for batch, runs in found.items():
+            runs.append(ours(args, folder, 2 * number + (batch is None), args.epochs, batch))
+    speeds = {
+        batch: statistics.median(made["words"] * args.epochs / each[1] for each in runs)
+        for batch, runs in found.items()
+    }
+    for batch, runs in found.items():
+        like = statistics.mean(agreement(of, beside) for _, _, of in runs)
+        print(
+            f"batch {batch or 'default'}: {speeds[batch]:,.0f} words per second of CPU, agreement with gensim {like:.3f}"
+        )
+    print(f"default / 1000 sentences: {speeds[None] / speeds[1000]:.2f} by CPU")
 
 
 def theirs(args: argparse.Namespace, text: Path, seed: int, epochs: int, file: bool) -> Measured:

@@ -32,11 +32,11 @@ def configure(config: Config | Mapping[str, Any] | str | Path | None, overrides:
 
 
 def settled(config: Config) -> Config:
-    """The configuration with what its model wants where nothing is said: the rows of a step."""
-    if config.data.batch_size is not None:
-        return config
+    """The configuration with what its model wants where nothing is said: the rows of a step, the rule of the table."""
     kind: type[Model] = find("models", config.model.name, Model)
-    return replace(config, data=replace(config.data, batch_size=kind.batch_rows(config)))
+    size = config.data.batch_size or kind.batch_rows(config)
+    table = config.table.with_rule(kind.row_rule) if kind.row_rule else config.table
+    return replace(config, data=replace(config.data, batch_size=size), table=table)
 
 
 def check(config: Config) -> None:

@@ -117,7 +117,7 @@ def _train(
             learner = Learner(settings, source.schema)
 
     if folder is not None:
-        write_config(folder, learner.config)
+        write_config(folder, settings)
     watch = Watch(folder, total_bytes(source, settings), epochs=settings.train.epochs, quiet=quiet)
     saver = None
     if checkpoints is not None:

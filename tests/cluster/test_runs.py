@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str,
     config["cluster"] = {"shards": 3, "workers": 1, "threads": 2}
     config["mode"] = {"name": "async"}
     done = clickfleet.train(config, resume=True, quiet=True)
-    assert done.rows == ROWS - stopped["rows"]
+    assert (done.rows, done.new_rows) == (ROWS, ROWS - stopped["rows"])
     assert shows(run) == ROWS * SLOTS
     assert done.train["rows"] == ROWS
 
@@ -114,8 +114,8 @@ def test_test_data_is_evaluated_in_the_middle_of_an_epoch(ray: Any, config: dict
     there = clickfleet.load(first).evaluate(config["data"]["test"])
     assert there["auc"] == pytest.approx(tests[min(tests)]["auc"], abs=1e-6)
     assert done.best_auc == max(line["auc"] for line in tests.values())
-    assert done.best is not None
-    assert shows(run) == ROWS * SLOTS
+    assert done.path == done.best == saving.resolve(run)
+    assert shows(run / "LATEST") == ROWS * SLOTS
 
 
 def test_scoring_on_a_cluster_is_scoring_here(ray: Any, config: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def test_a_run_on_s3_is_saved_resumed_and_evaluated(ray: Any, config: dict[str, 
         clickfleet.train(config, quiet=True)
     config["train"] = {"epochs": 2}
     again = clickfleet.train(config, resume=True, quiet=True)
-    assert again.rows == ROWS
+    assert (again.rows, again.new_rows) == (2 * ROWS, ROWS)
     assert shows("s3://models/run") == 2 * ROWS * SLOTS
     assert clickfleet.load("s3://models/run").evaluate(config["data"]["test"])["auc"] == pytest.approx(
         again.test["auc"]

@@ -179,13 +179,15 @@ def evaluate(
             raise _no_analogies()
         return _analogies(vectors.load(model).evaluate(data))
     if workers is not None:
+        from clickfleet import saving
         from clickfleet.cluster.scorers import scorers
         from clickfleet.errors import ConfigError
         from clickfleet.files import expand
 
         if epochs is not None or threads is not None:
             raise ConfigError("--epochs and --threads do not go with --workers")
-        with scorers(model, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
+        path = _say_path(saving.resolve(model))
+        with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
             results = fleet.evaluate(expand(data, str(Path.cwd())))
         say(_table(results))
         return results
@@ -246,13 +248,15 @@ def predict(
         return predict_old(*old, out, batch_size, format, threads, workers, trust)
     model, data = _both(model, data)
     if workers is not None:
+        from clickfleet import saving
         from clickfleet.cluster.scorers import scorers
         from clickfleet.errors import ConfigError
         from clickfleet.files import expand
 
         if threads is not None or engine != "torch" or graph_optimization is not None or arena is not None:
             raise ConfigError("--threads, --engine and its options do not go with --workers")
-        with scorers(model, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
+        path = _say_path(saving.resolve(model))
+        with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
             done = trained.write_parts(fleet.predict(expand(data, str(Path.cwd()))), out)
     else:
         how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
@@ -265,11 +269,16 @@ def predict(
 
 def _say_model(loaded: "Trained") -> "Trained":
     """Says which checkpoint a run folder stands for."""
+    assert loaded.path is not None
+    _say_path(loaded.path)
+    return loaded
+
+
+def _say_path(path: Path) -> Path:
     from clickfleet import saving
 
-    assert loaded.path is not None
-    say(f"model: {saving.describe(loaded.path)}")
-    return loaded
+    say(f"model: {saving.describe(path)}")
+    return path
 
 
 def _say_bad_lines(count: int, meaning: str) -> None:

@@ -265,6 +265,7 @@ def check_online(config: Config, own: bool) -> None:
         "data.test": config.data.test,
         "train.eval_every": config.train.eval_every,
         "train.patience": config.train.patience,
+        "run.keep_best": config.run.keep_best,
         "train.epochs": config.train.epochs > 1,
         "train.metrics.slices": config.train.metrics.slices,
     }.items():
