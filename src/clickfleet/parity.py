@@ -57,7 +57,13 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         checks = [asdict(check) for check in self.checks]
-        return {"ok": self.ok, "model": self.model, "rows": self.rows, "max_abs_diff": self.max_abs_diff, "checks": checks}
+        return {
+            "ok": self.ok,
+            "model": self.model,
+            "rows": self.rows,
+            "max_abs_diff": self.max_abs_diff,
+            "checks": checks,
+        }
 
 
 def compare(

@@ -37,7 +37,11 @@ def measure(config: Config, workers: Sequence[int], rows: int, seed: int, say: C
     source = opening.open_source(config, config.data.train, None, labels=True)
     size = config.data.batch_size
     batches = list(islice(iter(source), max(1, rows // size)))
-    test = opening.open_source(opening.for_scoring(config), config.data.test, source.schema, labels=True) if config.data.test else None
+    test = (
+        opening.open_source(opening.for_scoring(config), config.data.test, source.schema, labels=True)
+        if config.data.test
+        else None
+    )
     held_out = list(islice(iter(test), 100)) if test is not None else []
     if not held_out:
         raise ConfigError("the modes are compared by their AUC on test data", "set data.test")

@@ -56,7 +56,9 @@ class Samples(Block):
             return None
         if len(dense) != count * len(schema.dense) or dense.dtype.kind not in "fiu" or not np.isfinite(dense).all():
             return None
-        if label is not None and (len(label) != count or label.dtype.kind not in "fiu" or not np.isin(label, (0, 1)).all()):
+        if label is not None and (
+            len(label) != count or label.dtype.kind not in "fiu" or not np.isin(label, (0, 1)).all()
+        ):
             return None
         keys = np.stack([column.astype(np.int64).view(np.uint64) for column in columns], 1)
         return Batch(
