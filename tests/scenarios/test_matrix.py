@@ -318,6 +318,5 @@ def learn_more(case: Case) -> None:
 
 
 def republished(case: Case, log: Path) -> None:
-    entries = [line for line in Log(log).lines()[-2:]]
-    assert [line.kind for line in entries] == ["base", "delta"]
+    assert [line.kind for line in Log(log).lines()[-2:]] == ["base", "delta"]
     close(load(log).predict(case.test), case.wanted)
