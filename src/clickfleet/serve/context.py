@@ -59,7 +59,7 @@ class Context:
         """Published entries that are not served; None if nobody knows."""
         if self.status.following and self.following.broken:
             return None
-        return max(0, self.status.head - self.batcher.version.identity.sequence)
+        return self.status.lag(self.batcher.version.identity.sequence)
 
     @property
     def trouble(self) -> str | None:

@@ -85,12 +85,14 @@ class Updater:
         pinned = self.status is not None and self.status.pinned
         try:
             news = self.tail.refresh() or self._redis_moved()
+            if not self.tail.lines:
+                raise CheckpointError(f"{self.tail.log.path} is gone or holds no entries")
             self.looked = time.monotonic()
             if not news and not self._again():
                 return False
             self._tell(None, pinned=True) if pinned else self._tell(self._to_head())
         except ClickfleetError as error:
-            return self.complain(str(error))
+            return self.complain(str(error), lost=True)
         return True
 
     def _again(self) -> bool:
@@ -217,20 +219,23 @@ class Updater:
 
     def _tell(self, problem: str | None, pinned: bool = False) -> Status:
         assert self.serving is not None
-        head = self.tail.lines[-1].sequence if self.tail.lines else self.serving.sequence
+        head = self.tail.lines[-1].sequence if self.tail.lines else None
         path = str(self.folder / self.serving.name)
         self._write(Status(path, list(self.stack.folders), head, problem, pinned, following=True))
         self.stack.tidy()
         assert self.status is not None
         return self.status
 
-    def complain(self, problem: str) -> bool:
-        """Tells a problem, which does not change what is served; whether it is a new one."""
+    def complain(self, problem: str, lost: bool = False) -> bool:
+        """Tells a problem, which does not change what is served; whether it is a new one.
+
+        `lost`: the log cannot be read, so nobody knows how far behind this version is.
+        """
         assert self.status is not None
         if self.status.problem == hide(problem):
             self._wait_longer()
             return False
-        self._write(replace(self.status, problem=problem))
+        self._write(replace(self.status, problem=problem, head=None if lost else self.status.head))
         return True
 
     def _write(self, status: Status) -> Status:

@@ -28,8 +28,8 @@ class Status:
 
     entry: str
     layers: list[str]
-    head: int
-    """The newest sequence that was published, served or not."""
+    head: int | None
+    """The newest sequence that was published, served or not; None: the log cannot be read."""
     problem: str | None = None
     """Why the newest was refused."""
     pinned: bool = False
@@ -38,6 +38,10 @@ class Status:
     """Counts what the updater told."""
     following: bool = False
     """Whether it is from a log that may grow."""
+
+    def lag(self, sequence: int) -> int | None:
+        """How many entries were published after one; None where that is not known."""
+        return None if self.head is None else max(0, self.head - sequence)
 
     def same_model(self, other: "Status | None") -> bool:
         return other is not None and (self.entry, self.layers) == (other.entry, other.layers)
