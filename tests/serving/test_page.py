@@ -1,6 +1,7 @@
 """The page for people in a real Chromium, and the interface fuzzed against its own description."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_the_interface_is_what_it_says(served: Served) -> None:
         seen.add(operation.path)
 
         @settings(
-            max_examples=12,
+            max_examples=1000 if os.environ.get("CLICKFLEET_SOAK") else 12,
             deadline=None,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),

@@ -85,6 +85,8 @@ class Updater:
         pinned = self.status is not None and self.status.pinned
         try:
             news = self.tail.refresh() or self._redis_moved()
+            if not self.tail.lines:
+                raise CheckpointError(f"{self.tail.log.path} is gone or holds no entries")
             self.looked = time.monotonic()
             if not news and not self._again():
                 return False

@@ -143,6 +143,8 @@ class App:
         if path in self._get or path in self._post:
             allowed = b"GET" if path in self._get else b"POST"
             raise RefusedError(405, f"{path} takes {allowed.decode()}", [(b"allow", allowed)])
+        if not scope["query_string"].isascii():
+            raise ServeError("the query of the address is not ASCII")
         return "slow", None
 
     async def _admitted(self, handler: Any, headers: dict[bytes, bytes], receive: Receive, started: float) -> Answer:

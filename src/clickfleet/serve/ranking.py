@@ -29,12 +29,22 @@ class Rank(msgspec.Struct, forbid_unknown_fields=True):
     fixed: list[Fixed] = []
 
 
+MOST_VALUE = 1e300
+MOST_ID = 1024
+"""Characters of an id."""
+
 _rank = msgspec.json.Decoder(Rank)
 
 
 def read_rank(body: bytes) -> Rank:
     found: Rank = decode(_rank, body, '{"user": {…}, "candidates": [{"id": …, "feature": value, …}, …], "top_k": 10}')
     return found
+
+
+def _is_id(item: Any) -> bool:
+    if isinstance(item, str):
+        return len(item) <= MOST_ID
+    return isinstance(item, int) and not isinstance(item, bool) and -(1 << 63) <= item < 1 << 64
 
 
 class Ranking:
@@ -55,10 +65,10 @@ class Ranking:
         for place, candidate in enumerate(request.candidates):
             features = dict(candidate)
             item = features.pop("id", None)
-            if not isinstance(item, str | int):
-                raise ServeError(f"candidate {place}: needs an id, a text or an integer")
+            if not _is_id(item):
+                raise ServeError(f"candidate {place}: needs an id, a text or an integer of 64 bits")
             value = features.pop("value", 1.0)
-            if not isinstance(value, int | float) or isinstance(value, bool):
+            if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST_VALUE:
                 raise ServeError(f"candidate {item!r}: its value must be a number")
             if str(item) in seen:
                 self.excluded += str(item) in shown
@@ -79,6 +89,8 @@ class Ranking:
         for item in self.request.fixed:
             if item.position < 1:
                 raise ServeError("positions count from 1")
+            if not _is_id(item.id):
+                raise ServeError("an item is fixed by an id, a text or an integer of 64 bits")
             if item.position in fixed:
                 raise ServeError(f"two items are fixed at position {item.position}")
             fixed[item.position] = str(item.id)

@@ -39,7 +39,7 @@ def main() -> None:
             updater.turn()
             pause = settings.poll_ms / 1e3
         except Exception:  # whatever it is, the last good version goes on
-            updater.complain(f"the updater failed: {log_fault()}")
+            updater.complain(f"the updater failed: {log_fault()}", lost=True)
             pause = min(LONGEST_PAUSE_S, 2 * pause)
         if updater.looked > beaten + BEAT_S:
             beaten = updater.looked
