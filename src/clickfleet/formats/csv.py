@@ -1,5 +1,6 @@
 """csv: columns named by the first line of each file, or by `columns`; quotation marks may hide separators."""
 
+import csv
 from dataclasses import dataclass
 
 from clickfleet.errors import DataError
@@ -33,14 +34,14 @@ class Csv(Delimited):
             names = self.split(first_line.decode("utf-8-sig"))
         except UnicodeDecodeError:
             raise DataError(f"{path}:1: the line with the names of the columns is not UTF-8") from None
+        except (csv.Error, StopIteration) as error:
+            raise DataError(f"{path}:1: the names of the columns cannot be read: {error}") from None
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise DataError(f"{path}:1: two columns are named {twice!r}")
         return delimited_parser(self, schema, names, path)
 
     def split(self, line: str) -> list[str]:
-        import csv
-
         if not self.quotes:
             return line.split(self.separator)
         return next(csv.reader([line], delimiter=self.separator))
