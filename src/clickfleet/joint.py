@@ -32,11 +32,12 @@ import numpy as np
 from clickfleet import checkpoint, configuring, home, mirror, modes, opening
 from clickfleet.cluster import joining, roles
 from clickfleet.cluster.driver import Driver
-from clickfleet.cluster.fleet import LostError
+from clickfleet.cluster.fleet import LostError, StoppedError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.config import Config
 from clickfleet.errors import CheckpointError, ClusterError, ConfigError
 from clickfleet.files import expand, split_files
+from clickfleet.interrupts import leave
 from clickfleet.online import by_hand
 
 Kind = Literal["checkpoint", "base", "delta"]
@@ -106,16 +107,17 @@ def _led_in(config: Config, folder: Path, copy: mirror.Mirror | None, resume: bo
     if resume:
         driver.resume(checkpoint.latest(checkpoints))
         checkpoint.forget_after(checkpoints, driver.base.steps)
-    try:
-        driver.start()
-        watch.start(driver.overview)  # type: ignore[arg-type]
-        with driver.interruptible():
+    with driver.interruptible():
+        try:
+            driver.start()
+            watch.start(driver.overview)  # type: ignore[arg-type]
+            driver.idle = True
             yield driver
-    except LostError as loss:
-        raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
-    finally:
-        driver.crew.stop()
-        watch.close()
+        except LostError as loss:
+            raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
+        finally:
+            driver.idle = False
+            driver.close()
 
 
 class JointJob:
@@ -124,6 +126,7 @@ class JointJob:
     def __init__(self, index: int, workers: int, watcher: Any, driver: Driver | None) -> None:
         self.worker_index, self.worker_num = index, workers
         self._watcher, self._driver = watcher, driver
+        self._name = f"worker {index}"
         self._meetings = 0
 
     @property
@@ -144,8 +147,7 @@ class JointJob:
         def lead(driver: Driver) -> dict[str, Any]:
             driver.advance(shares)
             if driver.signal is not None:
-                driver.cuts.last()
-                raise ClusterError("stopped by a signal", "go on with resume=True")
+                driver.end_early("resume=True")
             return {**(driver.progress.train or {}), "step": driver.base.steps, "test": driver.progress.test}
 
         return self._led(lead)
@@ -199,11 +201,20 @@ class JointJob:
             if problem:
                 raise ClusterError(f"worker 0, which leads: {problem}")
             return cast(T, found)
+        self._driver.idle = False
         try:
-            made = lead(self._driver)
+            try:
+                made = lead(self._driver)
+            except StoppedError as stopped:
+                self._driver.end_early("resume=True", str(stopped))
         except BaseException as error:
-            self._bring((None, f"{type(error).__name__}: {error}"))
+            by_signal = isinstance(error, KeyboardInterrupt | SystemExit)
+            self._bring((None, "stopped by a signal" if by_signal else f"{type(error).__name__}: {error}"))
             raise
+        finally:
+            self._driver.idle = True
+        if self._driver.signal is not None:  # it came too late to end this
+            leave(self._driver.signal)
         self._meet((made, ""))
         return made
 
@@ -212,7 +223,7 @@ class JointJob:
         if self._watcher is not None:
             import ray
 
-            ray.get(self._watcher.bring.remote(self._meetings, self.worker_index, value), timeout=60)
+            joining.ask(ray, self._watcher.bring.remote(self._meetings, self.worker_index, value), self._name)
 
     def _meet(self, value: Any) -> list[Any]:
         """What all workers bring, once all are there; who is gone is named."""
@@ -223,7 +234,7 @@ class JointJob:
 
         looked = time.monotonic()
         while True:
-            values, missing = ray.get(self._watcher.brought.remote(self._meetings), timeout=60)
+            values, missing = joining.ask(ray, self._watcher.brought.remote(self._meetings), self._name)
             if not missing:
                 return list(values)
             if time.monotonic() - looked > LOOK_S:

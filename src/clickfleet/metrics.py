@@ -115,6 +115,7 @@ class Sliding:
             raise ConfigError(
                 f"metrics: the sliding AUC spans {size} batches, and needs at least 1", "20 is the default"
             )
+        self.size = size
         self.numbers = size * (len(TOTALS) + 2 * (thresholds + 1))
         self.core = _core.Window(thresholds, size)
 

@@ -286,6 +286,8 @@ class Cluster:
     """What follows the loss of a process: all go back to the last cut, or the others go on and the loss is shown."""
     start_timeout: Seconds = 120.0
     """How long to wait for all processes to start."""
+    stop_timeout: Seconds = 10.0
+    """How long a run that a signal stops may take for its last checkpoint; then it ends without one. Raise it for large tables."""
     heartbeat_timeout: Seconds = 60.0
     """A worker without a sign of life for so long is taken for hung, and replaced."""
     timeout: Seconds = 300.0

@@ -99,7 +99,8 @@ class Watch:
         rate = (job.rows - self._begin.rows) / max(trained_s, 1e-9)
         table = job.table.stats()
         more = {"table_rows": table["rows"], "table_bytes": table["bytes"], "rows_per_s": rate, "shares": job.shares()}
-        self.record("epoch", {**facts, **more})
+        # `rows` as everywhere: what the run has learned from so far; the metrics are those of `epoch_rows`
+        self.record("epoch", {**facts, "rows": job.rows, "epoch_rows": facts["rows"], **more})
 
     def _share_done(self, job: Job) -> float | None:
         if self.total_bytes:

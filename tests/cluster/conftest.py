@@ -15,7 +15,7 @@ from fleet import ROWS, TEST_ROWS
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
-    from clickfleet.cluster.fleet import ray_module
+    from clickfleet.cluster.ray_runtime import ray_module
 
     ray = ray_module()
     with warnings.catch_warnings():

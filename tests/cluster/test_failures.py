@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ def test_a_killed_process_costs_nothing_but_time(ray: Any, config: dict[str, Any
     assert shows(run) == ROWS * SLOTS
     assert done.test is not None
     assert done.test["rows"] == TEST_ROWS
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = {line["kind"]: line for line in lines}
+    # One number of rows, whatever was trained on again; the last batches of all workers, which began anew after the loss.
+    assert [last[kind]["rows"] for kind in ("epoch", "cut", "cluster")] == [ROWS] * 3
+    assert last["epoch"]["sliding_auc"] not in (0.5, last["epoch"]["auc"])
+    assert f"last batches {last['epoch']['sliding_auc']:.4f}" in log
+    assert last["cluster"]["dropped_messages"] == 0
 
 
 @pytest.mark.parametrize(("mode", "victim"), [("sync", "shard 0"), ("async", "worker 1")])

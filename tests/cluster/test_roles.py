@@ -104,10 +104,13 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+ALL = ("server 0", "server 1", "worker 0", "worker 1")
+
+
 class Processes:
     """Two servers and two workers, each a process that knows its role by its environment alone."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], names: tuple[str, ...] = ALL) -> None:
         path = Path(config["run"]["dir"]).parent / "config.yaml"
         path.write_text(yaml.safe_dump({**config, "mode": {"name": "async"}}))
         self._command = [str(Path(sys.executable).with_name("clickfleet")), "train", str(path)]
@@ -126,9 +129,10 @@ class Processes:
             "server 1": {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": second},
             "worker 0": {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"},
             "worker 1": {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"},
+            "worker 2": {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "2", "PADDLE_TRAINERS_NUM": "3"},
         }
         self.running: dict[str, subprocess.Popen[str]] = {}
-        for name in self._roles:
+        for name in names:
             self.start(name)
 
     def start(self, name: str) -> None:
@@ -155,8 +159,20 @@ class Processes:
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("cluster")
 def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(config: dict[str, Any]) -> None:
-    run, processes = Path(config["run"]["dir"]), Processes(config)
-    said = processes.ends()
+    """One worker is late, and another one too many."""
+    run, processes = Path(config["run"]["dir"]), Processes(config, ("server 0", "server 1", "worker 0", "worker 2"))
+    surplus = processes.running.pop("worker 2")
+    try:
+        told = surplus.communicate(timeout=300)[0]
+    finally:
+        surplus.kill()
+        processes.start("worker 1")
+        said = processes.ends()
+    assert surplus.returncode == 1
+    assert "error: worker 2 leaves: this run has all its workers" in told
+    assert "worker 2 came, and was sent away: this run has 2 workers" in said["worker 0"]
+    assert "waiting for 1 more worker of 2: worker 1 (" in said["worker 0"]
+    assert "server 1: waiting for 1 more worker of 2: worker 1 (" in said["server 1"]
     assert "2 shards and 2 workers are there" in said["worker 0"]
     assert all("the job has ended" in said[name] for name in ("server 0", "server 1", "worker 1"))
     assert shows(run) == ROWS * SLOTS

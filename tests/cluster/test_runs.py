@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ from clickfleet import checkpoint, saving
 from clickfleet.cluster.scorers import scorers
 from clickfleet.errors import ClusterError, ConfigError
 from clickfleet.files import expand
-from fleet import LONG, ROWS, SLOTS, TEST_ROWS, kill, processes, shows, tables, when_saved
+from fleet import LONG, ROWS, SLOTS, TEST_ROWS, kill, shows, tables, when_saved
+from marked import Marked
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -52,16 +51,18 @@ def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str,
     config["run"]["checkpoint_every_steps"] = 20
     path = run.parent / "config.yaml"
     path.write_text(yaml.safe_dump(config))
-    command = [str(Path(sys.executable).with_name("clickfleet")), "train", str(path)]
-    first = subprocess.Popen([*command, "train.epochs=1"], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 100
-    while not (run / "checkpoints" / "LATEST").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    first.kill()  # the driver: nobody can say goodbye
-    first.wait()
+    command = Marked("train", str(path), "train.epochs=1", folder=run.parent)
+    try:
+        command.wait_until(lambda: (run / "checkpoints" / "LATEST").exists())
+        command.first.send_signal(signal.SIGSTOP)  # it is not over while we look
+        places = command.listening()
+        command.send(signal.SIGKILL)  # the driver: nobody can say goodbye
+        command.gone()
+    finally:
+        command.kill()
+    assert places
+    assert places <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}  # nobody else can reach it
     stopped = saving.read_state(checkpoint.latest(run / "checkpoints"))
-    for pid in [facts["pid"] for facts in processes(run).values()]:
-        _gone(pid)
     config["cluster"] = {"shards": 3, "workers": 1, "threads": 2}
     config["mode"] = {"name": "async"}
     done = clickfleet.train(config, resume=True, quiet=True)
@@ -70,16 +71,7 @@ def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str,
     assert done.train["rows"] == ROWS
 
 
-def _gone(pid: int) -> None:
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
-
-
 def test_a_hung_worker_is_named_and_replaced(ray: Any, config: dict[str, Any]) -> None:
-    import signal
-
     run = Path(config["run"]["dir"])
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "sync"}, 20
     config["cluster"]["heartbeat_timeout"] = "3s"
@@ -136,6 +128,21 @@ def test_scoring_on_a_cluster_is_scoring_here(ray: Any, config: dict[str, Any]) 
     assert np.allclose(scores, model.predict(files), atol=1e-6)
     assert found["rows"] == ROWS + TEST_ROWS
     assert found["auc"] == pytest.approx(model.evaluate(files)["auc"], abs=1e-6)
+
+
+def test_workers_without_files_are_told_once(ray: Any, config: dict[str, Any]) -> None:
+    run = Path(config["run"]["dir"])
+    config |= {"mode": {"name": "sync"}, "train": {"epochs": 2}}
+    config["data"] |= {"train": expand(config["data"]["train"])[:1], "test": []}
+    done = clickfleet.train(config, quiet=True)
+    assert done.rows == ROWS // 4 * 2
+    log = (run / "log.txt").read_text()
+    assert log.count("1 of 2 workers have nothing to do") == 1
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["rows"] for line in epochs] == [ROWS // 4, ROWS // 2]
+    assert all(line["idle_workers"] == 1 for line in lines if line["kind"] == "train")
+    assert all(line["sliding_auc"] != 0.5 for line in epochs)  # that of the one who had batches
 
 
 def test_who_is_missing_at_the_start_is_named(ray: Any, config: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ def _launch_program(
     if resume:
         raise ConfigError("--resume is for a configuration", "a program says resume=True itself")
     say(f"{servers} servers and {workers} workers run {program}; their logs are in {folder}")
-    failed = launching.launch(program, arguments, servers, workers, str(folder))
+    failed = launching.launch(program, arguments, servers, workers, str(folder), say)
     if failed:
         name, code, last = failed
         raise ClusterError(f"{name} ended with exit code {code}: {last}", f"see {folder}")

@@ -9,10 +9,11 @@
     worker.py    a mode over a share of the files (streams.py); examined.py: the shards' model where it evaluates
     shard.py     one part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts
     cut_files.py the cuts of a shard on their way to files, slowly while nobody waits for them
-    wire.py      messages between the two over ZeroMQ
+    wire.py      messages between the two over ZeroMQ; sockets.py: their files on one host
     remote.py    the same for a worker: requests to all shards at once, and the verbs of Table
     roles.py     who a process is, by its environment; nodes.py: its node of one Ray cluster; joining.py: how it takes part
-    launching.py a user's program in every role
+    launching.py a user's program in every role; process_tree.py: what ends with whom
+    ray_runtime.py  Ray itself: its token, the loopback, an address where it should be
     simulate.py  the same without processes: logical workers in one, in an order that a seed decides
 
 Only this package imports Ray and ZeroMQ, and only when a cluster is started.

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import torch as torch_tensors
 
 from clickfleet import checkpoint, saving
 from clickfleet.config import Config
 from clickfleet.exchange import Spread
 from clickfleet.learner import Learner
-from clickfleet.metrics import Metrics
+from clickfleet.metrics import TOTALS, Metrics
 from clickfleet.schema import Schema
 from clickfleet.session import Progress
 
@@ -51,6 +53,22 @@ class Base:
 def metrics_of(config: Config, schema: Schema) -> Metrics:
     settings = config.train.metrics
     return Metrics(settings.thresholds, settings.sliding or None, groups=schema.group is not None)
+
+
+def last_batches(metrics: Metrics) -> NDArray[np.float64] | None:
+    """The batches of the sliding window as one set of buckets; None where there are none."""
+    if metrics.sliding is None:
+        return None
+    whole: NDArray[np.float64] = metrics.sliding.state()["window"].reshape(metrics.sliding.size, -1).sum(axis=0)
+    return whole if whole[TOTALS.index("rows")] else None
+
+
+def set_last_batches(metrics: Metrics, whole: NDArray[np.float64]) -> None:
+    """The sliding window holds nothing but these buckets from now on: the last batches of several workers."""
+    assert metrics.sliding is not None
+    window = np.zeros(metrics.sliding.numbers)
+    window[: len(whole)] = whole
+    metrics.sliding.restore({"window": window, "next": np.ones(1, np.int64)})
 
 
 def dense_of(learner: Learner) -> dict[str, torch.Tensor]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from clickfleet.cluster.base import Base, split_dense
-from clickfleet.cluster.fleet import Fleet, Log, LostError
+from clickfleet.cluster.fleet import Fleet, Log, LostError, StoppedError, counted
 from clickfleet.cluster.overview import Overview
 from clickfleet.cluster.remote import AbandonedError
 from clickfleet.cluster.shard import rules_of
 from clickfleet.cluster.shard_actor import Origin, ShardActor
 from clickfleet.cluster.streams import links_of
+from clickfleet.cluster.wire import new_run
 from clickfleet.cluster.worker_actor import WorkerActor
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
@@ -34,12 +34,12 @@ class Crew:
         self.overview = Overview(config.train.metrics.thresholds)
         self.workers = list(range(config.cluster.workers))
         self.run_epoch = 0
-        self._run = secrets.randbits(63)
+        self._run = new_run()
         self._polls: dict[str, tuple[Any, float]] = {}
         self._polled = 0.0
 
     @property
-    def who(self) -> tuple[int, int, int]:
+    def who(self) -> tuple[int, bytes, int]:
         return int(self.schema.hash[:15], 16), self._run, self.run_epoch
 
     @property
@@ -59,10 +59,12 @@ class Crew:
     def start(self) -> None:
         """Starts all processes together and waits until they are there."""
         self.fleet.start()
-        shards = [f"shard {i}" for i in range(self.config.cluster.shards)]
-        self.create([*shards, *(f"worker {i}" for i in self.workers)])
+        names = [f"shard {i}" for i in range(self.config.cluster.shards)] + [f"worker {i}" for i in self.workers]
+        left = max(0.0, self.fleet.deadline - time.monotonic())
+        self.log(f"waiting for {counted(names)} to start, for {left:.0f} s at most …")
+        self.create(names, left)
 
-    def create(self, names: Iterable[str]) -> None:
+    def create(self, names: Iterable[str], timeout_s: float | None = None) -> None:
         calls = {}
         for name in names:
             kind, number = name.split()
@@ -73,7 +75,8 @@ class Crew:
                 schema, threads = self.schema.to_dict(), self.config.cluster.threads
                 self.fleet.create(name, WorkerActor, int(number), self.config, schema, self._logs, cpus=threads)
             calls[name] = self.fleet.actors[name].process.remote()
-        self.fleet.facts |= self.fleet.wait_for(calls, "start", self.config.cluster.start_timeout)
+        limit = self.config.cluster.start_timeout if timeout_s is None else timeout_s
+        self.fleet.facts |= self.fleet.wait_for(calls, "start", limit)
 
     def begin(self, base: Base) -> None:
         """Puts everyone into the state of the base, in the present epoch of the run."""
@@ -106,6 +109,8 @@ class Crew:
             return
         try:
             self.create([name])
+        except StoppedError:
+            raise
         except ClusterError:
             if name.startswith("shard") or len(self.workers) == 1:
                 raise

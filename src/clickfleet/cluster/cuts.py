@@ -50,7 +50,10 @@ class Cuts:
         self._since = self.run.overview.moment
 
     def begin(self, epoch: int | None, share: float | None = None) -> None:
-        """Asks all for their parts; where an evaluation is due, the workers stand still after theirs until it is over."""
+        """Asks all for their parts; where an evaluation is due, the workers stand still after theirs until it is over.
+
+        After a signal they stand still too: what they learn from then on would be lost.
+        """
         self.number += 1
         exam = epoch is None and self._exam_due()
         work = self.work = cutting.begin(self.number, self.run.folder, epoch, exam)
@@ -58,7 +61,7 @@ class Cuts:
         share = share or self.run.config.cluster.cut_share
         hidden, limit = str(work.writer.hidden), self.run.config.cluster.timeout
         for name, actor in self.run.crew.trainers.items():
-            work.calls[name] = actor.cut.remote(work.number, exam)
+            work.calls[name] = actor.cut.remote(work.number, exam or self.run.signal is not None)
         for name, actor in self.run.crew.shards.items():
             work.calls[name] = actor.save.remote(work.number, hidden, limit, share)
 
@@ -71,8 +74,11 @@ class Cuts:
             work.done[left[call]] = crew.result(left[call], call)
         if work.exam and len(work.reports) == len(crew.trainers):
             work.exam = False
-            self.run.exams.take(self.run.progress, self.run.overview.epoch, self._steps(work))
-            crew.tell(crew.trainers, "release")
+            try:
+                if self.run.signal is None:
+                    self.run.exams.take(self.run.progress, self.run.overview.epoch, self._steps(work))
+            finally:
+                crew.tell(crew.trainers, "release")
         if len(work.done) == len(work.calls):
             self._complete(work)
             self.work = None
@@ -127,6 +133,7 @@ class Cuts:
             if left:
                 self.run.crew.fleet.ray.wait(left, timeout=TICK_S)
             self.run.crew.feel()
+            self.run.crew.fleet.check()
             self.collect()
 
     def last(self) -> None:

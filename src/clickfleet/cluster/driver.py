@@ -7,27 +7,33 @@ between the same batches. Whatever is lost, the run goes on from the last cut in
 from __future__ import annotations
 
 import json
+import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from clickfleet import checkpoint, cluster, modes
 from clickfleet.cluster import base as bases
+from clickfleet.cluster import process_tree
 from clickfleet.cluster.crew import Crew
 from clickfleet.cluster.cuts import TICK_S, Cuts
 from clickfleet.cluster.exams import Exams
-from clickfleet.cluster.fleet import LostError
+from clickfleet.cluster.fleet import LostError, StoppedError
 from clickfleet.cluster.overview import ClusterWatch, closing_facts, closing_table
 from clickfleet.cluster.recovery import Recovery
 from clickfleet.cluster.streams import ROUNDS, Assignment, Stream
 from clickfleet.config import Config
-from clickfleet.errors import ClickfleetError, ClusterError, DataError
+from clickfleet.errors import ClusterError, DataError
 from clickfleet.exchange import Spread
 from clickfleet.files import split_files
-from clickfleet.interrupts import interruptible
+from clickfleet.interrupts import interruptible, leave
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.mirror import Mirror, origin
@@ -35,6 +41,10 @@ from clickfleet.schema import Schema
 from clickfleet.session import Progress, words
 
 Calls = dict[str, Any]
+START_LIMIT_S = 6.0
+"""A signal while processes start is obeyed within so long, or all are killed."""
+END_LIMIT_S = 4.0
+"""The same after the last checkpoint."""
 
 
 class Driver:
@@ -65,12 +75,21 @@ class Driver:
         self.carried: dict[str, Any] = {}
         """State of a checkpoint that only others read: how far its run had published."""
         self.signal: int | None = None
+        """What asked the run to end."""
+        self.waits = False
+        """For processes that start: a signal ends that at once, as nothing is lost by it."""
+        self.idle = False
+        """Nothing of the run is under way: a signal ends the program where it is."""
+        self._stop_by = math.inf
+        self.crew.fleet.check = self._check
+        self.exams.unwanted = lambda: self.signal is not None
         self.trained_s = self.last_save_s = 0.0
         self.streams_of, self.finished = 0, set[str]()
         """Into how many streams the files were split, and which of them are done."""
         self.shares: list[list[str]] | None = None
         """The files of each stream of an epoch, where they are not just a split of all files."""
         self._started: dict[str, Any] = {}
+        self._idle_told = 0
 
     def start_from(self, path: Path) -> list[str]:
         """A new run with what fits of an old model; what does not, in words."""
@@ -100,8 +119,19 @@ class Driver:
         for name in ("merge", "queue_size"):
             if mode.name in ROUNDS and mode.settings.get(name, threads) != threads:
                 self.watch.log(f"warning: mode {mode.name} has mode.{name} = cluster.threads = {threads}")
-        self.crew.start()
-        self.begin()
+        with interruptible(self.stop, lambda: START_LIMIT_S, self._force):
+            self.waits = True
+            try:
+                self.crew.start()
+                self.begin()
+                if self.signal is not None:
+                    raise StoppedError("stopped by a signal")
+            except StoppedError:
+                assert self.signal is not None
+                self.watch.log(f"stopped by {signal.Signals(self.signal).name} before training began")
+                leave(self.signal)
+            finally:
+                self.waits = False
         self.watch.log(
             f"{self.config.cluster.shards} shards and {len(self.crew.workers)} workers are there "
             f"after {time.monotonic() - begin:.1f} s"
@@ -122,16 +152,45 @@ class Driver:
             begin = time.monotonic()
             try:
                 if self._over() or self.signal is not None:
+                    if self.signal is None:
+                        self._last_exam()
                     self.cuts.last()
+                    self.crew.count()  # the last word of everyone
                     self.last_save_s = time.monotonic() - begin
                     return
                 self.epoch()
                 self.trained_s += time.monotonic() - begin
                 if self.signal is None and not self.progress.stopped_early:
                     self._end_epoch()
+            except StoppedError as stopped:  # an evaluation; a last checkpoint can still be written
+                self.watch.log(str(stopped))
             except LostError as loss:
                 self.trained_s += time.monotonic() - begin
-                self.recovery.roll_back(loss)
+                try:
+                    self.recovery.roll_back(loss)
+                except StoppedError as stopped:
+                    self.watch.log(f"no last checkpoint: {stopped}")
+                    return
+
+    def end_early(self, how: str, lost: str = "") -> NoReturn:
+        """After a signal: a last checkpoint, if there can be one in time, and the end of the program."""
+        assert self.signal is not None
+        try:
+            if not lost:
+                self.cuts.last()
+        except LostError as loss:
+            lost = f"lost {loss}"
+        if lost:
+            self.watch.log(f"no last checkpoint: {lost}")
+        name = signal.Signals(self.signal).name
+        self.watch.log(f"stopped by {name}; the newest checkpoint is of step {self.base.steps:,}; go on with {how}")
+        leave(self.signal)
+
+    def _last_exam(self) -> None:
+        """The evaluation after the last epoch, where a signal had ended it."""
+        steps = self.crew.count()
+        if self.exams.files and self.progress.epoch and self.progress.evaluated_at != steps:
+            self.exams.take(self.progress, self.progress.epoch - 1, steps)
 
     def _over(self) -> bool:
         return self.progress.epoch >= self.config.train.epochs or self.progress.stopped_early
@@ -145,8 +204,6 @@ class Driver:
                 count = len(self.shares)
             left = [Stream(i, self._files_of(i, count)) for i in range(count)]
             self.streams_of, self.finished = count, set()
-            if len(self.files) < count and self.shares is None:
-                self.watch.log(f"warning: {len(self.files)} files for {count} workers: some have nothing to do")
         else:
             count, states = reader["of"], reader["streams"]
             files = {number: self._files_of(int(number), count) for number in states}
@@ -156,8 +213,19 @@ class Driver:
         shares: dict[int, list[Stream]] = {worker: [] for worker in self.crew.workers}
         for i, stream in enumerate(left):
             shares[self.crew.workers[i % len(self.crew.workers)]].append(stream)
+        self._count_idle(sum(not mine for mine in shares.values()))
         saved = self.base.saved
         return {f"worker {w}": self.task(epoch, tuple(mine), saved.get(w, {})) for w, mine in shares.items()}
+
+    def _count_idle(self, idle: int) -> None:
+        """Says, once for each number of them, that workers have no files."""
+        if idle and idle != self._idle_told:
+            self._idle_told = idle
+            self.watch.log(
+                f"warning: {idle} of {len(self.crew.workers)} workers have nothing to do: a file is read by one worker; "
+                f"there are {len(self.files)} for them, so split the data into more files or use fewer workers"
+            )
+        self.overview.idle_workers = idle
 
     def task(self, epoch: int, streams: tuple[Stream, ...], saved: dict[str, bytes]) -> Assignment:
         """What a worker is told."""
@@ -200,7 +268,7 @@ class Driver:
             try:
                 self._attend(calls)
             except LostError as loss:
-                if self.config.cluster.on_loss == "rollback":
+                if self.config.cluster.on_loss == "rollback" or self.signal is not None:
                     raise
                 self.recovery.go_on_without(loss, calls, tasks)
 
@@ -224,14 +292,14 @@ class Driver:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")
         found = self.merged(self.crew.tell(self.crew.trainers, "metrics").values())
         self.progress.train = dict(found.results())
-        facts = {"epoch": epoch, "step": steps, "rows": self.overview.rows, **self.progress.train}
+        facts = {"epoch": epoch, "step": steps, **self.progress.train}
         self.watch.end_epoch(self.overview, facts, self.trained_s)  # type: ignore[arg-type]
         self.watch.log(f"epoch {epoch} done: step {steps:,}, {words(self.progress.train)}")
         self.progress.epoch += 1
-        if self.exams.files and self.progress.evaluated_at != steps:
-            self.exams.take(self.progress, epoch, steps)
         if not self.config.train.metrics.continuous:
             self.reset_metrics()
+        if self.exams.files and self.progress.evaluated_at != steps:
+            self.exams.take(self.progress, epoch, steps)
         if self.shares is None and not self._over() and self.config.run.keep_epochs:
             self.cuts.now(epoch)
 
@@ -252,22 +320,61 @@ class Driver:
         return str(url)
 
     def merged(self, states: Iterable[dict[str, Any]]) -> Metrics:
-        """The metrics that workers started from, with what they have seen since."""
+        """The metrics that workers started from, with what they have seen since; the sliding AUC is of the last batches of each."""
         total = bases.metrics_of(self.config, self.schema)
         total.restore(self._started)
+        windows = []
         for state in states:
             mine = bases.metrics_of(self.config, self.schema)
             mine.restore(state)
             total.merge(mine)
+            windows.append(bases.last_batches(mine))
+        seen = [window for window in windows if window is not None]
+        if seen:
+            bases.set_last_batches(total, np.sum(seen, axis=0))
         return total
 
-    def interruptible(self) -> AbstractContextManager[None]:
-        """The first SIGTERM or SIGINT leads to a checkpoint and the end; the second does what it always does."""
+    def stop(self, number: int) -> None:
+        """Asks the run to end, as a signal does."""
+        self.signal, self._stop_by = number, time.monotonic() + self.config.cluster.stop_timeout
+        if self.idle:
+            leave(number)
+
+    def _check(self) -> None:
+        """Ends waiting that a signal has made pointless."""
+        if self.signal is None:
+            return
+        if self.waits:
+            raise StoppedError("stopped by a signal")
+        if time.monotonic() > self._stop_by:
+            limit = self.config.cluster.stop_timeout
+            raise LostError("the last checkpoint", f"not there {limit:.0f} s after the signal (cluster.stop_timeout)")
+
+    def close(self) -> None:
+        """Ends all processes of the run; within a few seconds, where a signal asked for it."""
+        limit = None
+        if self.signal is not None:
+            limit = threading.Timer(END_LIMIT_S, self._force, [self.signal])
+            limit.daemon = True
+            limit.start()
+        try:
+            self.crew.stop()
+        finally:
+            if limit is not None:
+                limit.cancel()
+            self.watch.close()
+
+    def _force(self, number: int) -> None:
+        process_tree.force(number, self.crew.fleet.roots())
+
+    def interruptible(self, tell: Callable[[int], None] = lambda number: None) -> AbstractContextManager[None]:
+        """The first SIGTERM, SIGINT or SIGHUP leads to a checkpoint and the end; the second does what it always does."""
 
         def stop(number: int) -> None:
-            self.signal = number
+            tell(number)
+            self.stop(number)
 
-        return interruptible(stop)
+        return interruptible(stop, lambda: self.config.cluster.stop_timeout + END_LIMIT_S, self._force)
 
 
 def row_files(shards: int) -> int:
@@ -291,17 +398,15 @@ def run(
     """Trains; `prepare` says where from. The driver that did it, with its processes ended."""
     driver = Driver(config, schema, files, test, watch)
     prepare(driver)
-    try:
-        driver.start()
-        with driver.interruptible():
+    with driver.interruptible():
+        try:
+            driver.start()
             driver.train()
-        watch.log(closing_table(driver.overview, driver.crew.fleet.facts, driver.trained_s))
-        watch.record("cluster", {"epoch": driver.overview.epoch, **closing_facts(driver.overview, driver.trained_s)})
-    except ClickfleetError:
-        raise
-    except LostError as loss:
-        raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
-    finally:
-        driver.crew.stop()
-        watch.close()
+            watch.log(closing_table(driver.overview, driver.crew.fleet.facts, driver.trained_s))
+            ended = closing_facts(driver.overview, driver.trained_s)
+            watch.record("cluster", {"epoch": driver.overview.epoch, "rows": driver.base.rows, **ended})
+        except LostError as loss:
+            raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
+        finally:
+            driver.close()
     return driver

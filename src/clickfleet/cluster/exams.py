@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from clickfleet import scoring
 from clickfleet.cluster.crew import Crew
+from clickfleet.cluster.fleet import StoppedError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.files import split_files
 from clickfleet.learner import Learner
@@ -21,6 +22,8 @@ class Exams:
 
     def __init__(self, crew: Crew, learner: Learner, files: Sequence[str], watch: ClusterWatch) -> None:
         self.crew, self.learner, self.files, self.watch = crew, learner, list(files), watch
+        self.unwanted: Callable[[], bool] = lambda: False
+        """Whether nobody waits for an evaluation any more."""
 
     def due(self, steps: int, progress: Progress) -> bool:
         """Whether so many steps ask for an evaluation besides those after each epoch."""
@@ -69,5 +72,11 @@ class Exams:
         calls = {}
         for i, name in enumerate(names):
             calls[name] = getattr(actors[name], verb).remote(split_files(list(files), i, len(names)), buffers)
-        done = self.crew.fleet.wait_for(calls, verb, float("inf"), watch=self.crew.feel)
+
+        def attend() -> None:
+            if self.unwanted():
+                raise StoppedError("an evaluation was given up, as a signal stopped the run", "go on with --resume")
+            self.crew.feel()
+
+        done = self.crew.fleet.wait_for(calls, verb, float("inf"), watch=attend)
         return [done[name] for name in names]

@@ -36,6 +36,8 @@ class Overview:
         """Numbers of the state that the workers started from."""
         self.epoch = 0
         self.losses = 0
+        self.idle_workers = 0
+        """Workers without a file to train on in this epoch."""
         self.heard = time.monotonic()
         """When a worker last told how far it is."""
 
@@ -88,9 +90,16 @@ class Overview:
             parts.append(self.base["buckets"])
         if parts:
             buckets.restore({"buckets": np.sum(parts, axis=0)})
-        sliding = [facts["sliding"] for facts in self.workers.values() if facts.get("sliding") is not None]
-        mean = SimpleNamespace(auc=float(np.mean(sliding))) if sliding else None
-        return SimpleNamespace(buckets=buckets, sliding=mean)
+        return SimpleNamespace(buckets=buckets, sliding=self._sliding())
+
+    def _sliding(self) -> Buckets | None:
+        """The last batches of every worker together."""
+        windows = [facts["sliding"] for facts in self.workers.values() if facts.get("sliding") is not None]
+        if not windows:
+            return None
+        together = Buckets(self.thresholds)
+        together.restore({"buckets": np.sum(windows, axis=0)})
+        return together
 
     def shares(self) -> dict[str, float]:
         found = [facts["shares"] for facts in self.workers.values() if "shares" in facts]
@@ -104,6 +113,8 @@ class Overview:
             "queued": self._sum("queued") + sum(facts.get("held", 0) for facts in self.shards.values()),
             "wire_bytes": self._sum("sent") + self._sum("received"),
             "losses": self.losses,
+            "dropped_messages": sum(facts.get("dropped", 0) for facts in self.shards.values()) + self._sum("dropped"),
+            "idle_workers": self.idle_workers,
             "worker_rows": {name: facts.get("rows", 0) for name, facts in self.workers.items()},
         }
 
@@ -131,10 +142,11 @@ class ClusterWatch(Watch):
 
     def words(self, facts: dict[str, Any]) -> str:
         each = " ".join(f"{rate:,.0f}" for rate in facts["each"].values())
-        lost = f"  {facts['losses']} losses" if facts["losses"] else ""
+        names = {"losses": "losses", "idle_workers": "idle workers", "dropped_messages": "foreign messages dropped"}
+        more = "".join(f"  {facts[key]:,} {name}" for key, name in names.items() if facts[key])
         return (
             f"{describe(facts)}  each {each}  staleness {facts['staleness']:.1f}  queued {facts['queued']}"
-            f"  wire {amount(int(facts['wire_bytes']), 'bytes')}{lost}"
+            f"  wire {amount(int(facts['wire_bytes']), 'bytes')}{more}"
         )
 
 
@@ -189,5 +201,6 @@ def closing_facts(overview: Overview, seconds: float) -> dict[str, Any]:
         "wire_bytes_per_row": wire / rows,
         "staleness": overview.extra()["staleness"],
         "losses": overview.losses,
+        "dropped_messages": overview.extra()["dropped_messages"],
         **late,
     }

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from clickfleet.cluster.fleet import LostError
+from clickfleet.cluster.fleet import LostError, StoppedError
 from clickfleet.cluster.streams import Assignment, links_of
 from clickfleet.errors import ClusterError
 from clickfleet.session import Progress
@@ -39,12 +39,15 @@ class Recovery:
         """Puts everything back to the last cut, with a new process for the lost one."""
         run = self.run
         while True:
+            if run.signal is not None:
+                raise StoppedError(f"lost {loss}", "go on from the last checkpoint with --resume")
             self._count(loss)
             run.crew.run_epoch += 1
             run.progress = Progress(**run.base.progress)
             begin, before = time.monotonic(), run.overview.rows
             run.cuts.forget()
             try:
+                run.waits = True
                 for actor in run.crew.trainers.values():
                     actor.abandon.remote(run.crew.run_epoch - 1)
                 run.crew.replace(loss.name)
@@ -52,6 +55,8 @@ class Recovery:
             except LostError as another:
                 loss = another
                 continue
+            finally:
+                run.waits = False
             again = before - run.base.rows
             run.watch.log(
                 f"back to step {run.base.steps:,} after {time.monotonic() - begin:.1f} s; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,7 +11,18 @@ import numpy as np
 import zmq
 
 from clickfleet.batch import Floats, Keys
-from clickfleet.cluster.wire import STALE, Frames, Identity, pack_request, unpack_answer, widen
+from clickfleet.cluster import sockets
+from clickfleet.cluster.wire import (
+    STALE,
+    BadMessageError,
+    Frames,
+    Identity,
+    check_size,
+    limit,
+    pack_request,
+    unpack_answer,
+    widen,
+)
 from clickfleet.errors import ClusterError
 from clickfleet.exchange import Answer, Piece, Reply, Request, Split, Spread
 
@@ -54,7 +64,7 @@ class Remote:
         self._sent: list[dict[int, Frames]] = [{} for _ in endpoints]
         self._moves: dict[int, list[str]] = {}
         self._splits: deque[Split] = deque(maxlen=3)
-        self.bytes_in = self.bytes_out = 0
+        self.bytes_in = self.bytes_out = self.dropped = 0
         self.waiting = False
         """Whether the worker's thread waits for an answer."""
         self.latencies: deque[tuple[bool, float]] = deque(maxlen=4096)
@@ -62,7 +72,7 @@ class Remote:
 
     def _connect(self, addresses: Sequence[str]) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        socket.linger = 0
+        limit(socket)
         socket.rcvtimeo = WAIT_MS
         address = nearest(addresses)
         widen(socket, address)
@@ -79,7 +89,9 @@ class Remote:
         for i, part in enumerate(self.spread.cut(request, pull, push)):
             seen = request.seen[i] if request.seen else 0
             piece = Piece(part, self._sequence if learns else 0, seen, self._number)
-            self._send(i, self._number, pack_request(piece, self.who, self.peer))
+            frames = pack_request(piece, self.who, self.peer)
+            check_size(frames, 0 if part.pull is None else 4 * self.spread.width * len(part.pull))
+            self._send(i, self._number, frames)
         if pull is not None:
             self._splits.append(pull)
         return RemoteTicket(self, self._number, pull, learns)
@@ -149,7 +161,11 @@ class Remote:
         except zmq.Again:
             return False
         self.bytes_in += sum(map(len, frames))
-        answer = unpack_answer(frames, self.spread.width)
+        try:
+            answer = unpack_answer(frames, self.spread.width)
+        except BadMessageError:  # what was asked is asked again after a while
+            self.dropped += 1
+            return True
         if answer.error == STALE:
             raise AbandonedError
         if answer.error:
@@ -198,8 +214,8 @@ class RemoteTable:
 
 
 def nearest(addresses: Sequence[str]) -> str:
-    """A socket file of this host if there is one, else the address on the network."""
+    """A socket file of this user and host if there is one, else the address on the network."""
     for address in addresses:
-        if address.startswith("ipc://") and os.path.exists(address.removeprefix("ipc://")):
+        if address.startswith("ipc://") and sockets.is_ours(address.removeprefix("ipc://")):
             return address
     return addresses[0]

@@ -11,9 +11,10 @@ from pathlib import Path
 from clickfleet import saving
 from clickfleet.cluster.driver import Driver
 from clickfleet.cluster.exams import Exams
-from clickfleet.cluster.fleet import LostError
+from clickfleet.cluster.fleet import LostError, StoppedError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.errors import ClusterError
+from clickfleet.interrupts import leave
 from clickfleet.sections import Cluster, Plugin
 
 
@@ -42,10 +43,14 @@ def scorers(
         )
         driver = Driver(config, saving.read_schema(path), [], [], ClusterWatch(None, quiet=True))
         driver.start_from(path)
-        try:
-            driver.start()
-            yield driver.exams
-        except LostError as loss:
-            raise ClusterError(f"lost {loss}", "score again; nothing was written") from None
-        finally:
-            driver.crew.stop()
+        with driver.interruptible():
+            try:
+                driver.start()
+                yield driver.exams
+            except LostError as loss:
+                raise ClusterError(f"lost {loss}", "score again; nothing was written") from None
+            except StoppedError:
+                assert driver.signal is not None
+                leave(driver.signal)
+            finally:
+                driver.close()

@@ -19,6 +19,7 @@ from clickfleet import schedules, sections
 from clickfleet.batch import Keys
 from clickfleet.config import Config
 from clickfleet.embedding import Push
+from clickfleet.errors import ClusterError
 from clickfleet.exchange import Answer, Gradient, Kind, Piece, summed, unique
 from clickfleet.key_set import KeySet
 from clickfleet.optimizers import Optimizer
@@ -65,6 +66,10 @@ class Staleness:
         self.counts[missed] += 1
 
 
+class UnknownPeerError(ClusterError):
+    """Who takes no part in a run wants to change something."""
+
+
 class Shard:
     """The state of one shard and the rules by which messages change it."""
 
@@ -101,6 +106,8 @@ class Shard:
     def handle(self, peer: int, piece: Piece) -> Answers:
         """Learns from a piece, or keeps it until others have sent theirs; the answers that are due."""
         kind = piece.request.kind
+        if peer not in self.peers and (piece.sequence or kind is not Kind.ASK):
+            raise UnknownPeerError(f"peer {peer} takes no part in the run, and may only read")
         if kind is Kind.MARK:
             return [(peer, Answer(version=self.version, number=piece.number)), *self._mark(peer, piece.request.cut)]
         if kind is Kind.DONE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import sys
@@ -39,7 +38,7 @@ class Origin:
 class ShardActor:
     """One shard and its end of the wire."""
 
-    def __init__(self, number: int, config: Config, rules: Rules, who: tuple[int, int, int], logs: str) -> None:
+    def __init__(self, number: int, config: Config, rules: Rules, who: tuple[int, bytes, int], logs: str) -> None:
         log_to(logs, f"shard-{number}")
         keep_memory()
         torch.set_num_threads(1)
@@ -53,7 +52,7 @@ class ShardActor:
         self._socket_file = ""
         self._cpu, self._trained = 0.0, Stopwatch()
 
-    def load(self, origin: Origin, who: tuple[int, int, int], peers: list[int]) -> dict[str, Any]:
+    def load(self, origin: Origin, who: tuple[int, bytes, int], peers: list[int]) -> dict[str, Any]:
         """Starts, or starts anew, from an origin in that epoch of the run; its addresses."""
         shards = self.config.cluster.shards
         self.cuts.forget()
@@ -94,8 +93,10 @@ class ShardActor:
             assert self.shard is not None
             return self.shard.handle(peer, piece)
 
-        self._socket_file = sockets.new(self.who.run, self.number)
-        self.server = Server(handle, lambda: self.who, width, [self._address(), f"ipc://{self._socket_file}"])
+        assert self.shard is not None
+        self._socket_file = sockets.new()
+        binds, floats = [self._address(), f"ipc://{self._socket_file}"], len(self.shard.optimizer.values)
+        self.server = Server(handle, lambda: self.who, width, binds, floats=floats, log=log)
         self.server.start()
 
     def _address(self) -> str:
@@ -197,6 +198,7 @@ class ShardActor:
             assert self.shard is not None
             found = self.shard.stats()
         found |= {
+            "dropped": sum(self.server.dropped.counts.values()),
             "received": self.server.bytes_in,
             "sent": self.server.bytes_out,
             "cpu_s": time.process_time() - self._cpu,
@@ -210,5 +212,5 @@ class ShardActor:
     def close(self) -> None:
         if self.server is not None:
             self.server.close()
-        if self._socket_file and os.path.exists(self._socket_file):
-            os.unlink(self._socket_file)
+        if self._socket_file:
+            sockets.remove(self._socket_file)

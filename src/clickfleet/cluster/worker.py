@@ -14,7 +14,7 @@ import torch
 import zmq
 
 from clickfleet import modes, scoring
-from clickfleet.cluster.base import metrics_of, pack_buffers
+from clickfleet.cluster.base import last_batches, metrics_of, pack_buffers
 from clickfleet.cluster.examined import Examined, files_to_score
 from clickfleet.cluster.process import Stopwatch
 from clickfleet.cluster.remote import AbandonedError, Remote
@@ -47,7 +47,7 @@ class Worker:
         self.job: Share | None = None
         self.links: list[Remote] = []
         self.context: zmq.Context[Any] | None = None
-        self.who = Identity(0, 0, -1)
+        self.who = Identity(0, b"", -1)
         self.endpoints: list[list[str]] = []
         self._wanted = self._taken = 0
         self._reports: dict[int, dict[str, Any]] = {}
@@ -67,7 +67,7 @@ class Worker:
         return Learner(replace(self.config, table=table), self.schema)
 
     def connect(
-        self, endpoints: Sequence[Sequence[str]], who: tuple[int, int, int], learned: Sequence[int] = ()
+        self, endpoints: Sequence[Sequence[str]], who: tuple[int, bytes, int], learned: Sequence[int] = ()
     ) -> None:
         """Talks to these shards from now on, as part of that epoch of the run; what was before is forgotten.
 
@@ -256,12 +256,13 @@ class Worker:
             "idle_s": now - latest if self._training and not waiting else 0.0,
             "shares": job.shares(),
             "buckets": self.metrics.buckets.state()["buckets"],
-            "sliding": None if self.metrics.sliding is None else self.metrics.sliding.auc,
+            "sliding": last_batches(self.metrics),
             "queued": job.queued(),
             "bytes": counters.bytes,
             "bad_lines": counters.bad_lines,
             "sent": sum(link.bytes_out for link in self.links),
             "received": sum(link.bytes_in for link in self.links),
+            "dropped": sum(link.dropped for link in self.links),
             "latencies": self._latencies(),
             "cpu_s": time.process_time(),
             "trained_cpu_s": self._trained.seconds,

@@ -25,7 +25,7 @@ class WorkerActor:
         return describe_process()
 
     def connect(
-        self, endpoints: list[list[str]], who: tuple[int, int, int], buffers: bytes = b"", learned: Sequence[int] = ()
+        self, endpoints: list[list[str]], who: tuple[int, bytes, int], buffers: bytes = b"", learned: Sequence[int] = ()
     ) -> None:
         self.worker.connect(endpoints, who, learned)
         adopt_buffers(self.worker.learner, buffers)

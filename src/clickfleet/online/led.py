@@ -18,7 +18,6 @@ from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.cluster.streams import Assignment, Stream
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError
-from clickfleet.interrupts import interruptible
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
 from clickfleet.online.ahead import Ahead
@@ -39,6 +38,7 @@ class PassDriver(Driver):
 
     def __init__(self, config: Config, schema: Schema, watch: ClusterWatch) -> None:
         super().__init__(config, schema, [], [], watch)
+        self.exams.unwanted = lambda: False  # a pass is evaluated before it is saved
         self._reading: Config | None = None
 
     def train_pass(self, supply: Supply) -> bool:
@@ -218,11 +218,11 @@ def lead(session: LedSession) -> None:
     session.adopt(driver.base.more)
 
     def stop(number: int) -> None:
-        driver.signal = session.signal = number
+        session.signal = number
 
-    try:
-        driver.start()
-        with interruptible(stop):
+    with driver.interruptible(stop):
+        try:
+            driver.start()
             while True:
                 try:
                     if not session.attend(job):
@@ -234,9 +234,8 @@ def lead(session: LedSession) -> None:
                 except LostError as loss:
                     driver.recovery.roll_back(loss)
                     session.go_back()
-    except LostError as loss:
-        raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
-    finally:
-        driver.crew.stop()
-        session.supply.close()
-        session.watch.close()
+        except LostError as loss:
+            raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
+        finally:
+            driver.close()
+            session.supply.close()

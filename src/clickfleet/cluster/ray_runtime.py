@@ -1,0 +1,152 @@
+"""Ray itself: imported with our settings, started on this machine's loopback alone, or found where a configuration says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from clickfleet.errors import ClusterError, ConfigError, MissingError
+from clickfleet.interrupts import SIGNALS
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Environment in which Ray keeps to the loopback, as it does by itself on systems where it spans no hosts."""
+_DUMPS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
+PROBE_S = 5.0
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What every gRPC server answers with its settings: the preface of HTTP/2 and empty settings."""
+
+
+def ray_module() -> Any:
+    """Ray, or how to get it."""
+    keep_token()
+    _authenticate()  # before the import, which reads it
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers the priority of its processes otherwise
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for any more: after a loss
+    try:
+        import ray
+        import zmq  # noqa: F401
+    except ImportError as error:
+        raise MissingError(f"{error.name}, which cluster modes need,", "cluster") from None
+    return ray
+
+
+def _token_path() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def keep_token(make: bool = False) -> None:
+    """Sees to it that nobody but this user can read the token by which Ray knows its processes; makes one if wanted."""
+    path = _token_path()
+    make = make and not os.environ.get("RAY_AUTH_TOKEN") and os.environ.get("RAY_AUTH_MODE") in (None, "token")
+    with suppress(OSError):
+        if make and not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path.parent)
+            handle, name = tempfile.mkstemp(dir=path.parent)  # mode 0600
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(32))
+            with suppress(FileExistsError):  # another process was faster
+                os.link(name, path)
+            os.unlink(name)
+    _make_private(path)
+    if not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        _make_private(path.parent)
+
+
+def _make_private(path: Path) -> None:
+    with suppress(OSError):
+        found = path.stat()
+        if found.st_uid == os.getuid() and found.st_mode & 0o077:
+            path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+
+
+def _authenticate() -> None:
+    """Shows the token of this user, if there is one, to any Ray: by itself Ray does so only to one that it starts."""
+    if os.environ.get("RAY_AUTH_TOKEN") or _token_path().exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+@contextmanager
+def on_loopback(ray: Any) -> Iterator[None]:
+    """What is started meanwhile listens on this machine's loopback and nowhere else."""
+    constants = ray._private.ray_constants
+    before = {name: os.environ.get(name) for name in LOOPBACK_ONLY}, constants.ENABLE_RAY_CLUSTER
+    os.environ.update(LOOPBACK_ONLY)
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before[1]
+        for name, value in before[0].items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def our_signals(ray: Any) -> Iterator[None]:
+    """Ray sets no handlers of its own meanwhile, and what it starts does not hear of a terminal that closes: the run ends it."""
+    utils, constants = ray._private.utils, ray._private.ray_constants
+    before = utils.set_sigterm_handler, getattr(constants, _DUMPS, False)
+    utils.set_sigterm_handler = lambda handler: None
+    setattr(constants, _DUMPS, True)
+    in_main = threading.current_thread() is threading.main_thread()
+    logger = logging.getLogger("ray._private.worker")
+    level = logger.level
+    if not in_main:
+        logger.setLevel(logging.ERROR)  # it warns that it sets no handlers
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}) if in_main and hasattr(signal, "SIGHUP") else None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = before[0]
+        setattr(constants, _DUMPS, before[1])
+        logger.setLevel(level)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number in SIGNALS if in_main else ():  # some handlers below Python's may have been set all the same
+            signal.signal(number, signal.getsignal(number))
+
+
+def check_there(address: str, timeout_s: float) -> None:
+    """Refuses at once an address where no Ray answers: Ray itself would try for minutes."""
+    place = address
+    if address == "auto":
+        place = os.environ.get("RAY_ADDRESS", "") or _known_address()
+        if not place:
+            return  # Ray looks for one, and says quickly that there is none
+    host, _, port = place.removeprefix("ray://").rpartition(":")
+    if "://" in host:
+        return
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"cluster.address is {address!r}", "give host:port, ray://host:port or auto")
+    shown = place if place == address else f"{place} ({address})"
+    remedy = "start it there with `ray start --head`, correct cluster.address, or leave it out for a private Ray"
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=min(PROBE_S, timeout_s)) as probe:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                probe.sendall(_HTTP2)
+                if probe.recv(9)[3:4] != b"\x04":  # no settings of HTTP/2
+                    raise ClusterError(f"what listens at {shown} is no Ray", remedy)
+    except OSError as error:
+        raise ClusterError(f"no Ray answers at {shown}: {error}", remedy) from None
+
+
+def _known_address() -> str:
+    """Of the Ray that was started last on this machine."""
+    import ray._private.utils
+
+    return str(ray._private.utils.read_ray_address() or "")
