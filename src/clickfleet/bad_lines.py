@@ -8,10 +8,11 @@ from typing import IO, Any, Final, Literal, get_args
 
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.formats import Bad, OnBad, Parsed
+from clickfleet.line_places import Origin, Origins
 
 Policy = Literal["error", "skip", "quarantine"]
 
-_ENOUGH_LINES: Final = 1000  # before that many, a fraction says little
+ENOUGH_LINES: Final = 1000  # before that many, a fraction says little
 _EXAMPLES: Final = 10
 
 
@@ -55,9 +56,11 @@ class BadLines:
 
     def handle(self, path: str, lines_before: int, parsed: Parsed, counters: Counters, format_name: str) -> None:
         """Counts a block's lines and deals with the bad ones among them."""
+        origins = Origins(path) if parsed.bad else None
         for bad in parsed.bad:
-            where = f"{path}:{lines_before + bad.line + 1}"
-            what = f"{where}: {describe(bad)}"
+            line = lines_before + bad.line + 1
+            origin = None if origins is None else origins.of(line)
+            what = f"{origin or f'{path}:{line}'}: {describe(bad)}"
             if self.policy == "error":
                 raise DataError(
                     what,
@@ -67,28 +70,20 @@ class BadLines:
             if len(counters.examples) < _EXAMPLES:
                 counters.examples.append(what)
             if self.policy == "quarantine":
-                self._keep(path, lines_before + bad.line + 1, bad)
+                self._keep(path, line, bad, origin)
         counters.lines += parsed.lines
         counters.bad_lines += parsed.bad_lines
-        self.check(counters, _ENOUGH_LINES)
+        self.check(counters, ENOUGH_LINES)
 
     def check(self, counters: Counters, enough: int = 1) -> None:
         """Stops a run that is reading garbage."""
         if counters.lines >= enough and counters.bad_lines > self.max_fraction * counters.lines:
             shown = "".join(f"\n  {line}" for line in counters.examples[:3])
-            raise DataError(
-                f"{counters.bad_lines} of {counters.lines} lines are bad, "
-                f"more than data.max_bad_fraction={self.max_fraction:g} allows:{shown}",
-                "check data.format and the schema, or raise data.max_bad_fraction",
-            )
+            raise too_many(counters.bad_lines, counters.lines, self.max_fraction, shown)
 
-    def _keep(self, path: str, line: int, bad: Bad) -> None:
-        entry: dict[str, Any] = {"file": path, "line": line, "field": bad.field, "reason": bad.reason}
-        try:
-            entry["text"] = bad.text.decode()
-        except UnicodeDecodeError:
-            entry["base64"] = base64.b64encode(bad.text).decode()
-        self._open().write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+    def _keep(self, path: str, line: int, bad: Bad, origin: Origin | None) -> None:
+        entry: dict[str, Any] = {"file": path, "line": line} if origin is None else origin._asdict()
+        self._open().write(quarantined({**entry, "field": bad.field, "reason": bad.reason}, bad.text))
 
     def _open(self) -> IO[bytes]:
         if self._file is None:
@@ -113,6 +108,27 @@ class BadLines:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def too_many(bad: int, lines: int, max_fraction: float, shown: str = "") -> DataError:
+    """The error of data that is garbage."""
+    return DataError(
+        f"{bad} of {lines} lines are bad, more than data.max_bad_fraction={max_fraction:g} allows{shown and ':' + shown}",
+        "check data.format and the schema, or raise data.max_bad_fraction",
+    )
+
+
+def quarantined(facts: dict[str, Any], text: bytes) -> bytes:
+    """The line of a quarantine file: facts as JSON, and the bytes as text or, where they are none, in base64.
+
+    >>> quarantined({"reason": "is no text"}, bytes([255]))
+    b'{"reason": "is no text", "base64": "/w=="}\\n'
+    """
+    try:
+        raw = {"text": text.decode()}
+    except UnicodeDecodeError:
+        raw = {"base64": base64.b64encode(text).decode()}
+    return json.dumps({**facts, **raw}, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def describe(bad: Bad) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from clickfleet.bad_lines import BadLines, Counters, Policy
+from clickfleet.bad_lines import ENOUGH_LINES, BadLines, Counters, Policy
 from clickfleet.batch import Batch, concatenate
 from clickfleet.blocks import Blocks, Place, Taken
 from clickfleet.errors import ConfigError, DataError
@@ -79,6 +79,8 @@ class Reader:
         self.batch_size = batch_size
         self.seed, self.threads = seed, threads
         self.require_labels = require_labels
+        self.whole = True
+        """The files are all there is: also a few lines are judged by max_bad_fraction."""
         self.counters = Counters()
         self.epoch = self._passed = 0
         self.window_rows: int | None = None if shuffle == "global" else -(-shuffle // batch_size) * batch_size
@@ -111,7 +113,7 @@ class Reader:
         finally:
             blocks.close()
             self._bad.close()
-        self._bad.check(self.counters)
+        self._bad.check(self.counters, enough=1 if self.whole else ENOUGH_LINES)
         self.epoch, self._passed = self.epoch + 1, 0
         self._position, self._used = self._start(), 0
 

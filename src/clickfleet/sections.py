@@ -323,15 +323,21 @@ class Kafka:
     topic: str
     """Where the records are."""
     rows_per_pass: Count | None = None
-    """A pass is so many rows; or give interval."""
+    """A pass ends after so many rows; give this, interval, or both: then it ends when either is reached."""
     interval: Seconds | None = None
-    """A pass is so much event time, counted from the start of the day."""
+    """A pass ends after so much event time, counted from the start of the day."""
+    max_rows_per_pass: Count | None = 100_000
+    """While the run is behind, passes grow up to so many rows; none: never."""
     format: Literal["text", "json", "arrow"] = "text"
     """What a message is: lines of data.format, JSON objects (one per line), or an Arrow IPC stream."""
     start: Literal["earliest", "latest"] = "earliest"
     """Where a new run begins to read."""
     idle: Seconds = 60.0
     """A partition with nothing to read holds a pass's or day's end up for so long after that moment has passed."""
+    max_clock_skew: Seconds = 3600.0
+    """A record stamped later than this ahead of the machine's clock is a bad record."""
+    max_gap: Seconds = 172_800.0
+    """A record stamped later than this after the open day is a bad record if its partition then goes on with earlier ones."""
     options: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Further settings of librdkafka, such as security.protocol."""
 
@@ -351,7 +357,9 @@ class Online:
     splits_per_pass: Count = 1
     """Folders that make one pass."""
     done_file: str | None = "_DONE"
-    """What must be in a folder before it is read; none to read folders as soon as they are there."""
+    """What must be in a folder before it is read; none: a folder is read once it is quiet."""
+    quiet: Seconds = 30.0
+    """Without a done file: time without any change of a folder's files after which it counts as complete."""
     poll: Seconds = 10.0
     """Time between two looks for something that is not there yet."""
     prefetch: bool = True
@@ -375,17 +383,19 @@ class Guard:
     """An entry of the model log is held back where a number lies outside; none: not looked at."""
 
     auc_drop: Annotated[float, Gt(0)] | None = 0.02
-    """The AUC fell by more below the mean of the passes released before."""
+    """The AUC fell by more below the mean of the windows released before, and by more than chance explains."""
     copc: tuple[float, float] | None = (0.8, 1.25)
-    """Actual over predicted clicks lie outside of these."""
+    """Actual over predicted clicks lie outside of these, by more than chance explains."""
     nan_share: Share | None = 0.001
     """A larger share of the scores are no numbers."""
     delta_share: Annotated[float, Gt(0)] | None = None
     """A delta has more rows than this share of the table."""
     window: Count = 24
-    """Passes that the mean AUC is taken of."""
+    """Windows released before that the mean AUC is taken of."""
     min_rows: Annotated[int, Ge(0)] = 1000
-    """Passes with fewer rows are not judged by AUC and COPC."""
+    """AUC and COPC are judged over a window of the newest passes that have at least so many rows together."""
+    warmup_rows: Annotated[int, Ge(0)] = 10_000
+    """The first rows of a new model, which AUC and COPC are not judged by; after train.init_from there are none."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -14,7 +15,7 @@ from clickfleet import published, republished, saving
 from clickfleet.errors import DataError
 from clickfleet.online.learn import learn
 from fleet import kill, shows, tables
-from streams import settings, write_days
+from streams import HEADER, START, lines, settings, write_days
 
 pytestmark = pytest.mark.xdist_group("cluster")
 DAYS, SPLITS, ROWS, FILES = 2, 2, 60, 2
@@ -124,3 +125,31 @@ def test_rows_in_memory_are_refused(ray: Any, days: dict[str, Any]) -> None:
     days["mode"] = {"name": "async"}
     with pytest.raises(DataError, match="in memory"):
         learn(days, source=[(pa.table({"click": [1.0]}), 20260101, 1)], quiet=True)
+
+
+def test_the_passes_of_a_topic_are_shared_by_the_workers(ray: Any, days: dict[str, Any]) -> None:
+    """JSON records, some of them bad; each pass is scored as a whole before it is trained on."""
+    kafka = pytest.importorskip("confluent_kafka")
+    owner = kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "", "log_level": 0})
+    brokers = ",".join(f"{one.host}:{one.port}" for one in owner.list_topics(timeout=10).brokers.values())
+    sender = kafka.Producer({"bootstrap.servers": brokers, "log_level": 0})
+    rows = [dict(zip(HEADER.split(","), line.split(","), strict=True)) for line in lines(160, 1)]
+    for i, row in enumerate(rows):
+        value = "{" if i % 20 == 7 else json.dumps({**row, "site": row["site"].split("|")})
+        sender.produce("clicks", value, partition=i % 4, timestamp=(START + i) * 1000)
+    for partition in range(4):
+        sender.produce("clicks", "{}", partition=partition, timestamp=(START + 2 * 86400) * 1000)
+    assert sender.flush(20) == 0
+    section = {"brokers": brokers, "topic": "clicks", "rows_per_pass": 80, "max_rows_per_pass": None, "format": "json"}
+    days["online"] |= {"dir": None, "kafka": section, "end_day": 20260101, "validate": "pass"}
+    days["mode"], days["data"]["bad_lines"] = {"name": "async"}, "quarantine"
+    days["table"] |= {"delete_threshold": 0.0, "decay_rate": 1.0}
+    done = learn(days, quiet=True)
+    run = Path(days["run"]["dir"])
+    assert (done.rows, shows(run)) == (152, 152 * SHOWN)
+    plan = [json.loads(line) for line in (run / "passes.jsonl").read_text().splitlines()]
+    assert all(len(one["data"]) in (2, 4) for one in plan[:2])  # as many for each worker
+    assert sum(one["bad_records"] for one in plan) == 8
+    assert "files for 2 workers" not in (run / "log.txt").read_text()
+    kept = [path.read_text().splitlines() for path in (run / "quarantine").iterdir()]
+    assert sum(map(len, kept)) == 8

@@ -1,5 +1,6 @@
 """A topic as passes, on librdkafka's mock cluster: offsets, days, restarts, faults."""
 
+import base64
 import io
 import json
 import shutil
@@ -53,7 +54,7 @@ def topic(broker, request):
 @pytest.fixture
 def config(stream, broker, topic):
     def make(**kafka_settings):
-        section = {"brokers": broker.address, "topic": topic, "idle": "1s", **kafka_settings}
+        section = {"brokers": broker.address, "topic": topic, "idle": "1s", "max_rows_per_pass": None, **kafka_settings}
         made = stream(days=1, rows=1, online={"dir": None, "kafka": section})
         made["data"]["format"] = {"name": "csv", "columns": HEADER.split(",")}
         return made
@@ -185,6 +186,193 @@ def test_a_bad_message_is_named_by_its_offset(config, broker, topic, online):
     assert online(settings, "data.bad_lines=skip").rows == 0
 
 
+def test_bad_records_of_every_kind_are_kept_and_the_rest_is_learned(config, broker, topic, online, tmp_path):
+    good = lines(30, 1)
+    bad = [b"not a row", b"\xff\xfe", b"", b"1,x,y,u,a,s", b"x" * 900_000]
+    broker.send([*good[:10], *bad, *good[10:]], topic, START)
+    broker.send([lines(1, 1)[0]] * PARTITIONS, topic, START + 5 * DAY)
+    settings = config(rows_per_pass=1000)
+    settings["online"]["end_day"] = 20260101
+    with pytest.raises(DataError, match=rf"{topic} partition \d offset \d: "):
+        online(settings)
+    done = online(settings, "data.bad_lines=quarantine", "data.max_bad_fraction=0.5")
+    assert done.rows == 30
+    kept = [json.loads(line) for line in (tmp_path / "run/quarantine/20260101-1.txt").read_text().splitlines()]
+    expected = {(i % PARTITIONS, i // PARTITIONS): value for i, value in enumerate([b"g"] * 10 + bad)}
+    assert {(one["partition"], one["offset"]) for one in kept} == {
+        place for place, value in expected.items() if value != b"g"
+    }
+    for one in kept:
+        text = base64.b64decode(one["base64"]) if "base64" in one else one["text"].encode()
+        assert (one["topic"], text) == (topic, expected[one["partition"], one["offset"]])
+
+
+def test_one_bad_record_in_a_small_pass_does_not_end_the_run(config, broker, topic, online):
+    broker.send([*lines(3, 1), "bad", *lines(4, 2)], topic, START)
+    broker.send([lines(1, 1)[0]] * PARTITIONS, topic, START + 5 * DAY)
+    settings = config(rows_per_pass=4)
+    settings["online"]["end_day"] = 20260101
+    assert online(settings, "data.bad_lines=skip").rows == 7
+
+
+def test_a_stream_of_garbage_ends_the_run_however_small_its_passes(config, broker, topic, online):
+    broker.send([row if i % 4 else "{" for i, row in enumerate(lines(1600, 1))], topic, START, step_s=0.01)
+    settings = config(rows_per_pass=300)
+    with pytest.raises(DataError, match=r"\d\d\d of 1\d\d\d lines are bad, more than data.max_bad_fraction"):
+        online(settings, "data.bad_lines=skip", "online.delta_every_passes=99", "online.checkpoint_every_passes=99")
+
+
+def test_wrong_times_move_no_day(config, broker, topic, online, tmp_path):
+    """Stamped 2099, before 1970, and months ahead of the stream's own clock while it replays an old day."""
+    broker.send(lines(20, 1), topic, START)
+    for stamp in (4070908800, START + 200 * DAY):
+        broker.send(lines(2, 2), topic, stamp, partition=1)
+    broker.send(lines(20, 3), topic, START + 60)
+    broker.send(lines(20, 4), topic, START + DAY)
+    broker.send([lines(1, 5)[0]] * PARTITIONS, topic, START + 2 * DAY)
+    settings = config(rows_per_pass=1000)
+    with pytest.raises(DataError, match="its timestamp 2099-01-01T00:00:00Z lies ahead of the clock") as raised:
+        online(settings)
+    assert "set data.bad_lines=quarantine" in str(raised.value)
+    done = online(settings, "data.bad_lines=quarantine", "data.max_bad_fraction=0.5")
+    assert (done.rows, done.day) == (60, 20260102)
+    (aside,) = (tmp_path / "run/quarantine").iterdir()
+    kept = [json.loads(line) for line in aside.read_text().splitlines()]
+    assert [one["reason"].split(" lies ")[1].split(" by ")[0] for one in kept] == [
+        *["ahead of the clock"] * 2,
+        *["after the open day"] * 2,
+    ]
+    assert [one["text"] for one in kept] == lines(2, 2) * 2
+    assert "clickfleet_online_bad_lines_total 4.0" in (tmp_path / "run/metrics.prom").read_text()
+
+
+def test_a_gap_in_the_traffic_is_believed(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(8)], topic, START)
+    broker.send([f"s{i}" for i in range(8)], topic, START + 30 * DAY)
+    settings = config(rows_per_pass=100)
+    settings["online"]["end_day"] = 20260131
+    found = passes(source(settings, tmp_path, [], clock=lambda: START + 31 * DAY + 60))
+    assert [(one.day, len(rows_of(one)), one.bad_records) for one in found] == [(20260101, 8, 0), (20260131, 8, 0)]
+
+
+def test_a_planned_pass_puts_the_same_records_aside_when_the_clock_has_gone_on(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(8)], topic, START)
+    broker.send(["early"], topic, START + 7200, partition=2)
+    broker.send([f"s{i}" for i in range(8)], topic, START + 60)
+    settings = config(rows_per_pass=17)
+    settings["data"]["bad_lines"] = "skip"
+    one = source(settings, tmp_path, [], clock=lambda: START + 100)
+    planned = one.after(None, Patience(lambda text: None, 0.02))
+    one.close()
+    assert (planned.bad_records, "early" in rows_of(planned)) == (1, False)
+    assert planned.position["aside"] == [[2, 2, 1, "clock"]]
+    shutil.rmtree(tmp_path / "spool")
+    later = source(settings, tmp_path, [], clock=lambda: START + 9000)
+    assert later.again(planned, Patience(lambda text: None, 0.02)) == planned
+    later.close()
+
+
+def test_records_before_the_first_day_are_passed_over_and_counted(config, broker, topic, tmp_path):
+    broker.send([f"old{i}" for i in range(8)], topic, START - 5 * DAY)
+    broker.send([f"r{i}" for i in range(8)], topic, START)
+    settings, said = config(rows_per_pass=8), []
+    one = source(settings, tmp_path, said)
+    assert rows_of(one.after(None, Patience(lambda text: None, 0.02))) == [f"r{i}" for i in range(8)]
+    one.close()
+    assert said == ["8 records of days before online.start_day are passed over"]
+
+
+def test_a_day_that_has_ended_does_not_come_again(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(8)], topic, START)
+    broker.send(["next"], topic, START + DAY, partition=0)
+    one, patience = source(config(rows_per_pass=100), tmp_path, []), Patience(lambda text: None, 0.02)
+    first = one.after(None, patience)
+    assert (first.day, first.last) == (20260101, True)
+    broker.send(["late"], topic, START + 5, partition=1)  # a partition that had nothing of the new day yet
+    broker.send([f"end{p}" for p in range(PARTITIONS)], topic, START + 2 * DAY)
+    second = one.after(first.position, patience)
+    one.close()
+    assert (second.day, second.number, rows_of(second)) == (20260102, 1, ["late", "next"])
+
+
+def test_what_was_taken_when_waiting_was_called_off_is_read_again(config, broker, topic, tmp_path, monkeypatch):
+    broker.send([f"r{i}" for i in range(8)], topic, START)
+    one = source(config(rows_per_pass=8), tmp_path, [], clock=lambda: START + 100)  # the day goes on
+    patience = Patience(lambda text: None, 0.02)
+    first = one.after(None, patience)
+    broker.send([f"s{i}" for i in range(4)], topic, START + 60)
+    real, taken = one.broker.records, []
+
+    def records(patience):
+        """As when a worker is lost while the next pass is collected."""
+        if taken:
+            raise StopWaitingError
+        taken.extend(real(patience))
+        return taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.broker, "records", records)
+        with pytest.raises(StopWaitingError):
+            one.after(first.position, patience)
+    broker.send([f"t{i}" for i in range(4)], topic, START + 70)
+    second = one.after(first.position, patience)
+    one.close()
+    assert rows_of(second) == [f"{name}{i}" for name in "st" for i in range(4)]
+
+
+def test_a_pass_ends_at_its_rows_or_its_interval_whichever_comes_first(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(20)], topic, START, step_s=60)  # 20 minutes
+    broker.send([f"s{i}" for i in range(4)], topic, START + 3600)
+    broker.send([f"end{p}" for p in range(PARTITIONS)], topic, START + 2 * DAY)
+    found = passes(source(config(interval="15min", rows_per_pass=8), tmp_path, []))
+    assert sum(len(rows_of(one)) for one in found) == 24
+    assert all(len(rows_of(one)) <= 8 for one in found)
+    first = [sorted(int(row[1:]) for row in rows_of(one)) for one in found[:4]]
+    assert sorted(row for one in first[:2] for row in one) == list(range(15))  # 8 and 7: to the end of the interval
+    assert first[2] == list(range(15, 20))
+    assert (found[-1].last, len(found)) == (True, 5)
+
+
+def test_a_backlog_becomes_larger_passes(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(100)], topic, START)
+    one = source(config(rows_per_pass=10, max_rows_per_pass=60), tmp_path, [])
+    patience = Patience(lambda text: None, 0.02)
+    first = one.after(None, patience)
+    assert (len(rows_of(first)), one.backlog) == (60, 40)
+    second = one.after(first.position, patience)
+    assert (len(rows_of(second)), one.backlog) == (40, 0)
+    broker.send([f"s{i}" for i in range(12)], topic, START + 200)  # no longer behind
+    assert len(rows_of(one.after(second.position, patience))) == 10
+    shutil.rmtree(tmp_path / "spool")
+    assert one.again(first, patience) == first  # a restart repeats what was written down
+    one.close()
+
+
+def test_a_backlog_of_intervals_is_merged_up_to_the_limit(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(96)], topic, START, step_s=300)  # eight hours
+    broker.send([f"end{p}" for p in range(PARTITIONS)], topic, START + 2 * DAY)
+    settings = config(interval="1h")
+    apart = passes(source(settings, tmp_path / "a", []))
+    settings["online"]["kafka"]["max_rows_per_pass"] = 36
+    merged = passes(source(settings, tmp_path / "b", []))
+    assert [len(rows_of(one)) for one in apart] == [12] * 8 + [0]
+    assert sum(len(rows_of(one)) for one in merged) == 96
+    assert max(len(rows_of(one)) for one in merged) <= 36
+    assert len(merged) <= 5
+
+
+def test_a_pass_for_a_cluster_is_several_files(config, broker, topic, tmp_path):
+    broker.send([f"r{i}" for i in range(90)], topic, START)
+    settings = config(rows_per_pass=90)
+    settings["mode"], settings["cluster"] = {"name": "async"}, {"workers": 2, "shards": 1}
+    settings["data"]["batch_size"] = 10
+    one = source(settings, tmp_path, [])
+    found = one.after(None, Patience(lambda text: None, 0.02))
+    one.close()
+    assert [len(Path(path).read_text().splitlines()) for path in found.data] == [12, 12, 11, 11, 11, 11, 11, 11]
+    assert rows_of(found) == sorted(f"r{i}" for i in range(90))
+
+
 def test_kafka_that_is_down_is_awaited_by_name(config, tmp_path):
     settings = config(rows_per_pass=20)
     settings["online"]["kafka"]["brokers"] = "127.0.0.1:9"
@@ -231,6 +419,13 @@ def test_a_topic_made_anew_is_refused(config, broker, topic, tmp_path):
 def test_rows_or_interval(config, online):
     with pytest.raises(ConfigError, match="needs rows_per_pass or interval"):
         online(config())
+
+
+def test_records_have_no_header(config, online):
+    settings = config(rows_per_pass=5)
+    settings["data"]["format"] = "csv"
+    with pytest.raises(ConfigError, match="the records of a topic have no header line"):
+        online(settings)
 
 
 def test_schema_is_what_the_tests_say():

@@ -34,7 +34,7 @@ def cluster():
 @pytest.fixture
 def config(stream, cluster, monkeypatch):
     monkeypatch.setattr(broker, "LOOK_S", 0.1)
-    section = {"brokers": cluster.address, "topic": "clicks", "idle": "1s", "rows_per_pass": 20}
+    section = {"brokers": cluster.address, "topic": "clicks", "idle": "1s", "rows_per_pass": 20, "max_clock_skew": "3d"}
     section["options"] = {"reconnect.backoff.max.ms": 200}
     made = stream(days=1, rows=1, online={"dir": None, "kafka": section, "start_day": None, "end_day": TOMORROW})
     made["data"]["format"] = {"name": "csv", "columns": HEADER.split(",")}

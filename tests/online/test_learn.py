@@ -70,7 +70,7 @@ def test_validate_pass_scores_the_whole_pass_first(stream, online, tmp_path):
 
 
 def test_validate_none_judges_nothing(stream, online, tmp_path):
-    online(stream(), "online.validate=none", "publish.guard={copc: [5.0, 6.0], min_rows: 0}")
+    online(stream(), "online.validate=none", "publish.guard={copc: [5.0, 6.0], min_rows: 0, warmup_rows: 0}")
     assert "validation_auc" not in metrics(tmp_path, "pass")[0]
     assert len(kinds(tmp_path)) == 6
 
@@ -302,7 +302,9 @@ def test_the_report_and_the_gauges_tell_how_it_went(stream, online, tmp_path):
 
 
 def test_an_alarm_is_a_gauge_too(stream, online, tmp_path):
-    online(stream(days=1, online={"end_day": 20260101}), "publish.guard={copc: [5.0, 6.0], min_rows: 0}")
+    online(
+        stream(days=1, online={"end_day": 20260101}), "publish.guard={copc: [5.0, 6.0], min_rows: 0, warmup_rows: 0}"
+    )
     text = (tmp_path / "run/metrics.prom").read_text()
     assert "clickfleet_online_held 4.0\n" in text
     assert "clickfleet_online_alarms_total 4.0\n" in text

@@ -161,7 +161,7 @@ def test_a_bad_pass_is_held_and_the_next_good_entry_carries_it(stream, online, t
     bad = tmp_path / "logs/20260101/1200/part-0.csv"  # the third pass
     head, *rows = bad.read_text().splitlines()
     bad.write_text("\n".join([head, *("1" + row[1:] for row in rows)]) + "\n")  # everybody clicks
-    config["publish"] = {"guard": {"auc_drop": None, "copc": [0.2, 1.9], "min_rows": 10}}
+    config["publish"] = {"guard": {"auc_drop": None, "copc": [0.2, 1.9], "min_rows": 10, "warmup_rows": 0}}
     done = online(config)
     (held, *more) = alarms(tmp_path)
     assert "COPC" in held["reasons"][0]
@@ -174,7 +174,7 @@ def test_a_bad_pass_is_held_and_the_next_good_entry_carries_it(stream, online, t
 
 
 def test_everything_is_held_while_the_model_is_bad_and_released_by_hand(stream, online, tmp_path):
-    config = stream(publish={"guard": {"auc_drop": None, "copc": [50.0, 60.0], "min_rows": 0}})
+    config = stream(publish={"guard": {"auc_drop": None, "copc": [50.0, 60.0], "min_rows": 0, "warmup_rows": 0}})
     done = online(config)
     assert done.last_sequence is None
     assert done.held == 8  # four passes, each day's delta again and its base

@@ -9,6 +9,7 @@ from clickfleet import scoring
 from clickfleet.cluster.crew import Crew
 from clickfleet.cluster.fleet import StoppedError
 from clickfleet.cluster.overview import ClusterWatch
+from clickfleet.config import Config
 from clickfleet.files import split_files
 from clickfleet.learner import Learner
 from clickfleet.metrics import Metrics
@@ -50,10 +51,10 @@ class Exams:
         """The metrics of the shards' model on files, by name."""
         return scoring.results(self.measure(files))
 
-    def measure(self, files: Sequence[str]) -> Metrics:
-        """The same as sums and buckets."""
+    def measure(self, files: Sequence[str], reading: Config | None = None) -> Metrics:
+        """The same as sums and buckets; `reading` is how the files are read, where not as the workers' configuration says."""
         total = scoring.metrics_of(self.learner)
-        for state in self._shared("measure", files):
+        for state in self._shared("measure", files, reading):
             mine = scoring.metrics_of(self.learner)
             mine.restore(state)
             total.merge(mine)
@@ -64,14 +65,14 @@ class Exams:
         for parts in self._shared("score", files):
             yield from parts
 
-    def _shared(self, verb: str, files: Sequence[str]) -> list[Any]:
+    def _shared(self, verb: str, files: Sequence[str], *more: Any) -> list[Any]:
         """What each worker made of its share of the files, in order."""
         names = [f"worker {worker}" for worker in self.crew.workers]
         actors = self.crew.fleet.actors
         buffers = self.crew.tell({names[0]: actors[names[0]]}, "buffers")[names[0]]
         calls = {}
         for i, name in enumerate(names):
-            calls[name] = getattr(actors[name], verb).remote(split_files(list(files), i, len(names)), buffers)
+            calls[name] = getattr(actors[name], verb).remote(split_files(list(files), i, len(names)), buffers, *more)
 
         def attend() -> None:
             if self.unwanted():

@@ -161,6 +161,7 @@ class Worker:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
         reader = open_source(task.reading or self.config, list(stream.files), self.schema, labels=True, folder=folder)
         assert isinstance(reader, Reader)
+        reader.whole = task.reading is None  # a pass may be a few lines
         reader.epoch = task.epoch if task.reading is None else 0  # a pass has a seed of its own
         if stream.state is not None:
             reader.restore(stream.state)
@@ -283,10 +284,10 @@ class Worker:
             out[name] = [float(np.percentile(times, q)) for q in (50, 99)] if times else []
         return out
 
-    def measure(self, files: Sequence[str], buffers: bytes = b"") -> dict[str, Any]:
+    def measure(self, files: Sequence[str], buffers: bytes = b"", reading: Config | None = None) -> dict[str, Any]:
         """The metrics of the shards' model on files: what a worker found in its share of them."""
         with self._examined(buffers) as learner:
-            source = files_to_score(self.config, self.schema, files) if files else ()
+            source = files_to_score(reading or self.config, self.schema, files) if files else ()
             return scoring.measure(learner, source).state()
 
     def score(self, files: Sequence[str], buffers: bytes = b"") -> list[np.ndarray[Any, Any]]:

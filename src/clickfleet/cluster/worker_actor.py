@@ -63,8 +63,8 @@ class WorkerActor:
     def look(self) -> dict[str, Any]:
         return self.worker.progress()
 
-    def measure(self, files: list[str], buffers: bytes) -> dict[str, Any]:
-        return self.worker.measure(files, buffers)
+    def measure(self, files: list[str], buffers: bytes, reading: Config | None = None) -> dict[str, Any]:
+        return self.worker.measure(files, buffers, reading)
 
     def score(self, files: list[str], buffers: bytes) -> list[Any]:
         return self.worker.score(files, buffers)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from clickfleet.errors import DataError, MissingError
+from clickfleet.line_places import Origin
 from clickfleet.online.passes import Patience
 from clickfleet.sections import Kafka
 
@@ -27,11 +28,17 @@ class Record(NamedTuple):
     partition: int
     offset: int
     time_s: float
+    """Below 0 where the record has no timestamp."""
     value: bytes
+    """Empty for a tombstone too."""
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.topic, self.partition, self.offset)
 
     @property
     def place(self) -> str:
-        return f"{self.topic} partition {self.partition} offset {self.offset}"
+        return str(self.origin)
 
 
 class Broker:
@@ -149,6 +156,20 @@ class Broker:
     def is_idle(self, partition: int) -> bool:
         """Whether a partition has nothing more to read just now; of a broker that is down nobody knows."""
         return partition in self._ended and self._down is None
+
+    def waiting(self, offsets: Mapping[int, int]) -> int:
+        """How many records the topic holds from these offsets on, as far as the client was told."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        total = 0
+        for partition, offset in offsets.items():
+            try:
+                known = self.client.get_watermark_offsets(TopicPartition(self.config.topic, partition), cached=True)
+            except KafkaException:
+                continue
+            if known is not None:
+                total += max(0, known[1] - offset)
+        return total
 
     def records(self, patience: Patience) -> list[Record]:
         """What has arrived in a short time."""

@@ -121,7 +121,7 @@ def _release(one: Opened, kind: Literal["base", "delta"]) -> Entry:
     release.release(kind, job, course, judged=False)
     if release.last_sequence == before:
         raise CheckpointError(f"nothing was published in {release.log.folder}", release.problem)
-    release.judge.aucs.clear()  # a person has decided: later models are compared with those from now on
+    release.judge.forget()
     one.state["published"] = release.state()
     if "online" in one.state:
         one.state["online"] = json.loads(json.dumps(vars(course)))

@@ -1,24 +1,57 @@
 """Timed folders: <dir>/<YYYYMMDD>/<HHMM>/<files>, each complete once its done file is there.
 
 A day has a folder every `split_interval` from 0000 on; `splits_per_pass` of them in a row are a pass. Folders left over at the end of a
-day, too few for a pass, are not read.
+day, too few for a pass, are not read. Without a done file a folder is complete once it has been quiet: no file came, went or changed for
+`quiet` seconds. Files that come or change after their folder was read are reported.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from clickfleet.errors import ConfigError
 from clickfleet.files import filesystem, reading
-from clickfleet.online.passes import Pass, Patience, Position, check_files, number_of, parse_day
+from clickfleet.online.passes import LateFiles, Pass, Patience, Position, check_files, number_of, parse_day
 from clickfleet.sections import Online, Plugin
 
-UNFINISHED = (".tmp", ".part", ".writing", "._COPYING_")
+UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".filepart", ".inprogress", ".writing", "_COPYING_", "~")
 """Ends of names that copying tools give to files they have not finished."""
+
+
+class File(NamedTuple):
+    """What a listing says of a file."""
+
+    size: int
+    changed_s: float | None
+    """When it last changed, by the store's clock; None where the store does not say."""
+
+
+class Listing(NamedTuple):
+    """A folder at one moment."""
+
+    files: dict[str, File]
+    changed_s: float | None = None
+    """When a name was added or removed."""
+
+    @property
+    def data(self) -> list[str]:
+        """Names of files with rows, in order."""
+        return sorted(name for name in self.files if not name.startswith((".", "_")) and not name.endswith(UNFINISHED))
+
+    @property
+    def newest_s(self) -> float | None:
+        """The last change of all; None where it is not known of every file."""
+        times = [file.changed_s for file in self.files.values()]
+        known = [when for when in times if when is not None]
+        if len(known) < len(times):
+            return None
+        return max([*known, self.changed_s or 0.0])
 
 
 class Directories:
@@ -26,8 +59,21 @@ class Directories:
 
     format: Plugin | None = None
 
-    def __init__(self, config: Online, zone: ZoneInfo, warn: Callable[[str], None]) -> None:
+    backlog: int | None = None
+
+    def __init__(
+        self,
+        config: Online,
+        zone: ZoneInfo,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
         assert config.dir is not None
+        self._clock, self._elapsed = clock, elapsed
+        self._watched: tuple[str, Listing, float] | None = None
+        """A folder that is not quiet yet, how it looked, and since when."""
+        self._reported: set[tuple[str, int]] = set()
         if config.start_day is None:
             raise ConfigError("online.start_day is missing", "name the first day of online.dir to read: YYYYMMDD")
         minutes = config.split_interval / 60
@@ -41,6 +87,10 @@ class Directories:
         if not self.passes_per_day:
             raise ConfigError(
                 f"online.splits_per_pass is {config.splits_per_pass}, and a day has {1440 // self.minutes} splits"
+            )
+        if config.done_file is None:
+            warn(
+                f"without online.done_file a folder is read once it has been quiet for {config.quiet:g} s (online.quiet)"
             )
         if left := 1440 // self.minutes % config.splits_per_pass:
             warn(f"the last {left} folders of each day are too few for a pass and are not read")
@@ -63,13 +113,36 @@ class Directories:
         self.warn(f"{planned.name} is read as it is now: {wrong[0]} changed since it was first listed")
         return self._read(parse_day(planned.day, "the plan"), planned.number, patience)
 
+    def late_files(self, read: Sequence[Pass]) -> list[LateFiles]:
+        """What came or changed in the folders of passes after they were read, each file and size once."""
+        found = []
+        for one in read:
+            known = dict(zip(one.data, one.sizes, strict=True))
+            for folder in self._folders(parse_day(one.day, "the plan"), one.number):
+                listing = _list(folder) or Listing({})
+                files = {f"{folder}/{name}": listing.files[name].size for name in listing.data}
+                late = {item for item in files.items() if known.get(item[0]) != item[1]} - self._reported
+                if late:
+                    self._reported |= late
+                    found.append(LateFiles(one.day, one.number, folder, len(late), sum(size for _, size in late)))
+        return found
+
+    def _folders(self, day: datetime.date, number: int) -> list[str]:
+        """The folders of a pass."""
+        first = (number - 1) * self.config.splits_per_pass
+        return [self._folder(day, split) for split in range(first, first + self.config.splits_per_pass)]
+
+    def _folder(self, day: datetime.date, split: int) -> str:
+        days, split = divmod(split, 1440 // self.minutes)
+        hours, minutes = divmod(split * self.minutes, 60)
+        return f"{self.folder}/{number_of(day + datetime.timedelta(days=days))}/{hours:02}{minutes:02}"
+
     def _read(self, day: datetime.date, number: int, patience: Patience) -> Pass:
         """The pass, once all its folders are complete; its files are those there at that moment."""
         found: list[tuple[str, int]] = []
         first = (number - 1) * self.config.splits_per_pass
         for split in range(first, first + self.config.splits_per_pass):
-            hours, minutes = divmod(split * self.minutes, 60)
-            found += self._files(f"{self.folder}/{number_of(day)}/{hours:02}{minutes:02}", patience)
+            found += self._files(self._folder(day, split), self._folder(day, split + 1), patience)
         midnight = datetime.datetime.combine(day, datetime.time(), self.zone).timestamp()
         return Pass(
             number_of(day),
@@ -84,29 +157,44 @@ class Directories:
             sizes=tuple(size for _, size in found),
         )
 
-    def _files(self, folder: str, patience: Patience) -> list[tuple[str, int]]:
+    def _files(self, folder: str, following: str, patience: Patience) -> list[tuple[str, int]]:
         done = self.config.done_file
         while True:
-            entries = _list(folder)
-            if entries is None:
+            listing = _list(folder)
+            if listing is None:
                 patience.wait(f"{folder}/{done}" if done else folder)
-            elif done is not None and done not in entries:
+            elif done is not None:
+                if done in listing.files:
+                    break
                 patience.wait(f"{folder}/{done}")
+            elif not listing.data and not ((after := _list(following)) and after.data):
+                patience.wait(f"files in {folder}, or in {following}")
+            elif not self._is_quiet(folder, listing):
+                patience.wait(f"{folder} to be quiet for {self.config.quiet:g} s (online.quiet)")
             else:
                 break
-        names = sorted(name for name in entries if not name.startswith((".", "_")) and name != done)
-        for name in [name for name in names if name.endswith(UNFINISHED)]:
-            self.warn(f"{folder}/{name} looks unfinished and is not read")
-            names.remove(name)
+        names = [name for name in listing.data if name != done]
+        for name in sorted(listing.files):
+            if name.endswith(UNFINISHED) and not name.startswith((".", "_")):
+                self.warn(f"{folder}/{name} looks unfinished and is not read")
         if not names:
             self.warn(f"{folder} holds no data files")
-        return [(f"{folder}/{name}", entries[name]) for name in names]
+        return [(f"{folder}/{name}", listing.files[name].size) for name in names]
+
+    def _is_quiet(self, folder: str, listing: Listing) -> bool:
+        """Whether nothing has changed for long enough: by the times of its files, or as we saw ourselves."""
+        newest_s, now = listing.newest_s, self._elapsed()
+        if newest_s is not None and self._clock() - newest_s >= self.config.quiet:
+            return True
+        if self._watched is None or self._watched[:2] != (folder, listing):
+            self._watched = (folder, listing, now)
+        return now - self._watched[2] >= self.config.quiet
 
     def close(self) -> None: ...
 
 
-def _list(folder: str) -> dict[str, int] | None:
-    """The files of a folder with their sizes; None where there is no such folder."""
+def _list(folder: str) -> Listing | None:
+    """The files of a folder with their sizes and times; None where there is no such folder."""
     if "://" in folder:
         with reading(folder):
             fs, path = filesystem(folder)
@@ -115,11 +203,33 @@ def _list(folder: str) -> dict[str, int] | None:
                 entries: list[Any] = fs.ls(path, detail=True)
             except FileNotFoundError:
                 return None
-        return {
-            entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry["size"] for entry in entries if entry["type"] == "file"
-        }
+        return Listing(
+            {
+                entry["name"].rstrip("/").rsplit("/", 1)[-1]: File(entry["size"], _changed(entry))
+                for entry in entries
+                if entry["type"] == "file"
+            }
+        )
+    files: dict[str, File] = {}
     try:
+        own = os.stat(folder)
         with os.scandir(folder) as scan:
-            return {entry.name: entry.stat().st_size for entry in scan if entry.is_file()}
+            for entry in scan:
+                with suppress(FileNotFoundError):  # renamed meanwhile
+                    if entry.is_file():
+                        found = entry.stat()
+                        files[entry.name] = File(found.st_size, max(found.st_mtime, found.st_ctime))
     except FileNotFoundError:
         return None
+    return Listing(files, max(own.st_mtime, own.st_ctime))
+
+
+def _changed(entry: dict[str, Any]) -> float | None:
+    """When an object was written, as far as its store tells."""
+    for key in ("LastModified", "last_modified", "mtime", "updated", "created"):
+        when = entry.get(key)
+        if isinstance(when, datetime.datetime):
+            return (when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp()
+        if isinstance(when, int | float):
+            return float(when)
+    return None

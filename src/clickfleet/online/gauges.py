@@ -25,7 +25,7 @@ PREFIX = "clickfleet_online_"
 HELP = {
     "passes_total": "Passes trained on.",
     "rows_total": "Rows trained on.",
-    "bad_lines_total": "Lines that could not be read.",
+    "bad_lines_total": "Lines and records that could not be read.",
     "entries_total": "Entries published, by kind.",
     "alarms_total": "Entries held back, by the guard or by a full disk.",
     "held": "Entries held back since the last one published: more than 0 calls for somebody.",
@@ -39,10 +39,19 @@ HELP = {
     "freshness_missed": "1 while 99% of events take longer than that to be published.",
     "auc": "AUC of the last pass, before it was trained on where that is known.",
     "copc": "Actual by predicted clicks of the last pass, likewise.",
+    "guard_rows": "Rows of the window that the guard judges.",
+    "guard_auc": "AUC of that window.",
+    "guard_copc": "Actual by predicted clicks of that window.",
+    "guard_warmup_rows": "Rows until the guard begins to judge; 0 once the model is warm.",
+    "backlog_records": "Records that waited in the topic when the last pass was found.",
+    "late_files_total": "Files that came or changed after their folder was read, and were not learned from.",
     "table_rows": "Rows in the table.",
     "table_bytes": "Its memory, after the last day.",
     "evicted_total": "Rows that table.memory_limit has taken, until the last day's end.",
 }
+
+NONE_YET = ("passes_total", "rows_total", "bad_lines_total", "alarms_total", "held", "late_files_total")
+"""What is 0 until it happens."""
 
 
 class Gauges:
@@ -50,15 +59,19 @@ class Gauges:
 
     def __init__(self, folder: Path, fresh: Freshness, objective_s: float) -> None:
         self.path, self.fresh, self.objective_s = folder / NAME, fresh, objective_s
-        self._values: dict[tuple[str, str], float] = {
-            (name, ""): 0.0 for name in ("passes_total", "rows_total", "bad_lines_total", "alarms_total", "held")
-        }
+        self._values: dict[tuple[str, str], float] = {(name, ""): 0.0 for name in NONE_YET}
         self._values["freshness_objective_seconds", ""] = objective_s
         self._lock = threading.Lock()
 
     def take(self, kind: str, facts: dict[str, Any]) -> None:
         """Facts of a pass, an entry, an alarm or a day; others are passed over."""
-        take = {"pass": self._pass, "published": self._entry, "alarm": self._alarm, "day": self._day}.get(kind)
+        take = {
+            "pass": self._pass,
+            "published": self._entry,
+            "alarm": self._alarm,
+            "late_files": self._late,
+            "day": self._day,
+        }.get(kind)
         if take is None:
             return
         with self._lock:
@@ -73,6 +86,9 @@ class Gauges:
         self._add("bad_lines_total", facts["bad_lines"])
         for name, key in (("auc", "auc"), ("copc", "calibration")):
             self._set(name, facts.get(f"validation_{key}", facts.get(key)))
+            self._set(f"guard_{name}", facts.get(f"guard_{key}"))
+        for name, key in (("guard_rows",) * 2, ("guard_warmup_rows",) * 2, ("backlog_records", "backlog")):
+            self._set(name, facts.get(key))
         self._set("table_rows", facts["table_rows"])
 
     def _entry(self, facts: dict[str, Any]) -> None:
@@ -91,6 +107,9 @@ class Gauges:
     def _alarm(self, facts: dict[str, Any]) -> None:
         self._add("alarms_total", 1)
         self._set("held", facts["held"])
+
+    def _late(self, facts: dict[str, Any]) -> None:
+        self._add("late_files_total", facts["files"])
 
     def _day(self, facts: dict[str, Any]) -> None:
         self._set("table_rows", facts["table_rows"])

@@ -108,7 +108,9 @@ class PassMetrics(Metrics):
 
     def results(self) -> dict[str, Any]:
         crew = self._driver.crew
-        return self._driver.merged(crew.tell(crew.trainers, "metrics").values()).results()
+        merged = self._driver.merged(crew.tell(crew.trainers, "metrics").values())
+        self.buckets = merged.buckets
+        return merged.results()
 
     def reset(self) -> None:
         self._driver.reset_metrics()
@@ -177,7 +179,7 @@ class LedSession(PassSession):
         self.watch.start(self.driver.overview)  # type: ignore[arg-type]
 
     def _measure(self, job: PassJob, source: Ahead) -> Metrics:
-        return self.driver.exams.measure(self.begun.data)
+        return self.driver.exams.measure(self.begun.data, self.supply.reading(self.begun))
 
     def _end_day(self, job: PassJob) -> None:
         super()._end_day(job)

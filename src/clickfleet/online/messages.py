@@ -1,113 +1,269 @@
-"""The records of a pass in a file: text as it came, JSON and Arrow as an Arrow stream with the schema's columns."""
+"""The records of a pass in files: text as it came, JSON and Arrow as an Arrow stream with the schema's columns.
+
+Any bytes are rows or bad records. What is bad is treated as `data.bad_lines` says: an error that names the record, or counted and
+dropped, or kept with topic, partition, offset, reason and its bytes in `<run>/quarantine/<day>-<pass>.records.txt`.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from clickfleet import storage
+from clickfleet.bad_lines import quarantined
 from clickfleet.config import Config
 from clickfleet.errors import DataError
+from clickfleet.line_places import Origin, places_of, write_origins
 from clickfleet.online.broker import Record
 from clickfleet.opening import schema_of
 from clickfleet.schema import Schema
 
 Records = dict[int, list[Record]]
 """By partition, in the order of their offsets."""
+Lines = tuple[Origin, int]
+"""A record and how many lines or rows of a file it became."""
+
+PARTS_PER_WORKER = 4
+"""Files of a pass for each worker of a cluster: what a lost worker leaves can be shared out."""
+CHUNK = 4096
+"""Records that become one table."""
+ROWS_PER_BYTE = 8
+"""An Arrow record that claims more rows than it has bits is not believed, and nothing is allocated for it."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
+"""What pyarrow raises for bytes that are no stream."""
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{1,30}", re.ASCII)
+
+
+class Wrong(NamedTuple):
+    """A record, or a line of one, that becomes no row."""
+
+    record: Record
+    reason: str
+    text: bytes
+
+    @property
+    def words(self) -> str:
+        return f"{self.record.place}: {self.reason}: {self.text[:100]!r}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {**self.record.origin._asdict(), "time_s": self.record.time_s, "reason": self.reason}
+
+
+class Spooled(NamedTuple):
+    """What became of the records of a pass."""
+
+    files: tuple[str, ...]
+    sizes: tuple[int, ...]
+    bad: list[Wrong]
+    quarantine: str | None
 
 
 class Spool:
-    """A folder with the records of the last passes; they are in the topic too, so a file that is lost is written again."""
+    """A folder with the records of the last passes; they are in the topic too, so a file that is lost is written again.
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        self.folder, self.config = folder, config
+    A pass is one file for one worker; for several, some files for each, with the same number of rows.
+    """
+
+    def __init__(self, folder: Path, config: Config, workers: int = 1) -> None:
+        self.folder, self.config, self.workers = folder, config, workers
         assert config.online.kafka is not None
         self.kind = config.online.kafka.format
         self.columns = None if self.kind == "text" else columns_of(schema_of(config))
 
     def rows_of(self, record: Record) -> int:
-        """How many rows a record holds, about: blank lines count too."""
-        value = record.value
-        if self.kind == "arrow":
-            with _naming(record), pa.ipc.open_stream(value) as stream:
-                return sum(batch.num_rows for batch in stream)
-        return len(value.rstrip(b"\n").splitlines()) if value else 0
+        """How many rows a record holds; each bad line, and a bad record, counts as one."""
+        if self.kind != "arrow":
+            return count_lines(record.value)
+        try:
+            with pa.ipc.open_stream(record.value) as stream:
+                rows = sum(batch.num_rows for batch in stream)
+        except UNREADABLE:
+            return 1
+        return rows if 1 <= rows <= ROWS_PER_BYTE * len(record.value) else 1
 
-    def write(self, name: str, records: Records) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The file of a pass and its size; no file where there are no rows."""
-        ordered = [record for p in sorted(records) for record in records[p] if record.value]
-        if not ordered:
-            return (), ()
-        path = self.folder / (f"{name}.txt" if self.columns is None else f"{name}.arrow")
-        hidden = path.with_name(f".{path.name}.writing")
-        with storage.plainly(path):
+    def write(self, name: str, records: Records, wrong: Sequence[Wrong] = ()) -> Spooled:
+        """Writes the files of a pass; `wrong` are records of it that are known to be bad. No file where there are no records."""
+        for one in wrong:
+            self.refuse(one)
+        ordered = [record for p in sorted(records) for record in records[p]]
+        bad, paths = list(wrong), list[Path]()
+        with storage.plainly(self.folder / name):
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                self._fill(hidden, ordered)
-                hidden.replace(path)
-            finally:
-                hidden.unlink(missing_ok=True)
-        return (str(path),), (path.stat().st_size,)
+            if ordered and self.columns is None:
+                paths = self._write_text(name, ordered)
+            elif ordered:
+                paths = self._write_rows(name, *self._tables(ordered, bad))
+            aside = self._quarantine(name, bad)
+        return Spooled(tuple(map(str, paths)), tuple(path.stat().st_size for path in paths), bad, aside)
 
-    def _fill(self, path: Path, ordered: list[Record]) -> None:
-        if self.columns is None:
-            with path.open("wb") as out:
-                for record in ordered:
-                    out.write(record.value.rstrip(b"\n") + b"\n")
-            return
-        with path.open("wb") as sink, pa.ipc.new_stream(sink, self.columns) as writer:
-            for start in range(0, len(ordered), 4096):
-                writer.write_table(self._table(ordered[start : start + 4096]))
+    def _write_text(self, name: str, ordered: list[Record]) -> list[Path]:
+        counts = [count_lines(record.value) for record in ordered]
+        shares = self._shares(sum(counts))
+        paths = self._paths(name, "txt", len(shares))
+        at = inside = 0
+        for path, left in zip(paths, shares, strict=True):
+            origins = []
+            with _whole(path) as hidden, hidden.open("wb") as out:
+                while left:
+                    take, value = min(left, counts[at] - inside), ordered[at].value.rstrip(b"\n")
+                    if take < counts[at]:  # a record that lies in two files
+                        value = b"\n".join(value.split(b"\n")[inside : inside + take])
+                    out.write(value + b"\n")
+                    origins.append((ordered[at].origin, take))
+                    left, inside = left - take, inside + take
+                    if inside == counts[at]:
+                        at, inside = at + 1, 0
+                write_origins(path, origins)
+        return paths
 
-    def _table(self, records: list[Record]) -> pa.Table:
+    def _write_rows(self, name: str, rows: pa.Table, origins: list[Lines]) -> list[Path]:
+        shares = self._shares(len(rows))
+        paths = self._paths(name, "arrow", len(shares))
+        first = 0
+        for path, count in zip(paths, shares, strict=True):
+            with _whole(path) as hidden, hidden.open("wb") as sink:
+                with pa.ipc.new_stream(sink, rows.schema) as writer:
+                    writer.write_table(rows.slice(first, count))
+                write_origins(path, _between(origins, first, first + count))
+            first += count
+        return paths
+
+    def _tables(self, ordered: list[Record], bad: list[Wrong]) -> tuple[pa.Table, list[Lines]]:
+        """The rows of records and where they come from; what cannot be read is added to `bad`."""
         assert self.columns is not None
-        if self.kind == "arrow":
-            return pa.concat_tables([self._arrow(record) for record in records])
-        rows: list[dict[str, Any]] = []
-        skip = self.config.data.bad_lines != "error"
+        origins: list[Lines] = []
+        tables = [self.columns.empty_table()]
+        read = self._arrow if self.kind == "arrow" else self._json
+        for start in range(0, len(ordered), CHUNK):
+            tables += read(ordered[start : start + CHUNK], origins, bad)
+        return pa.concat_tables(tables), origins
+
+    def _arrow(self, records: list[Record], origins: list[Lines], bad: list[Wrong]) -> list[pa.Table]:
+        assert self.columns is not None
+        tables = []
         for record in records:
-            for line in record.value.splitlines():
-                try:
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise ValueError("not an object")
-                    rows.append({field.name: _fit(row.get(field.name), field.type) for field in self.columns})
-                except (ValueError, TypeError) as error:
-                    if not skip:
-                        raise DataError(
-                            f"{record.place}: {error}: {line[:100]!r}",
-                            "set data.bad_lines=skip to drop such records",
-                        ) from None
-        return pa.Table.from_pylist(rows, self.columns)
+            try:
+                table = read_arrow(record.value, self.columns)
+            except ValueError as error:
+                self._add(bad, Wrong(record, str(error), record.value))
+                continue
+            tables.append(table)
+            origins.append((record.origin, len(table)))
+        return tables
 
-    def _arrow(self, record: Record) -> pa.Table:
+    def _json(self, records: list[Record], origins: list[Lines], bad: list[Wrong]) -> list[pa.Table]:
         assert self.columns is not None
-        with _naming(record), pa.ipc.open_stream(record.value) as stream:
-            return stream.read_all().select(self.columns.names).cast(self.columns)
+        rows: list[dict[str, Any]] = []
+        for record in records:
+            before = len(rows)
+            for line in record.value.rstrip(b"\n").split(b"\n"):
+                try:
+                    rows.append(read_json(line, self.columns))
+                except ValueError as error:
+                    self._add(bad, Wrong(record, str(error), line))
+            if len(rows) > before:
+                origins.append((record.origin, len(rows) - before))
+        return [pa.Table.from_pylist(rows, self.columns)]
+
+    def _add(self, bad: list[Wrong], wrong: Wrong) -> None:
+        self.refuse(wrong)
+        bad.append(wrong)
+
+    def refuse(self, wrong: Wrong) -> None:
+        """Ends the run at a bad record, where that is an error."""
+        if self.config.data.bad_lines == "error":
+            raise DataError(
+                wrong.words,
+                "to go past such records, set data.bad_lines=quarantine (keeps them in a file) or skip (drops them)",
+            )
+
+    def _quarantine(self, name: str, bad: list[Wrong]) -> str | None:
+        """Writes the bad records of a pass into a file of their own, where that is wanted; its name."""
+        data = self.config.data
+        if not bad or data.bad_lines != "quarantine":
+            return None
+        path = self.folder.parent / "quarantine" / f"{name}.records.txt"
+        if data.quarantine is not None:
+            path = Path(f"{data.quarantine}.{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _whole(path) as hidden:
+            hidden.write_bytes(b"".join(quarantined(one.facts, one.text) for one in bad))
+        return str(path)
+
+    def _shares(self, rows: int) -> list[int]:
+        """Rows of each file of a pass: as even as can be, at least a batch where every worker then has a file."""
+        if self.workers == 1:
+            return [rows]
+        each = min(PARTS_PER_WORKER, rows // self.config.data.batch_size // self.workers)
+        return split_evenly(rows, max(1, min(rows, self.workers * max(each, 1))))
+
+    def _paths(self, name: str, ending: str, count: int) -> list[Path]:
+        if count == 1:
+            return [self.folder / f"{name}.{ending}"]
+        return [self.folder / f"{name}.{number:03d}.{ending}" for number in range(count)]
 
     def prune(self, keep: int) -> None:
-        """Removes all but the newest files."""
-        files = sorted(path for path in self.folder.glob("*") if not path.name.startswith("."))
-        for path in files[:-keep]:
-            path.unlink(missing_ok=True)
+        """Removes the files of all but the newest passes."""
+        passes: dict[tuple[int, ...], list[Path]] = {}
+        for path in self.folder.glob("[!.]*"):
+            passes.setdefault(_pass_of(path), []).append(path)
+        for name in sorted(passes)[:-keep]:
+            for path in passes[name]:
+                path.unlink(missing_ok=True)
+                places_of(path).unlink(missing_ok=True)
 
 
-class _naming:  # noqa: N801  (used like a function)
-    """Errors of a record name it."""
+def _pass_of(path: Path) -> tuple[int, ...]:
+    """Day and number of the pass of a file; numbers may be longer than four digits."""
+    words = path.name.split(".")[0].split("-")
+    return tuple(int(word) if word.isdigit() else -1 for word in words)
 
-    def __init__(self, record: Record) -> None:
-        self.record = record
 
-    def __enter__(self) -> None: ...
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A hidden file to write, which then takes the place of `path`."""
+    hidden = path.with_name(f".{path.name}.writing")
+    try:
+        yield hidden
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, pa.ArrowException | KeyError):
-            raise DataError(
-                f"{self.record.place}: {error}", "messages must be Arrow IPC streams of the schema"
-            ) from error
+
+def split_evenly(rows: int, parts: int) -> list[int]:
+    """
+    >>> split_evenly(10, 3)
+    [4, 3, 3]
+    """
+    share, extra = divmod(rows, parts)
+    return [share + (part < extra) for part in range(parts)]
+
+
+def _between(origins: list[Lines], first: int, last: int) -> list[Lines]:
+    """Where rows `first` to `last` come from."""
+    out, at = [], 0
+    for origin, rows in origins:
+        if (inside := min(at + rows, last) - max(at, first)) > 0:
+            out.append((origin, inside))
+        at += rows
+    return out
+
+
+def count_lines(value: bytes) -> int:
+    """
+    >>> count_lines(b"a\\nb\\n"), count_lines(b"")
+    (2, 1)
+    """
+    return value.rstrip(b"\n").count(b"\n") + 1
 
 
 def columns_of(schema: Schema) -> pa.Schema:
@@ -123,6 +279,71 @@ def columns_of(schema: Schema) -> pa.Schema:
     return pa.schema(list(kinds.items()))
 
 
+def read_arrow(value: bytes, columns: pa.Schema) -> pa.Table:
+    """The rows of an Arrow IPC stream as these columns; raises ValueError with the reason for any bytes that are none.
+
+    Every buffer is checked before it is used: a cast of damaged offsets would read beyond the record.
+    """
+    if not value:
+        raise ValueError("the record is empty")
+    try:
+        source = pa.BufferReader(value)
+        batches, rows = [], 0
+        with pa.ipc.open_stream(source) as stream:
+            names = stream.schema.names
+            for name in columns.names:
+                if names.count(name) != 1:
+                    raise ValueError(f"it has {'no' if name not in names else 'more than one'} column {name!r}")
+            for batch in stream:
+                rows += batch.num_rows
+                if not 0 <= rows <= ROWS_PER_BYTE * len(value):
+                    raise ValueError(f"it claims {rows:,} rows in {len(value):,} bytes")
+                batch.validate(full=True)
+                batches.append(batch.select(columns.names))
+            rest = len(value) - source.tell()
+            if rest > 0:
+                raise ValueError(f"{rest:,} bytes follow the end of its Arrow stream")
+            kinds = pa.schema([stream.schema.field(name) for name in columns.names])
+        return pa.Table.from_batches(batches, kinds).cast(columns)
+    except UNREADABLE as error:
+        if type(error) is ValueError:
+            raise
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(f"it is no Arrow stream of the schema: {reason}") from None
+
+
+def read_json(line: bytes, columns: pa.Schema) -> dict[str, Any]:
+    """The row of a line with a JSON object; raises ValueError with the reason for any bytes that are none."""
+    if not line.strip():
+        raise ValueError("the line is empty")
+    try:
+        row = _DECODER.decode(line.decode())
+        if not isinstance(row, dict):
+            raise ValueError("it is not an object")
+        return {field.name: _fit(row.get(field.name), field.type) for field in columns}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"the key {twice!r:.60} stands twice")
+    return found
+
+
+def _no_number(token: str) -> Any:
+    raise ValueError(f"{token} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
+
+
 def _fit(value: Any, kind: pa.DataType) -> Any:
     """A JSON value for a column; text columns take integers in decimal, but no other numbers."""
     if value is None:
@@ -132,9 +353,43 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bool) and not pa.types.is_floating(kind):
         raise ValueError(f"true or false where {kind} is expected")
     if pa.types.is_string(kind):
-        if isinstance(value, float) or not isinstance(value, str | int):
-            raise ValueError(f"{value!r:.40} is no text and no whole number")
-        return str(value)
-    if pa.types.is_integer(kind):
-        return int(value)
-    return float(value)
+        return _text(value)
+    return _whole_number(value, kind) if pa.types.is_integer(kind) else _number(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) or not isinstance(value, str | int):
+        raise ValueError(f"{value!r:.40} is no text and no whole number")
+    text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!a:.40} holds half a surrogate pair, which is no text") from None
+    return text
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
+        raise ValueError(f"{value!a:.40} is no number")
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r:.40} is no number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{value!s:.40} is out of range")
+    return number
+
+
+def _whole_number(value: Any, kind: pa.DataType) -> int:
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int):
+        raise ValueError(f"{value!a:.40} is no whole number")
+    low, high = (0, 2**64) if pa.types.is_unsigned_integer(kind) else (-(2**63), 2**63)
+    if not low <= value < high:
+        raise ValueError(f"{value!s:.40} is out of range")
+    return value

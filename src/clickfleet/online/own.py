@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from clickfleet.errors import DataError
 from clickfleet.files import expand
-from clickfleet.online.passes import Pass, Patience, Position, check_files, parse_day
+from clickfleet.online.passes import LateFiles, Pass, Patience, Position, check_files, parse_day
 from clickfleet.sections import Plugin
 
 
@@ -21,6 +21,7 @@ class Own:
     """
 
     format: Plugin | None = None
+    backlog: int | None = None
 
     def __init__(self, stream: Iterable[tuple[Any, int, int]], end_day: int | None = None) -> None:
         self.stream, self.end_day = stream, end_day
@@ -68,6 +69,9 @@ class Own:
         if wrong := check_files(planned):
             raise DataError(f"{wrong[0]} changed since {planned.name} was begun", "put it back as it was")
         return planned
+
+    def late_files(self, read: Sequence[Pass]) -> list[LateFiles]:
+        return []
 
     def close(self) -> None:
         if self._items is not None and hasattr(self._items, "close"):

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,8 @@ class Pass:
     """Where its source goes on after it."""
     sizes: tuple[int, ...] = ()
     """Bytes of its files."""
+    bad_records: int = 0
+    """Records of a topic that became no rows when the files were written."""
 
     @property
     def name(self) -> str:
@@ -99,17 +101,40 @@ class Patience:
         return self._called_off.is_set()
 
 
+@dataclass(frozen=True)
+class LateFiles:
+    """Files that came or changed after the pass they belong to was read."""
+
+    day: int
+    number: int
+    folder: str
+    files: int
+    bytes: int
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.files:,} files ({self.bytes:,} bytes) of {self.folder} came or changed after {self.day} pass {self.number} "
+            "was read, and are not learned from"
+        )
+
+
 class PassSource(Protocol):
     """Where passes come from."""
 
     format: Plugin | None
     """Of its files; None: data.format."""
+    backlog: int | None
+    """Records that wait in it, where that is known."""
 
     def after(self, position: Position | None, patience: Patience) -> Pass | None:
         """The pass after a position (None: the first); waits for it; None when there will be no more."""
 
     def again(self, planned: Pass, patience: Patience) -> Pass:
         """The same pass as it was planned before a restart, its files there and as long as they were."""
+
+    def late_files(self, read: Sequence[Pass]) -> list[LateFiles]:
+        """What came or changed after passes were read, each once."""
 
     def close(self) -> None: ...
 
@@ -138,6 +163,10 @@ class Plan:
         here = (position["day"], position["pass"])
         at = begun.index(here) + 1 if here in begun else len(begun)
         return self._passes[at] if at < len(begun) else None
+
+    def last(self, count: int) -> list[Pass]:
+        """The newest ones."""
+        return self._passes[-count:]
 
     def add(self, planned: Pass) -> None:
         """Writes a pass down; one of the same day and number, planned before, is replaced with all after it."""

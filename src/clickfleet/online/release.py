@@ -37,7 +37,8 @@ class Release:
     def __init__(self, config: Config, learner: Learner, folder: Path, watch: Watch, fresh: Freshness) -> None:
         self.config, self.learner, self.watch, self.fresh = config, learner, watch, fresh
         self.log = Log(folder / "published")
-        self.judge = Judge(config.publish.guard)
+        of = config.train
+        self.judge = Judge(config.publish.guard, of.metrics.thresholds, warm=of.init_from is not None)
         self.publisher = Publisher(learner, self.log.folder, cache=folder / "graph.onnx")
         self.done = DoneFiles(folder / "model", config.online.start_day) if config.publish.done_files else None
         self.copy: Mirror | None = None
@@ -207,13 +208,15 @@ class Release:
         return {
             "head": self.head,
             "aucs": list(self.judge.aucs),
+            "guard": self.judge.state(),
             "due": self.due,
             "held": self.held,
             "verdict": self.verdict,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.head, self.judge.aucs = state["head"], list(state["aucs"])
+        self.head = state["head"]
+        self.judge.restore(state["aucs"], state.get("guard"))
         self.due, self.held, self.verdict = state["due"], state["held"], list(state["verdict"])
 
 

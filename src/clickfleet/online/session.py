@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from clickfleet import scoring
+from clickfleet.bad_lines import ENOUGH_LINES, too_many
 from clickfleet.batch import Batch
 from clickfleet.config import Config
 from clickfleet.job import Job
-from clickfleet.metrics import Metrics
+from clickfleet.metrics import Buckets, Metrics
 from clickfleet.online.ahead import Ahead
 from clickfleet.online.done_files import DoneFiles
 from clickfleet.online.freshness import Freshness
+from clickfleet.online.guard import pack, unpack
 from clickfleet.online.passes import Pass, Position
 from clickfleet.online.release import Release
 from clickfleet.online.supply import Supplied, Supply
@@ -38,7 +40,13 @@ class Course:
     """The pass that is partly trained on."""
     validation: Results | None = None
     """Of that pass, scored before it was trained on."""
+    validation_buckets: str | None = None
+    """The same, for the guard."""
     passes: int = 0
+    lines: int = 0
+    """Lines read since the share of bad ones was last judged."""
+    bad_lines: int = 0
+    """Bad ones among them, and bad records."""
     undelivered: list[Results] = field(default_factory=list)
     """Results of the passes since the last publication, which the guard looks at."""
 
@@ -123,6 +131,7 @@ class PassSession(Session):
             begin = time.monotonic()
             self.now = self.supply.after(self.course.position, lambda: self.signal is not None)
             self._waited_s += time.monotonic() - begin
+            self._report_late(job)
             if self.course.open_day is not None and (self.now is None or self.now[0].day != self.course.open_day):
                 if self.now is None and self._interrupted():
                     return False  # the day may still go on
@@ -137,11 +146,16 @@ class PassSession(Session):
         job.begin_epoch()
         self._begin_s = time.monotonic()
         if fresh:
-            self.course.validation = None
+            self.course.validation = self.course.validation_buckets = None
             self.watch.log(f"{begun.name} begins{_amount(begun)}")
             if self.online.validate == "pass":
                 self._validate(job)
         return True
+
+    def _report_late(self, job: PassJob) -> None:
+        for late in self.supply.take_late():
+            self.watch.record("late_files", {"step": job.steps, **asdict(late), "words": late.words})
+            self.watch.log(f"ALARM: {late.words}")
 
     def _elapsed(self) -> float:
         """Time since the first pass, without that spent waiting for data."""
@@ -156,6 +170,7 @@ class PassSession(Session):
         begun, source = self.now
         metrics = self._measure(job, source)
         self.course.validation = dict(metrics.results())
+        self.course.validation_buckets = pack(metrics.buckets)
         self._first_day = self._first_day or begun.day
         if begun.day > self._first_day:
             self.validated.merge(metrics)
@@ -177,17 +192,24 @@ class PassSession(Session):
         self.watch.log(f"{ended.name} trained: {describe(trained)}")
         facts = {"day": ended.day, "pass": ended.number, "step": job.steps, **trained, "table_rows": len(job.table)}
         facts |= {f"validation_{key}": value for key, value in (judged or {}).items()}
-        facts |= {"seconds": time.monotonic() - self._begin_s, "bad_lines": job.bad_lines}
+        bad_lines = job.bad_lines + ended.bad_records
+        facts |= {"seconds": time.monotonic() - self._begin_s, "bad_lines": bad_lines}
+        self._judge_lines(int(trained["rows"] or 0), bad_lines)
+        if judged is not None and trained["rows"]:
+            window = self.release.judge.add(self._scored_first(job))
+            self.course.undelivered.append({**judged, "window": window})
+            facts |= {f"guard_{key}": window[key] for key in ("rows", "auc", "calibration", "warmup_rows")}
+        if (backlog := self.supply.backlog) is not None:
+            facts["backlog"] = backlog
         self.watch.record("pass", facts)
         self.last = trained
         self.trained_s = self._elapsed()
         job.metrics.reset()
         course = self.course
-        course.position, course.begun, course.validation = ended.position, None, None
+        course.position, course.begun = ended.position, None
+        course.validation = course.validation_buckets = None
         course.passes += 1
         self.release.due |= bool(trained["rows"])
-        if judged is not None and trained["rows"]:
-            course.undelivered.append(judged)
         if self.release.due and ended.number % self.online.delta_every_passes == 0:
             self._settle()
             self.release.release("delta", job, course)
@@ -195,6 +217,23 @@ class PassSession(Session):
             self._end_day(job)
         elif ended.number % self.online.checkpoint_every_passes == 0:
             self._checkpoint(job)
+
+    def _scored_first(self, job: PassJob) -> Buckets:
+        """The scores of the pass that ends, made before it was trained on."""
+        if self.online.validate == "progressive":
+            return job.metrics.buckets
+        assert self.course.validation_buckets is not None
+        return unpack(self.course.validation_buckets, self.config.train.metrics.thresholds)
+
+    def _judge_lines(self, rows: int, bad_lines: int) -> None:
+        """Stops a run that reads garbage; passes may be small, so their lines are counted together until they say something."""
+        course, limit = self.course, self.config.data.max_bad_fraction
+        course.lines += rows + bad_lines
+        course.bad_lines += bad_lines
+        if course.lines >= ENOUGH_LINES:
+            if course.bad_lines > limit * course.lines:
+                raise too_many(course.bad_lines, course.lines, limit)
+            course.lines = course.bad_lines = 0
 
     def _end_day(self, job: PassJob) -> None:
         """delta, shrink, base, a day older, checkpoint: a row seen today is 0 days unseen at shrink and base."""

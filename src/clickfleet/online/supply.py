@@ -14,6 +14,7 @@ from clickfleet.errors import DataError
 from clickfleet.feeds import Feed
 from clickfleet.online.ahead import Ahead
 from clickfleet.online.passes import (
+    LateFiles,
     Pass,
     PassSource,
     Patience,
@@ -22,9 +23,12 @@ from clickfleet.online.passes import (
     StopWaitingError,
 )
 from clickfleet.opening import open_source
+from clickfleet.reader import Reader
 from clickfleet.schema import Schema
 
 Supplied = tuple[Pass, Ahead]
+LOOK_BACK = 8
+"""Passes whose folders are looked at again."""
 
 
 class Supply:
@@ -38,6 +42,7 @@ class Supply:
         self.patience = Patience(say, config.online.poll)
         self._plan = Plan(folder / "passes.jsonl")
         self._found: Supplied | None = None
+        self._late: list[LateFiles] = []
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -89,6 +94,11 @@ class Supply:
     def restore(self, ahead: Ahead, reader: dict[str, Any]) -> None:
         ahead.restore(reader)
 
+    @property
+    def backlog(self) -> int | None:
+        """Records that wait in the source, where it knows."""
+        return self.source.backlog
+
     def _look(self, position: Position | None) -> None:
         try:
             planned = self._plan.after(position)
@@ -96,8 +106,10 @@ class Supply:
                 found: Pass | None = self.source.again(planned, self.patience)
             else:
                 found = self.source.after(position, self.patience)
+            self._late += self.source.late_files(self._plan.last(LOOK_BACK))
             if found is None:
                 return
+            self._aside(found).unlink(missing_ok=True)  # of a run that was killed in this pass: it begins again
             if found.in_files and found != planned:
                 self._plan.add(found)
             ahead = self.open(found)
@@ -113,6 +125,8 @@ class Supply:
             return Ahead(Feed([], self.schema, self.config.data.batch_size), whole=whole)
         rows = list(found.data) if found.in_files else found.data
         source = open_source(self.reading(found), rows, self.schema, labels=True, folder=self.folder)
+        if isinstance(source, Reader):
+            source.whole = False  # of a stream: a pass may be a few lines
         return Ahead(source, whole=whole)
 
     def reading(self, found: Pass) -> Config:
@@ -120,7 +134,7 @@ class Supply:
         config, data = self.config, self.config.data
         shuffle = (data.shuffle or "global") if found.in_files and config.online.shuffle else 0
         if data.bad_lines == "quarantine" and data.quarantine is None:
-            aside = self.folder / "quarantine" / f"{found.day}-{found.number}.txt"
+            aside = self._aside(found)
             data = replace(data, quarantine=str(aside))
             aside.parent.mkdir(exist_ok=True)
         named = f"{config.train.seed}/{found.day}/{found.number}".encode()
@@ -130,6 +144,15 @@ class Supply:
             data=replace(data, shuffle=shuffle, format=self.source.format or data.format),
             train=replace(config.train, seed=seed),
         )
+
+    def _aside(self, found: Pass) -> Path:
+        """Where the bad lines of a pass are kept, unless data.quarantine says."""
+        return self.folder / "quarantine" / f"{found.day}-{found.number}.txt"
+
+    def take_late(self) -> list[LateFiles]:
+        """Files that came or changed after they were read, as far as they were not told yet."""
+        late, self._late = self._late, []
+        return late
 
     def forget(self) -> None:
         """Drops what was found ahead: the stream is to be followed from an earlier position."""
@@ -162,3 +185,9 @@ class Announced(Supply):
 
     def restore(self, ahead: Ahead, reader: dict[str, Any]) -> None:
         """The workers know how far they are."""
+
+    def reading(self, found: Pass) -> Config:
+        """How the workers read a pass; each keeps bad lines in a file of its own."""
+        given = self.config.data.quarantine
+        config = super().reading(found)
+        return replace(config, data=replace(config.data, quarantine=given))

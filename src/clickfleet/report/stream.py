@@ -28,11 +28,17 @@ def passes(lines: Lines) -> list[str]:
     auc = [
         Series("before training on it", numbered(done, "validation_auc"), "b", dots=len(done) < 60),
         Series("trained", numbered(done, "auc"), "a"),
+        Series("window of the guard", numbered(done, "guard_auc"), "c"),
     ]
     figures = [_drawn("AUC of passes", auc, "pass")]
-    copc = [Series("actual / predicted clicks", numbered(done, "calibration"), "c")]
+    copc = [
+        Series("actual / predicted clicks", numbered(done, "calibration"), "c"),
+        Series("window of the guard", numbered(done, "guard_calibration"), "a"),
+    ]
     figures.append(_drawn("Calibration of passes", copc, "pass", level=1.0))
     figures.append(_drawn("Rows in the table", [Series("rows", numbered(done, "table_rows"), "a")], "pass"))
+    backlog = [Series("records", numbered(done, "backlog"), "b")]
+    figures.append(_drawn("Records that waited in the topic", backlog, "pass"))
     days = [Series("removed at a day's end", numbered(lines.get("day", []), "removed"), "f", dots=True)]
     return [figure for figure in (*figures, _drawn("Rows removed", days, "day")) if figure]
 
@@ -67,6 +73,7 @@ def freshness(lines: Lines, objective_s: float | None = None) -> list[str]:
 def numbers(lines: Lines) -> dict[str, str | None]:
     """Tiles: how far it is, and the last entry."""
     done, made, held = lines.get("pass", []), lines.get("published", []), lines.get("alarm", [])
+    late = lines.get("late_files", [])
     last, entry, fresh = (done[-1] if done else {}), (made[-1] if made else {}), ages(lines)
     return {
         "passes": page.number(len(done)) if done else None,
@@ -79,6 +86,9 @@ def numbers(lines: Lines) -> dict[str, str | None]:
         "published within (99%)": span(fresh.get("event_to_published_p99")),
         "trained within (99%)": span(fresh.get("event_to_trained_p99")),
         "held back": page.number(len(held)) if held else None,
+        "records behind": page.number(last.get("backlog")),
+        "bad lines": page.number(bad) if (bad := sum(line.get("bad_lines", 0) for line in done)) else None,
+        "files after the fact": page.number(sum(line["files"] for line in late)) if late else None,
     }
 
 
@@ -92,8 +102,9 @@ def ages(lines: Lines) -> dict[str, float]:
 
 
 def alarms(lines: Lines) -> str:
-    """Entries that were held back, and why."""
-    return "".join(
+    """Entries that were held back, and why; files that came too late."""
+    late = "".join(f"<p>{escape(line['words'])}</p>" for line in lines.get("late_files", [])[-20:])
+    return late + "".join(
         f"<p>step {line['step']:,}: a {escape(str(line['entry_kind']))} was held back: {escape('; '.join(line['reasons']))}</p>"
         for line in lines.get("alarm", [])[-20:]
     )
