@@ -9,8 +9,8 @@ from clickfleet import _core
 from clickfleet.errors import TableError
 from clickfleet.table import Table
 
-I, U, U4, F, D, B = np.int64, np.uint64, np.uint32, np.float32, np.float64, np.uint8
-WILD = np.array([0, 2**63 - 1, -(2**63), -1, 1, 2, 2], I)
+INT, U, U4, F, D, B = np.int64, np.uint64, np.uint32, np.float32, np.float64, np.uint8
+WILD = np.array([0, 2**63 - 1, -(2**63), -1, 1, 2, 2], INT)
 """Offsets whose differences overflow to values that look harmless."""
 
 
@@ -41,14 +41,14 @@ def words() -> "_core.Words":
 
 def pairs() -> "_core.Pairs":
     drawn = _core.Pairs(words(), 1, 1)
-    drawn.draw(np.array([0, 1], U), np.array([0, 2, 2], I), 2, 7)
+    drawn.draw(np.array([0, 1], U), np.array([0, 2, 2], INT), 2, 7)
     return drawn
 
 
 def moved() -> None:
     drawn = pairs()
     n = drawn.gather()
-    drawn.draw(np.array([0, 1], U), np.array([0, 2, 2], I), 2, 8)  # other pairs than were gathered
+    drawn.draw(np.array([0, 1], U), np.array([0, 2, 2], INT), 2, 8)  # other pairs than were gathered
     drawn.gradient(floats(n, 3), False, floats(n, 3))
 
 
@@ -68,14 +68,14 @@ def rows_of(core: "_core.Table", **other: np.ndarray) -> None:
 
 def split(owner: int, starts: int) -> None:
     owners = np.full(_core.VIRTUAL_SHARDS, owner, np.uint16)
-    _core.split(keys(2), owners, keys(2), np.zeros(2, U4), np.zeros(starts, I))
+    _core.split(keys(2), owners, keys(2), np.zeros(2, U4), np.zeros(starts, INT))
 
 
 def memory(size: int = 0) -> list[int]:
     return [size] * (6 * 32) + [0]
 
 
-two = np.array([0, 1, 2], I)
+two = np.array([0, 1, 2], INT)
 SLOT = np.zeros(1, np.uint16)
 
 WRONG: dict[str, Callable[[], object]] = {
@@ -129,7 +129,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "rule: gradient": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(9), floats(0), floats(1), 1.0, -1.0, 1.0, "base"),
     # published rows
     "inputs: wild offsets": lambda: _core.FrozenRows((layer(),), 2).inputs(
-        keys(2), np.array([0, 2**63 - 1, -(2**63), -1, 1, 2, 2], I), None, None, floats(3, 2), floats(3, 2, 2)
+        keys(2), np.array([0, 2**63 - 1, -(2**63), -1, 1, 2, 2], INT), None, None, floats(3, 2), floats(3, 2, 2)
     ),
     "layer: width": lambda: _core.FrozenRows((layer(1),), 2),
     "layer: none": lambda: _core.FrozenRows((None,), 2),
@@ -170,8 +170,8 @@ WRONG: dict[str, Callable[[], object]] = {
     # words
     "words: chances": lambda: _core.Words(keys(2), keys(2), np.array([1, np.nan]), np.ones(2)),
     "words: no noise": lambda: _core.Words(keys(2), keys(2), np.ones(2), np.zeros(2)),
-    "pairs: offsets": lambda: pairs().draw(keys(2), np.array([0, 9, 9], I), 2, 7),
-    "pairs: no slots": lambda: pairs().draw(keys(2), np.array([0, 2], I), 0, 7),
+    "pairs: offsets": lambda: pairs().draw(keys(2), np.array([0, 9, 9], INT), 2, 7),
+    "pairs: no slots": lambda: pairs().draw(keys(2), np.array([0, 2], INT), 0, 7),
     "pairs: window": lambda: _core.Pairs(words(), 0, 2**32 - 1),
     "pairs: not gathered": moved,
     "pairs: rows": lambda: (drawn := pairs()).gather() and drawn.rows(keys(0), floats(0), np.zeros(0, np.uint16)),

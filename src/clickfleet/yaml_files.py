@@ -34,15 +34,16 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         alias = self.check_event(yaml.AliasEvent)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise yaml.composer.ComposerError(None, None, f"more than {MAX_DEPTH} levels of nesting", mark)
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         self._depth -= 1
         if not alias:
-            self._sizes[id(node)] = 1 + sum(self._sizes.get(id(part), 0) for part in _parts(node))
+            sizes = [self._sizes.get(id(part), 0) for part in _parts(node)]
+            self._sizes[id(node)] = 1 + sum(sizes)
         elif (size := self._sizes.get(id(node))) is None:
             raise yaml.composer.ComposerError(None, None, "an alias stands inside of what it names", mark)
         else:

@@ -22,7 +22,7 @@ from clickfleet.cluster import process_tree, ray_runtime
 from clickfleet.cluster.joining import LEAVE, MEMBER, SPARE, Watcher
 from clickfleet.errors import ClusterError, ConfigError
 from clickfleet.interrupts import interruptible, leave
-from fleet import SLOTS, shows
+from fleet import SLOTS, kill, shows
 from marked import Marked
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -110,6 +110,25 @@ def test_a_stopped_run_leaves_no_process(endless: tuple[Path, Path], numbers: tu
             assert "stopped by a signal after" in command.said()
             assert shows(run) == saving.read_state(checkpoint.latest(run / "checkpoints"))["rows"] * SLOTS
         assert "Traceback" not in command.said()
+    finally:
+        command.kill()
+
+
+@pytest.mark.skipif(not SOAK, reason="half a minute: CLICKFLEET_SOAK=1")
+@pytest.mark.timeout(600)
+def test_a_run_that_cannot_save_ends_all_the_same(endless: tuple[Path, Path], config: dict[str, Any]) -> None:
+    """A shard hangs when the signal comes."""
+    path, run = endless
+    config["cluster"]["stop_timeout"] = "3s"
+    path.write_text(yaml.safe_dump(config))
+    command = Marked("train", str(path), folder=path.parent)
+    try:
+        command.wait_until(lambda: (run / "processes.json").exists())
+        kill(run, "shard 1", signal.SIGSTOP)
+        command.send(TERM)
+        assert command.gone() == 128 + TERM
+        log = (run / "log.txt").read_text()
+        assert "no last checkpoint: lost the last checkpoint: not there 3 s after the signal" in log
     finally:
         command.kill()
 

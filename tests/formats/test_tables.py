@@ -157,19 +157,33 @@ def test_what_is_not_a_table_is_an_error(form, content, write):
         read(write("t", content), form, SCHEMA)
 
 
-def test_views_behind_missing_values_may_hold_anything(write: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_view_behind_a_missing_value_must_fit_too(write: Callable[..., Path], nested: bool) -> None:
+    """Arrow does not validate it, and reads it when it casts the column."""
     table = pa.table({"click": [0.0, 1.0, 1.0], "s": pa.array(["a" * 20, None, "b"], pa.string_view())})
     valid, views, *data = table["s"].chunk(0).buffers()
     wild = np.frombuffer(views, np.int32).copy()
     wild[4:8] = (-(2**24), 0, 7, 2**31 - 1)  # of the missing one: a length below zero, in a buffer that is not there
-    column = pa.Array.from_buffers(pa.string_view(), 3, [valid, pa.py_buffer(wild), *data])
+    column: pa.Array = pa.Array.from_buffers(pa.string_view(), 3, [valid, pa.py_buffer(wild), *data])
+    if nested:
+        column = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), column)
     sink = io.BytesIO()
     wrong = pa.table({"click": table["click"], "s": column})
     with pa.ipc.new_file(sink, wrong.schema) as writer:
         writer.write_table(wrong)
     schema = Schema(slots=(Slot("s"),), label="click")
     path = write("x.arrow", sink.getvalue())
-    (block,) = Arrow().blocks(str(path), schema, 0)
+    with pytest.raises(DataError, match=r"x\.arrow: cannot be read: a view points outside of its data"):
+        list(Arrow().blocks(str(path), schema, 0))
+
+
+def test_texts_as_views_are_read(write: Callable[..., Path]) -> None:
+    texts = pa.array(["a" * 20, None, "b"], pa.string_view())
+    sink = io.BytesIO()
+    table = pa.table({"click": [0.0, 1.0, 1.0], "s": texts})
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    (block,) = Arrow().blocks(str(write("x.arrow", sink.getvalue())), Schema(slots=(Slot("s"),), label="click"), 0)
     expected = [_core.hash64("s", b"a" * 20), _core.hash64("s", b""), _core.hash64("s", b"b")]
     assert block.parse("all").batch.keys.tolist() == expected
 

@@ -93,6 +93,7 @@ CRITEO = (
     + b"\t".join(b"68fd1e6%x" % (i % 16) for i in range(26))
     + b"\n"
 )
+WORDS = Schema(slots=(Slot("in", multi=True), Slot("out", multi=True)))
 BLOCKS = b"3 1.5 2 3 1 77 2 8 9 1 0\n"
 
 TARGETS = [
@@ -109,7 +110,9 @@ TARGETS = [
     ("libffm", reads(Libffm(), Schema(slots=(Slot("0"), Slot("1", multi=True)), label="click", values=True), "libffm"),
      [b"1 0:7:1 1:8:0.5 1:9:2\n0 0:1:1\n", b"0:7:1 1:8:1\n"]),
     ("multislot", reads(Multislot(), NAMED, "multislot"), [BLOCKS, BLOCKS * 2, b"9" * 5000 + b" 1\n", b"3 1 2 3 1 7 99999999999 8 1 0\n"]),
-    ("sentences", reads(Sentences(), Schema(slots=(Slot("in", multi=True), Slot("out", multi=True))), "sentences"), [b"the cat sat\non the mat\n", b" \t\r\n\n"]),
-    ("arrow", reads(Arrow(), WIDE, "arrow"), [arrow_file(), arrow_file(packed="zstd"), arrow_file(stream=True), arrow_file(stream=True, packed="lz4")]),
+    ("sentences", reads(Sentences(), WORDS, "sentences"), [b"the cat sat\non the mat\n", b" \t\r\n\n"]),
+    ("arrow", reads(Arrow(), WIDE, "arrow"), [
+        arrow_file(), arrow_file(packed="zstd"), arrow_file(stream=True), arrow_file(stream=True, packed="lz4"),
+    ]),
     ("parquet", reads(Parquet(), WIDE, "parquet"), [parquet_file()]),
 ]  # fmt: skip

@@ -130,14 +130,25 @@ def from_json(data: bytes) -> object:
 
 
 os.environ.setdefault("CLICKFLEET_HOME", str(FOLDER))
+LINES = b"py2 mod 1000001|minmax(0, 5)|standard(nan, 1)|count(10)|uniform(-0.001, 0.001)|5min|8GiB|" + b"9" * 400
+RATES = (
+    b"{name: cosine, steps: 100, warmup: 5, floor: 0.1}",
+    b"{name: exponential, every: 10, decay: 0.5}",
+    b"{name: step, every: 1, decay: 1e300}",
+)
+JSON = b'{"dense":[{"name":"x","transform":"log1p"}],"slots":[{"name":"a","multi":true}],"label":"click","keys":"raw"}'
 TARGETS = [
-    ("config", load_config, [CONFIG, BOMB, b"a: " + b"[" * 200, b"yes: 1", b"a: &a [*a]", b"data: 2026-13-45", b"x: \xff"]),
+    (
+        "config",
+        load_config,
+        [CONFIG, BOMB, b"a: " + b"[" * 200, b"yes: 1", b"a: &a [*a]", b"data: 2026-13-45", b"x: \xff"],
+    ),
     ("schema", load_schema, [SCHEMA, BOMB, b"preset: criteo", b"slots: 5", b"dense: [{name: [1]}]"]),
-    ("schema-json", from_json, [b'{"dense":[{"name":"x","transform":"log1p"}],"slots":[{"name":"a","multi":true}],"label":"click","keys":"raw"}']),
+    ("schema-json", from_json, [JSON]),
     ("overrides", override, [b"train.epochs=3\ntable.rule.lr=0.05", b"model=deepfm\nmodel.hidden=[1, 2]", b"a.b=: :"]),
     ("paddlerec", translate, [PADDLE, BOMB + b"runner: {a: 1}", b"runner: [1]\ntrainer: x"]),
-    ("texts", short_texts, [b"py2 mod 1000001", b"minmax(0, 5)", b"standard(nan, 1)", b"count(10)", b"uniform(-0.001, 0.001)", b"5min", b"8GiB", b"9" * 400]),
+    ("texts", short_texts, LINES.split(b"|")),
     ("rules", rule, [b"adagrad lr=0.05 initial_g2sum=3", b"adam lr=0.1 beta1=0.9", b"ftrl lr=nan", b"sgd lr=1e400"]),
-    ("schedules", schedule, [b"{name: cosine, steps: 100, warmup: 5, floor: 0.1}", b"{name: exponential, every: 10, decay: 0.5}", b"{name: step, every: 1, decay: 1e300}"]),
+    ("schedules", schedule, RATES),
     ("vocabulary", vocabulary, [b"</s> 10\nthe 60\nfleet 40\n", b"a 99999999999999999999\n", b"a \xe0\xb9\x90\n"]),
-]  # fmt: skip
+]

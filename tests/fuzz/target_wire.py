@@ -46,7 +46,7 @@ def request() -> bytes:
     asked = Request(Kind(0), values=True, training=True, pull=np.arange(3, dtype=np.uint64))
     asked.rows, asked.push = rows, rows_of(rows, WIDTH, 1.0)
     asked.dense = Gradient(np.ones(4, np.float32), 1.0, 1.0, 1)
-    return as_bytes(wire.pack_request(Piece(asked, 1, 1, 1), wire.Identity(1, 2, 3), 0))
+    return as_bytes(wire.pack_request(Piece(asked, 1, 1, 1), wire.Identity(1, b"r" * 16, 3), 0))
 
 
 def answer() -> bytes:

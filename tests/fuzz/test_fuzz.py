@@ -48,5 +48,6 @@ def test_a_process_that_ends_leaves_the_input(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "fuzz", "deadly", "--keep", str(tmp_path / "keep")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and "deadly: the process ended with -6" in done.stdout
+    assert done.returncode == 2
+    assert "deadly: the process ended with -6" in done.stdout
     assert [path.read_bytes() for path in (tmp_path / "keep").glob("deadly-*")] == [b"xyz"]

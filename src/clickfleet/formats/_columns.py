@@ -344,20 +344,8 @@ def _is_text(kind: Any) -> bool:
 def _without_views(column: pa.Array) -> pa.Array:
     """Text as offsets and bytes, as most have it; Polars gives views."""
     if pa.types.is_string_view(column.type):
-        return _empty_nulls(column).cast(pa.large_string())
-    return _empty_nulls(column).cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
-
-
-def _empty_nulls(column: pa.Array) -> pa.Array:
-    """Views with nothing behind the nulls: a file may hold anything there, nobody validates it, and Arrow's casts read it."""
-    if not column.null_count:
-        return column
-    _, views, *data = column.buffers()
-    valid = column.is_valid().to_numpy(zero_copy_only=False)
-    own = np.frombuffer(views, np.int32).reshape(-1, 4)[column.offset : column.offset + len(column)].copy()
-    own[~valid] = 0
-    mask = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(column.type, len(column), [mask, pa.py_buffer(own), *data])
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
 
 
 def _text(column: pa.Array) -> tuple[Any, NDArray[np.uint8]]:

@@ -72,4 +72,8 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
         expected += f" ({len(columns) - 1} without a label)"
     elif len(columns) < len(form.columns):
         expected += " (the first line has no label)"
-    return NativeParser(plan, schema, columns.__getitem__, expected)
+    # A quotation mark may be wrong in a field after the last column.
+    names = [*columns]
+    return NativeParser(
+        plan, schema, lambda field: names[field] if field < len(names) else f"field {field + 1}", expected
+    )

@@ -17,9 +17,9 @@ class Arrow(Format):
         from clickfleet.arrow_ipc import Checked, is_file
 
         with open_bytes(path) as raw, reading(path):
-            start = raw.read(8)
+            head = raw.read(8)
             raw.seek(0)
-            batches = Checked(raw, is_file=is_file(start))
+            batches = Checked(raw, is_file=is_file(head))
             columns = table_columns(schema, batches.schema.names, path)
             first = 0
             for batch in batches:

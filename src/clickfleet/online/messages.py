@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from clickfleet import storage
+from clickfleet.arrow_ipc import check
 from clickfleet.bad_lines import quarantined
 from clickfleet.config import Config
 from clickfleet.errors import DataError
@@ -298,7 +299,7 @@ def read_arrow(value: bytes, columns: pa.Schema) -> pa.Table:
                 rows += batch.num_rows
                 if not 0 <= rows <= ROWS_PER_BYTE * len(value):
                     raise ValueError(f"it claims {rows:,} rows in {len(value):,} bytes")
-                batch.validate(full=True)
+                check(batch)
                 batches.append(batch.select(columns.names))
             rest = len(value) - source.tell()
             if rest > 0:
