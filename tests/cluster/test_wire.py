@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import torch
 import zmq
 
-from clickfleet import paths
 from clickfleet.cluster import remote, sockets
 from clickfleet.cluster.remote import AbandonedError, Remote, RemoteTable
 from clickfleet.cluster.shard import Rules, Shard
@@ -155,10 +153,9 @@ def test_an_abandoned_worker_stops_waiting(cluster: Cluster) -> None:
 
 
 def test_sockets_of_killed_shards_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    folder = paths.temporary()
-    left, young, alive = (folder / f"{run}-0-1" for run in ("a", "b", "c"))
-    other, plain = folder / "run-0-x", folder / "d-0-1"
+    monkeypatch.setattr(sockets.tempfile, "gettempdir", lambda: str(tmp_path))
+    left, young, alive = (tmp_path / f"clickfleet-{run}-0-1" for run in ("a", "b", "c"))
+    other, plain = tmp_path / "clickfleet-run-0-x", tmp_path / "clickfleet-d-0-1"
     plain.write_text("no socket")
     with socket.socket(socket.AF_UNIX) as listening:
         for path in (left, young, other):
@@ -168,5 +165,5 @@ def test_sockets_of_killed_shards_are_cleared_away(tmp_path: Path, monkeypatch: 
         listening.listen()
         for path in (left, alive, other, plain):
             os.utime(path, (0, 0))
-        assert sockets.new(0xE, 3) == str(folder / f"e-3-{os.getpid()}")
-    assert sorted(path.name for path in folder.iterdir()) == sorted(p.name for p in (young, alive, other, plain))
+        assert sockets.new(0xE, 3) == str(tmp_path / f"clickfleet-e-3-{os.getpid()}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(p.name for p in (young, alive, other, plain))

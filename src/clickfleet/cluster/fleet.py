@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from clickfleet import paths
 from clickfleet.config import Config
 from clickfleet.errors import ClusterError, MissingError
 
@@ -65,6 +66,8 @@ class Fleet:
             cluster = self.config.cluster
             cpus = max(os.cpu_count() or 1, cluster.shards + cluster.workers * cluster.threads)
             options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 1 << 28}
+            if "RAY_TMPDIR" not in os.environ:  # Ray opens its folders to everybody: let nobody come that far
+                options["_temp_dir"] = str(paths.temporary(short=True) / "ray")
         for attempt in (1, 2):  # a machine that stands still for some seconds is too slow for Ray's own patience
             try:
                 ray.init(address=address or "local", **options)

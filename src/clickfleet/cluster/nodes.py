@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from clickfleet import paths
 from clickfleet.cluster.fleet import Log, place, ray_module
 from clickfleet.cluster.roles import Role
 from clickfleet.errors import ClusterError
@@ -32,7 +33,7 @@ def node(role: Role, timeout_s: float, log: Log) -> Iterator[Any]:
     ray = ray_module()
     for attempt in range(1, STARTS + 1):
         # A folder of its own keeps the nodes of one host apart, while they start and when a driver looks for its own.
-        with tempfile.TemporaryDirectory(prefix="clickfleet-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(None, "r", paths.temporary(short=True), ignore_cleanup_errors=True) as folder:
             child = _start(role, folder, timeout_s, log)
             try:
                 problem = _join(ray, role, folder, child, timeout_s)

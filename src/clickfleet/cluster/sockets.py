@@ -6,25 +6,24 @@ import os
 import re
 import socket
 import stat
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from clickfleet import paths
-
-_OURS = re.compile(r"[0-9a-f]+-\d+-\d+")
+_OURS = re.compile(r"clickfleet-[0-9a-f]+-\d+-\d+")
 _YOUNG_S = 60.0
 """Between its making and its first listening a socket refuses too."""
 
 
 def new(run: int, shard: int) -> str:
     """A place for the socket of a shard of this process; those that nobody listens at any more are cleared away."""
-    folder = paths.temporary()
-    for path in folder.glob("*-*-*"):
+    folder = Path(tempfile.gettempdir())
+    for path in folder.glob("clickfleet-*-*-*"):
         if _OURS.fullmatch(path.name) and _is_left(path):
             with suppress(OSError):
                 path.unlink()
-    return str(folder / f"{run:x}-{shard}-{os.getpid()}")
+    return str(folder / f"clickfleet-{run:x}-{shard}-{os.getpid()}")
 
 
 def _is_left(path: Path) -> bool:
