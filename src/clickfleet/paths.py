@@ -50,12 +50,13 @@ def exposed(path: str | Path) -> str:
     return f"other users can {'change' if mode & 0o022 else 'read'} {path} (mode {mode:o}); chmod 600 {path}"
 
 
-def temporary() -> Path:
+def temporary(short: bool = False) -> Path:
     """A folder for temporary files that only this user can read or write; the same one for all processes of the user.
 
-    Windows keeps temporary files per user, so neither owner nor mode is checked there.
+    `short`: below /tmp whatever TMPDIR says, as the path of a socket has about a hundred bytes at most. Windows keeps temporary files
+    per user, so neither owner nor mode is checked there.
     """
-    folder = _of_user()
+    folder = _of_user(short)
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -80,9 +81,10 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _of_user() -> Path:
+def _of_user(short: bool = False) -> Path:
     name = f"clickfleet-{os.getuid()}" if hasattr(os, "getuid") else "clickfleet"
-    return Path(tempfile.gettempdir()) / name
+    common = Path("/tmp")
+    return (common if short and os.access(common, os.W_OK) else Path(tempfile.gettempdir())) / name
 
 
 def _unsafe(folder: Path, why: str) -> TrustError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def cli(words: list[str]) -> int:
 
 
 PROGRAM = """
-import json, sys
+import json, os, sys
 import clickfleet
 from clickfleet.files import expand
 
@@ -38,6 +39,9 @@ with clickfleet.join(config, quiet=True) as job:
         "delta": job.save("delta"),
         "test": job.evaluate(test)["rows"],
     }
+    import ray
+    above = os.path.dirname(ray._private.worker._global_node.get_temp_dir_path())  # Ray opens its own to everybody
+    found["private"] = (os.stat(above).st_mode & 0o777, os.stat(above).st_uid)
     job.barrier()
     print(json.dumps(found))
 """
@@ -59,6 +63,7 @@ def test_a_program_runs_in_every_role(config: dict[str, Any], tmp_path: Path) ->
     for one in said:
         assert (one["sum"], one["max"]) == (3, [1.0, 1.0])
         assert (one["rows"], one["again"], one["test"]) == ([ROWS * 3 // 4, ROWS // 4], ROWS, TEST_ROWS)
+        assert one["private"] == [0o700, os.getuid()]
         assert (Path(one["base"]).name, Path(one["delta"]).name) == ("000001-base", "000002-delta")
     assert shows(run) == 2 * ROWS * SLOTS
     published = clickfleet.load(run / "published").predict(files[1])

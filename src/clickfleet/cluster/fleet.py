@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from clickfleet import paths
 from clickfleet.cluster import process_tree
 from clickfleet.cluster.ray_runtime import LOOPBACK, check_there, keep_token, on_loopback, our_signals, ray_module
 from clickfleet.config import Config
@@ -87,6 +88,8 @@ class Fleet:
             return
         cpus = max(os.cpu_count() or 1, cluster.shards + cluster.workers * cluster.threads)
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 1 << 28}
+        if "RAY_TMPDIR" not in os.environ:  # Ray opens its folders to everybody: let nobody come that far
+            options["_temp_dir"] = str(paths.temporary(short=True) / "ray")
         keep_token(make=True)
         self._others = process_tree.own_children()
         try:
