@@ -13,7 +13,7 @@ from typing import Any
 from clickfleet import checkpoint, mirror, saving, storage
 from clickfleet.errors import CheckpointError, MissingError
 from clickfleet.lock import Lock
-from clickfleet.published import KIND, LOG, Entry, Header, Line, Log, directories, name_of
+from clickfleet.published import HOW_TO_REPAIR, KIND, LOG, Entry, Header, Line, Log, directories, name_of
 from clickfleet.serve import layers
 from clickfleet.serve.predictor import open_version
 
@@ -87,7 +87,7 @@ def _log(folder: Path) -> Facts:
     lines = log.kept()
     last = lines[-1].sequence if lines else 0
     if beyond := [path.name for number, path in directories(folder) if number > last + 1]:
-        raise CheckpointError(f"{log.path} ends with entry {last}, and {beyond[0]} is there", REPAIR)
+        raise CheckpointError(f"{log.path} ends with entry {last or 'none'}, and {beyond[0]} is there", HOW_TO_REPAIR)
     chains: list[list[Entry]] = []
     for line in lines:
         entry = log.entry(line)
@@ -113,9 +113,6 @@ def _facts(
         "entries": entries,
         "golden": golden,
     }
-
-
-REPAIR = "clickfleet verify RUN --repair makes the log anew from the entries"
 
 
 def repair(model: str | Path) -> Facts:
