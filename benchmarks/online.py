@@ -1,6 +1,6 @@
 """What online learning costs beyond plain training, and what a delta costs beyond its rows; all ratios of one run.
 
-python benchmarks/online.py [--rows 500000] [--rounds 3] [--table-rows 10000000] [--only pass|delta] [--json]
+python benchmarks/online.py [--rows 500000] [--rounds 3] [--table-rows 10000000] [--only pass|delta|records] [--json]
 
 The pass: `clickfleet online` over two passes of that many rows each (progressive validation, shuffled, a delta after
 each, checkpoints in the background) against `clickfleet train` on the same rows, in alternation. Online counts from the
@@ -9,6 +9,8 @@ run does once.
 
 The delta: a table of 10 million rows of which 10,000 changed, written as a delta and as a base; shrink and the end of a
 day on the same table.
+
+The records: Kafka records of one row each, as text and as JSON, written into the file of a pass, against reading that file.
 """
 
 from __future__ import annotations
@@ -30,8 +32,11 @@ from clickfleet.configuring import configure
 from clickfleet.graph import Graph
 from clickfleet.learner import Learner
 from clickfleet.logs.synth import Options, synth
+from clickfleet.online.broker import Record
 from clickfleet.online.learn import learn
+from clickfleet.online.messages import Spool
 from clickfleet.published import Content, Log
+from clickfleet.reader import Reader
 from clickfleet.schema import preset
 
 
@@ -147,20 +152,47 @@ def compare_entries(folder: Path, rows: int, changed: int, rounds: int) -> dict[
     return found
 
 
+def compare_records(folder: Path, rows: int, rounds: int) -> dict[str, float]:
+    synth(folder / "log", Options(rows=rows, test_rows=0, parts=1))
+    lines = (folder / "log/train/part-0").read_bytes().splitlines()
+    names = [column.name for column in preset("criteo").dense] + [slot.name for slot in preset("criteo").slots]
+    fields = [line.decode().split("\t") for line in lines]
+    objects = [json.dumps({"click": row[0], **dict(zip(names, row[1:], strict=True))}) for row in fields]
+    found: dict[str, float] = {}
+    for kind, values in (("text", lines), ("json", [text.replace('""', "null").encode() for text in objects])):
+        kafka = {"brokers": "-", "topic": "-", "rows_per_pass": 1, "format": kind}
+        config = configure({"data": {"preset": "criteo"}, "online": {"kafka": kafka}})
+        spool = Spool(folder / kind, config)
+        records = {0: [Record("-", 0, offset, 0.0, value) for offset, value in enumerate(values)]}
+        ratios = []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            (path,) = spool.write("20260101-0001", records).files
+            written = time.perf_counter()
+            read = sum(map(len, Reader(path, preset("criteo"), "criteo" if kind == "text" else "arrow")))
+            ratios.append((written - begin) / (time.perf_counter() - written))
+            assert read == rows
+        found[f"{kind}_write_over_read"] = statistics.median(ratios)
+        print(f"{rows:,} {kind} records: writing their file / reading it = {found[f'{kind}_write_over_read']:.2f}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--table-rows", type=int, default=10_000_000)
     parser.add_argument("--changed", type=int, default=10_000)
-    parser.add_argument("--only", choices=["pass", "delta"])
+    parser.add_argument("--only", choices=["pass", "delta", "records"])
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        if options.only != "pass":
+        if options.only in (None, "records"):
+            figures["records"] = compare_records(Path(folder) / "records", min(options.rows, 100_000), options.rounds)
+        if options.only in (None, "delta"):
             figures["entries"] = compare_entries(Path(folder), options.table_rows, options.changed, options.rounds)
-        if options.only != "delta":
+        if options.only in (None, "pass"):
             figures["passes"] = compare_passes(Path(folder), options.rows, options.rounds)
     if options.json:
         print(json.dumps(figures))

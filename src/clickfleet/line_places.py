@@ -25,16 +25,14 @@ class Origin(NamedTuple):
         return f"{self.topic} partition {self.partition} offset {self.offset}"
 
 
-def write_origins(path: Path, records: Iterable[tuple[Origin, int]]) -> None:
-    """Notes where the lines of a file come from: its records in order, each with its number of lines."""
-    topic, line, runs = "", 1, list[list[int]]()
-    following: list[int] | None = None
-    for origin, lines in records:
-        topic = origin.topic
-        if following != [origin.partition, origin.offset, lines]:
-            runs.append([line, origin.partition, origin.offset, lines])
-        following = [origin.partition, origin.offset + 1, lines]
-        line += lines
+def write_origins(path: Path, topic: str, records: Iterable[tuple[int, int, int]]) -> None:
+    """Notes where the lines of a file come from: its records in order as (partition, offset, lines)."""
+    line, runs = 1, list[list[int]]()
+    here = following = each = -1
+    for partition, offset, lines in records:
+        if offset != following or lines != each or partition != here:
+            runs.append([line, partition, offset, lines])
+        here, following, each, line = partition, offset + 1, lines, line + lines
     places_of(path).write_text(json.dumps({"topic": topic, "runs": runs}))
 
 

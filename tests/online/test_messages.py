@@ -16,10 +16,11 @@ from clickfleet.errors import DataError
 from clickfleet.formats import Bad, Parsed
 from clickfleet.line_places import Origin, Origins, write_origins
 from clickfleet.online.broker import Record
-from clickfleet.online.messages import Spool, columns_of, read_arrow, read_json, split_evenly
+from clickfleet.online.messages import Spool, columns_of, fits_of, read_arrow, read_json, split_evenly
 from streams import HEADER, SCHEMA, lines, settings
 
 COLUMNS = columns_of(SCHEMA)
+FITS = fits_of(COLUMNS)
 ROW = {"click": 1, "time": 5, "price": 0.5, "user": "u", "ad": "a", "site": ["s"]}
 
 
@@ -68,7 +69,7 @@ BAD_JSON = {
     "empty": (b"", "the line is empty"),
     "an object as id": (with_field("user", "{}"), "is no text"),
     "a float as id": (with_field("user", "1.5"), "is no text"),
-    "true as time": (with_field("time", "true"), "true or false"),
+    "true as time": (with_field("time", "true"), "True is no whole number"),
 }
 
 
@@ -76,7 +77,7 @@ BAD_JSON = {
 def test_json_that_is_no_row(name, tmp_path):
     value, reason = BAD_JSON[name]
     with pytest.raises(ValueError, match=reason):
-        read_json(value, COLUMNS)
+        read_json(value, FITS)
     records = {3: [record(json.dumps(ROW).encode(), 6, 3), record(value, 7, 3), record(json.dumps(ROW).encode(), 8, 3)]}
     with pytest.raises(
         DataError, match=rf"clicks partition 3 offset 7: .*{reason}[\s\S]*set data.bad_lines=quarantine"
@@ -165,7 +166,7 @@ objects = st.dictionaries(st.sampled_from(COLUMNS.names), st.recursive(plain, st
 def test_any_bytes_are_a_json_row_or_a_reason(line):
     row = None
     with suppress(ValueError):
-        row = read_json(line, COLUMNS)
+        row = read_json(line, FITS)
     if row is not None:
         pa.Table.from_pylist([row], COLUMNS).validate(full=True)
 
@@ -212,9 +213,9 @@ def test_every_line_finds_its_record(counts, tmp_path_factory):
     path, offset, records = tmp_path_factory.mktemp("spool") / "x.txt", 0, []
     for partition, step, rows in counts:
         offset += step
-        records.append((Origin("clicks", partition, offset), rows))
-    write_origins(path, records)
-    expected = [origin for origin, rows in records for _ in range(rows)]
+        records.append((partition, offset, rows))
+    write_origins(path, "clicks", records)
+    expected = [Origin("clicks", partition, offset) for partition, offset, rows in records for _ in range(rows)]
     assert [Origins(str(path)).of(line + 1) for line in range(len(expected))] == expected
 
 
@@ -233,7 +234,7 @@ def test_old_passes_are_pruned_by_number(tmp_path):
 
 def test_a_bad_line_names_its_record(tmp_path):
     path = tmp_path / "x.txt"
-    write_origins(path, [(Origin("clicks", 2, 40), 1), (Origin("clicks", 2, 41), 1)])
+    write_origins(path, "clicks", [(2, 40, 1), (2, 41, 1)])
     parsed = Parsed(None, 2, 1, [Bad(1, b"b\xffd", "price", "is no number")])  # type: ignore[arg-type]
     with pytest.raises(DataError, match="clicks partition 2 offset 41: price: is no number"):
         BadLines("error", 0.1, None).handle(str(path), 0, parsed, Counters(), "csv")
@@ -246,4 +247,4 @@ def test_a_bad_line_names_its_record(tmp_path):
 
 def test_lines_of_the_schema_are_rows():
     row = dict(zip(HEADER.split(","), lines(1, 1)[0].split(","), strict=True))
-    assert read_json(json.dumps(row).encode(), COLUMNS)["click"] in (0.0, 1.0)
+    assert read_json(json.dumps(row).encode(), FITS)["click"] in (0.0, 1.0)

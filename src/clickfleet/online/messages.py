@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +22,20 @@ from clickfleet.arrow_ipc import check
 from clickfleet.bad_lines import quarantined
 from clickfleet.config import Config
 from clickfleet.errors import DataError
-from clickfleet.line_places import Origin, places_of, write_origins
+from clickfleet.line_places import places_of, write_origins
 from clickfleet.online.broker import Record
 from clickfleet.opening import schema_of
 from clickfleet.schema import Schema
 
 Records = dict[int, list[Record]]
 """By partition, in the order of their offsets."""
-Lines = tuple[Origin, int]
-"""A record and how many lines or rows of a file it became."""
+Lines = tuple[int, int, int]
+"""Partition and offset of a record, and how many lines or rows of a file it became."""
 
 PARTS_PER_WORKER = 4
 """Files of a pass for each worker of a cluster: what a lost worker leaves can be shared out."""
+Fits = dict[str, Callable[[Any], Any]]
+
 CHUNK = 4096
 """Records that become one table."""
 ROWS_PER_BYTE = 8
@@ -79,6 +82,7 @@ class Spool:
         assert config.online.kafka is not None
         self.kind = config.online.kafka.format
         self.columns = None if self.kind == "text" else columns_of(schema_of(config))
+        self._fits = {} if self.columns is None else fits_of(self.columns)
 
     def rows_of(self, record: Record) -> int:
         """How many rows a record holds; each bad line, and a bad record, counts as one."""
@@ -102,7 +106,7 @@ class Spool:
             if ordered and self.columns is None:
                 paths = self._write_text(name, ordered)
             elif ordered:
-                paths = self._write_rows(name, *self._tables(ordered, bad))
+                paths = self._write_rows(name, ordered[0].topic, *self._tables(ordered, bad))
             aside = self._quarantine(name, bad)
         return Spooled(tuple(map(str, paths)), tuple(path.stat().st_size for path in paths), bad, aside)
 
@@ -110,23 +114,17 @@ class Spool:
         counts = [count_lines(record.value) for record in ordered]
         shares = self._shares(sum(counts))
         paths = self._paths(name, "txt", len(shares))
-        at = inside = 0
-        for path, left in zip(paths, shares, strict=True):
-            origins = []
+        pieces = iter(_pieces(ordered, counts, shares) if len(shares) > 1 else [zip(ordered, counts, strict=True)])
+        for path in paths:
+            origins: list[Lines] = []
             with _whole(path) as hidden, hidden.open("wb") as out:
-                while left:
-                    take, value = min(left, counts[at] - inside), ordered[at].value.rstrip(b"\n")
-                    if take < counts[at]:  # a record that lies in two files
-                        value = b"\n".join(value.split(b"\n")[inside : inside + take])
-                    out.write(value + b"\n")
-                    origins.append((ordered[at].origin, take))
-                    left, inside = left - take, inside + take
-                    if inside == counts[at]:
-                        at, inside = at + 1, 0
-                write_origins(path, origins)
+                for record, lines in next(pieces):
+                    out.write(record.value.rstrip(b"\n") + b"\n")
+                    origins.append((record.partition, record.offset, lines))
+                write_origins(path, ordered[0].topic, origins)
         return paths
 
-    def _write_rows(self, name: str, rows: pa.Table, origins: list[Lines]) -> list[Path]:
+    def _write_rows(self, name: str, topic: str, rows: pa.Table, origins: list[Lines]) -> list[Path]:
         shares = self._shares(len(rows))
         paths = self._paths(name, "arrow", len(shares))
         first = 0
@@ -134,7 +132,7 @@ class Spool:
             with _whole(path) as hidden, hidden.open("wb") as sink:
                 with pa.ipc.new_stream(sink, rows.schema) as writer:
                     writer.write_table(rows.slice(first, count))
-                write_origins(path, _between(origins, first, first + count))
+                write_origins(path, topic, _between(origins, first, first + count))
             first += count
         return paths
 
@@ -158,7 +156,7 @@ class Spool:
                 self._add(bad, Wrong(record, str(error), record.value))
                 continue
             tables.append(table)
-            origins.append((record.origin, len(table)))
+            origins.append((record.partition, record.offset, len(table)))
         return tables
 
     def _json(self, records: list[Record], origins: list[Lines], bad: list[Wrong]) -> list[pa.Table]:
@@ -168,11 +166,11 @@ class Spool:
             before = len(rows)
             for line in record.value.rstrip(b"\n").split(b"\n"):
                 try:
-                    rows.append(read_json(line, self.columns))
+                    rows.append(read_json(line, self._fits))
                 except ValueError as error:
                     self._add(bad, Wrong(record, str(error), line))
             if len(rows) > before:
-                origins.append((record.origin, len(rows) - before))
+                origins.append((record.partition, record.offset, len(rows) - before))
         return [pa.Table.from_pylist(rows, self.columns)]
 
     def _add(self, bad: list[Wrong], wrong: Wrong) -> None:
@@ -249,12 +247,30 @@ def split_evenly(rows: int, parts: int) -> list[int]:
     return [share + (part < extra) for part in range(parts)]
 
 
+def _pieces(ordered: list[Record], counts: list[int], shares: list[int]) -> Iterator[list[tuple[Record, int]]]:
+    """Records and their numbers of lines for each of several files; a record may lie in two."""
+    at = inside = 0
+    for left in shares:
+        piece = []
+        while left:
+            take = min(left, counts[at] - inside)
+            record = ordered[at]
+            if take < counts[at]:
+                value = b"\n".join(record.value.rstrip(b"\n").split(b"\n")[inside : inside + take])
+                record = record._replace(value=value)
+            piece.append((record, take))
+            left, inside = left - take, inside + take
+            if inside == counts[at]:
+                at, inside = at + 1, 0
+        yield piece
+
+
 def _between(origins: list[Lines], first: int, last: int) -> list[Lines]:
     """Where rows `first` to `last` come from."""
     out, at = [], 0
-    for origin, rows in origins:
+    for partition, offset, rows in origins:
         if (inside := min(at + rows, last) - max(at, first)) > 0:
-            out.append((origin, inside))
+            out.append((partition, offset, inside))
         at += rows
     return out
 
@@ -313,7 +329,12 @@ def read_arrow(value: bytes, columns: pa.Schema) -> pa.Table:
         raise ValueError(f"it is no Arrow stream of the schema: {reason}") from None
 
 
-def read_json(line: bytes, columns: pa.Schema) -> dict[str, Any]:
+def fits_of(columns: pa.Schema) -> Fits:
+    """For each column, what makes a JSON value fit it."""
+    return {field.name: _fit_of(field.type) for field in columns}
+
+
+def read_json(line: bytes, fits: Fits) -> dict[str, Any]:
     """The row of a line with a JSON object; raises ValueError with the reason for any bytes that are none."""
     if not line.strip():
         raise ValueError("the line is empty")
@@ -321,7 +342,7 @@ def read_json(line: bytes, columns: pa.Schema) -> dict[str, Any]:
         row = _DECODER.decode(line.decode())
         if not isinstance(row, dict):
             raise ValueError("it is not an object")
-        return {field.name: _fit(row.get(field.name), field.type) for field in columns}
+        return {name: None if (value := row.get(name)) is None else fit(value) for name, fit in fits.items()}
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except RecursionError:
@@ -345,21 +366,22 @@ def _no_number(token: str) -> Any:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
 
 
-def _fit(value: Any, kind: pa.DataType) -> Any:
-    """A JSON value for a column; text columns take integers in decimal, but no other numbers."""
-    if value is None:
-        return None
+def _fit_of(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Text columns take integers in decimal, but no other numbers."""
     if pa.types.is_list(kind):
-        return [_fit(item, kind.value_type) for item in (value if isinstance(value, list) else [value])]
-    if isinstance(value, bool) and not pa.types.is_floating(kind):
-        raise ValueError(f"true or false where {kind} is expected")
+        fit = _fit_of(kind.value_type)
+        return lambda value: [
+            None if item is None else fit(item) for item in (value if isinstance(value, list) else [value])
+        ]
     if pa.types.is_string(kind):
-        return _text(value)
-    return _whole_number(value, kind) if pa.types.is_integer(kind) else _number(value)
+        return _text
+    if pa.types.is_integer(kind):
+        return partial(_whole_number, *((0, 2**64) if pa.types.is_unsigned_integer(kind) else (-(2**63), 2**63)))
+    return _number
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, float) or not isinstance(value, str | int):
+    if isinstance(value, bool | float) or not isinstance(value, str | int):
         raise ValueError(f"{value!r:.40} is no text and no whole number")
     text = str(value)
     try:
@@ -383,14 +405,13 @@ def _number(value: Any) -> float:
     return number
 
 
-def _whole_number(value: Any, kind: pa.DataType) -> int:
+def _whole_number(low: int, high: int, value: Any) -> int:
     if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!a:.40} is no whole number")
-    low, high = (0, 2**64) if pa.types.is_unsigned_integer(kind) else (-(2**63), 2**63)
     if not low <= value < high:
         raise ValueError(f"{value!s:.40} is out of range")
     return value
