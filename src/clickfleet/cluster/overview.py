@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clickfleet.job import PHASES, Job
-from clickfleet.metrics import Buckets
+from clickfleet.metrics import TOTALS, Buckets
 from clickfleet.progress import amount
 from clickfleet.watch import Mark, Watch, describe
 
@@ -124,7 +124,10 @@ class ClusterWatch(Watch):
 
     def tick(self, job: Job) -> None:
         self._steps = job.steps - 1  # a look is no step
-        super().tick(job)
+        if job.metrics.buckets.state()["buckets"][
+            TOTALS.index("rows")
+        ]:  # else an epoch has begun, and nothing is known of it
+            super().tick(job)
 
     def facts(self, job: Job, now: float, since: Mark) -> dict[str, Any]:
         facts = super().facts(job, now, since)
