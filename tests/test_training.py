@@ -228,6 +228,7 @@ def test_contradictions_are_refused(log: Path, tmp_path: Path) -> None:
         ({"train": {"patience": 1}, "data": {"train": str(log / "train")}}, "need test data"),
         ({"mode": {"name": "local", "pull_every": 3}}, "unknown key mode.pull_every"),
         ({"mode": {"name": "lokal"}}, "did you mean local"),
+        ({"table": {"dim": 0}}, "table.dim is 0, and model dnn needs factors"),
     ):
         raw = {**SMALL, "run": {"dir": str(tmp_path / "r")}, **more}
         raw["data"] = {"train": str(log / "train"), **more.get("data", {})}  # type: ignore[dict-item]

@@ -148,7 +148,7 @@ FIRST_ORDER_RULE = Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 0.1, "scale
 @dataclass(frozen=True)
 class Table:
     dim: Annotated[int, Ge(0), Le(65536)] = 10
-    """Factors of one field."""
+    """Factors of one field; 0 only with a model that has none, such as lr."""
     preset: Literal["plain", "online"] = "plain"
     """plain: nothing is filtered or forgotten; online: features must earn their place and are forgotten."""
     rule: Annotated[Plugin, plugin(ROW_RULE)] = ROW_RULE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 from pathlib import Path
@@ -263,6 +264,7 @@ def test_leaves_out_what_the_schema_does_not_have(name: str, paddlerec: bool, de
     logits = model.train()(x)
     extra = model.extra_loss()
     (logits.sum() if extra is None else logits.sum() + extra).backward()
+    copy.deepcopy(model)  # as an export in the middle of training does
     assert logits.shape == (6,)
     assert all(torch.isfinite(p.grad).all() for p in (*x, *model.parameters()) if p.grad is not None)
     with NothingEmpty():  # as the exporter sees it: no fused tower, which works in place
