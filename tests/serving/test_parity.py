@@ -16,13 +16,14 @@ from clickfleet import exporting, redis_rows, saving
 from clickfleet.cli import build, frame
 from clickfleet.cli.serving import section
 from clickfleet.client import Client
+from clickfleet.errors import ConfigError
 from clickfleet.logs.synth import Options, synth
 from clickfleet.online.keeping import copy_to
 from clickfleet.published import Entry
 from clickfleet.sections import Serve
 from clickfleet.serve.predictor import Version, open_version
 from clickfleet.serve.remote_rows import RedisRows
-from served import Model, features, running
+from served import Model, features, running, until
 
 SETTINGS = ["model=deepfm", "model.hidden=[8]", "table.dim=3", "train.threads=1", "data.batch_size=100"]
 
@@ -180,3 +181,43 @@ def test_rows_in_redis(redis: str, tmp_path: Path, capsys: pytest.CaptureFixture
     published.publish("base", 4)
     redis_rows.fill(redis, tmp_path / "log")
     assert redis_rows.count(client, prefix) == 0  # the old base is gone
+
+
+def test_passwords_are_in_no_reply_and_no_log(redis: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    secret = "hunter2"
+    model = Model()
+    published = exporting.Publisher(model.learner, tmp_path / "log")
+    model.train(1)
+    published.publish("base", 1)
+    client = redis_rows.connect(redis)
+    url = redis.replace("redis://", f"redis://:{secret}@")
+    client.config_set("requirepass", secret)
+    texts: list[str] = []
+    try:
+        redis_rows.fill(url, tmp_path / "log")
+        with running(tmp_path / "log", tmp_path / "state", rows=url, results_redis=url) as served:
+            client.set(redis_rows.HEAD, json.dumps({"sequence": 7, "hash": "of another log"}))
+            until(lambda: served.http.get("/v1/model").json()["problem"] is not None)
+            routes = ("/v1/model", "/v1/stats", "/metrics", "/ready", "/health", "/openapi.json", "/v2/models/deepfm")
+            texts += [served.http.get(route).text for route in routes]
+            assert "redis://***@127.0.0.1" in texts[0]
+            client.delete("deepfm_re:1")
+            client.set("deepfm_re:1", "not a list")
+            files = {"file": ("a", b"user:v1\n")}
+            sent = served.http.post("/upload", params={"user_id": "1", "re_model": "redis"}, files=files)
+            assert sent.status_code == 502
+            texts += [sent.text, *served.said]
+            assert (tmp_path / "state" / "settings.json").stat().st_mode & 0o077 == 0
+    finally:
+        client.config_set("requirepass", "")
+    broken = url.rpartition(":")[0] + ":1/0"
+    for argv in (
+        ("publish", tmp_path / "log", "--rollback", "1", "--to", broken),
+        ("parity", tmp_path / "log", "--redis", broken),
+    ):
+        assert command(*argv, "--json") == 1
+    assert command("serve", tmp_path / "log", "--port", "0", "--grpc-port", "-1", "--rows", broken) == 1
+    said = capfd.readouterr()
+    texts += [said.out, said.err, frame.to_json({"url": url}), str(ConfigError(url, f"try {url}"))]
+    assert "cannot reach redis://***@" in said.err
+    assert not [text for text in texts if secret in text]

@@ -18,7 +18,8 @@ REFUSALS_PER_S = 100
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.1, 1.0
 """How long the connection of a refused request is not read: `Retry-After` asks for a second."""
 
-_SMALL_BYTES = 4096
+SMALL_BYTES = 4096
+"""Requests up to this size go in at once: parsing them costs little, and those that wait together are scored together."""
 
 
 class Admission:
@@ -26,8 +27,8 @@ class Admission:
 
     >>> async def example():
     ...     gate = Admission(0.05, Counts())
-    ...     ticket = gate.enter(100)  # nobody is inside: at once
-    ...     gate.leave(ticket, 100)
+    ...     ticket = gate.enter(100_000)  # nobody is inside: at once
+    ...     gate.leave(ticket, 100_000)
     ...     return isinstance(ticket, float), gate.inside
     >>> asyncio.run(example())
     (True, 0)
@@ -39,20 +40,22 @@ class Admission:
         self._window_s = min(WINDOW_S, max_wait_s / 2)
         self._inside_s = self._line_s = 0.0
         self._line: deque[tuple[float, asyncio.Future[float]]] = deque()
-        self._request_s, self._byte_s = 1e-4, 1e-8  # what a request and a byte of it take, learned from every request
+        self._byte_s = 1e-8  # what a byte takes, learned from every request
         self._since = 0.0
         self._now = now
         self._pauses: deque[float] = deque()
 
-    def check(self) -> None:
+    def check(self, size: int) -> None:
         """Refuses before a body is read, where it would be refused after it."""
         wait = self._inside_s + self._line_s
-        if self._line and wait > self.max_wait_s:
+        if self._line and size > SMALL_BYTES and wait > self.max_wait_s:
             raise self.refusal(wait)
 
     def enter(self, size: int) -> "float | asyncio.Future[float]":
         """A ticket to give back by `leave`; a future of it where the request has to wait."""
-        cost = self._request_s + size * self._byte_s
+        if size <= SMALL_BYTES:
+            return 0.0
+        cost = size * self._byte_s
         if not self._line and self._has_room(cost):
             self._let_in(cost)
             return cost
@@ -75,12 +78,11 @@ class Admission:
 
     def leave(self, ticket: float, size: int) -> None:
         """Learns from a request that is done, and lets in those that wait."""
+        if size <= SMALL_BYTES:
+            return
         now = self._now()
         took, self._since = now - self._since, now
-        if size < _SMALL_BYTES:
-            self._request_s += 0.05 * (took - self._request_s)
-        else:
-            self._byte_s += 0.05 * (max(0.0, took - self._request_s) / size - self._byte_s)
+        self._byte_s += 0.05 * (took / size - self._byte_s)
         self.inside -= 1
         self._inside_s = self._inside_s - ticket if self.inside else 0.0
         while self._line and self._has_room(self._line[0][0]):

@@ -1,7 +1,7 @@
 """One HTTP connection with limits: bytes of its head, time for its head, its body, its reply and its silence.
 
-A connection only notes when its present phase began; one sweep over all connections closes those that exceed a limit. So a request pays
-nothing for the limits, and a client cannot extend one by sending a byte now and then.
+One sweep over all connections sees what each waits for, and closes those that wait for the same thing too long. So a request pays
+almost nothing for the limits, and a client cannot extend one by sending a byte now and then.
 """
 
 import asyncio
@@ -47,17 +47,20 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.phase, self.since = HEAD, self.loop.time()
-        self._head_bytes = 0
+        self._seen: tuple[int, Any] = HEAD, None
+        """What it waited for at the last sweep, and since when."""
+        self._since = self.loop.time()
         self._unsent_since: float | None = None
-        self._refusal: tuple[int, str] | None = None
+        self._fed = 0
+        """Bytes since a head was last known to be whole."""
+        self._fed_for: Any = None
         self._dropped = False
         self._running: RequestResponseCycle | None = None
         """The request being answered; `cycle` is the newest one read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.since = self.loop.time()
+        self._since = self.loop.time()
         if len(self.connections) > self.limits.connections:
             self._close(503, "the server has too many connections", "connections")
 
@@ -68,48 +71,46 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._dropped:
             return
-        if self.phase == IDLE:
-            self.phase, self.since = HEAD, self.loop.time()
-        self._head_bytes += len(data)
+        self._fed += len(data)
         super().data_received(data)
-        if self.phase == HEAD and self._head_bytes > self.limits.header_bytes and not self._dropped:
-            self._close(431, "the header is too long", "header_bytes")
+        if self._fed > self.limits.header_bytes:
+            self._check_head(len(data))
+        if self.pipeline and len(self.pipeline) > MOST_PIPELINED:
+            self._close(429, "too many requests were sent before a reply was read", "pipelined")
 
-    def on_headers_complete(self) -> None:
-        if self._head_bytes > self.limits.header_bytes:  # perhaps most of it is the body: look at what the head was
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if size > self.limits.header_bytes:
-                self._refusal = 431, "the header is too long"
-                raise ValueError(self._refusal[1])  # the parser stops, and `send_400_response` tells why
-        if len(self.pipeline) > MOST_PIPELINED:
-            self._refusal = 429, "too many requests were sent before a reply was read"
-            raise ValueError(self._refusal[1])
-        super().on_headers_complete()
-        self.phase, self.since = BODY, self.loop.time()
+    def _check_head(self, last: int) -> None:
+        """Refuses a head that is too long; bytes of bodies and of earlier requests do not count."""
+        scope: Any = self.scope
+        if scope is not None and "method" in scope:  # it is whole
+            self._fed = 0
+            if (
+                len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+                <= self.limits.header_bytes
+            ):
+                return
+        elif self.cycle is not None and self._fed_for is not scope:  # it has just begun, behind other bytes
+            self._fed, self._fed_for = last, scope
+            return
+        self._close(431, "the header is too long", "header_bytes")
 
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._head_bytes = 0
-        self.since = self.loop.time()
-        self.phase = IDLE if self.cycle.response_complete else REPLY
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def on_response_complete(self) -> None:
         """As its parent does, but without a timer for every reply; the connection of a refused request rests first."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        if self.phase == REPLY and not self.pipeline:
-            self.phase, self.since = IDLE, self.loop.time()
-        pause = self.cycle.scope.get(PAUSE)
+        running: Any = self._running
+        pause = running.scope.get(PAUSE)
         if pause:
             self.flow.pause_reading()
-            self.loop.call_later(pause, self._go_on)  # type: ignore[arg-type]
+            self.loop.call_later(pause, self._go_on)
         else:
             self._go_on()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _go_on(self) -> None:
         if self.transport.is_closing():
@@ -120,12 +121,21 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called for bytes that are not HTTP."""
-        status, text = self._refusal or (400, "this is not an HTTP request")
-        self._close(status, text, {400: "bad_requests", 429: "pipelined"}.get(status, "header_bytes"))
+        self._close(400, "this is not an HTTP request", "bad_requests")
+
+    @property
+    def phase(self) -> int:
+        """What the connection waits for."""
+        scope: Any = self.scope
+        if scope is None or "method" not in scope:
+            return HEAD
+        if self.cycle.more_body:
+            return BODY
+        return IDLE if self.cycle.response_complete else REPLY
 
     def sweep(self, now: float) -> None:
         """Closes the connection if it has exceeded a limit."""
-        limits = self.limits
+        limits, phase = self.limits, self.phase
         unsent = self.transport.is_closing() or self.transport.get_write_buffer_size() > 0
         if not unsent:
             self._unsent_since = None
@@ -135,12 +145,14 @@ class Connection(HttpToolsProtocol):
             self._count("send")
             self._abort()
             return
-        waited = now - self.since
-        if self.phase == IDLE and waited > limits.idle_s:
+        if self._seen[0] != phase or self._seen[1] is not self.scope:
+            self._seen, self._since = (phase, self.scope), now
+        waited = now - self._since
+        if phase == IDLE and waited > limits.idle_s:
             self.transport.close()
-        elif self.phase == HEAD and waited > limits.header_s:
+        elif phase == HEAD and waited > limits.header_s:
             self._close(408, "the header took too long to arrive", "header_time")
-        elif self.phase == BODY and waited > limits.body_s:
+        elif phase == BODY and waited > limits.body_s:
             self._close(408, "the body took too long to arrive", "body_time")
 
     def _close(self, status: int, text: str, reason: str) -> None:
@@ -150,7 +162,7 @@ class Connection(HttpToolsProtocol):
         self._dropped = True
         self._count(reason)
         running = self._running
-        if self.phase == HEAD or (running is not None and not running.response_started):
+        if running is None or not running.response_started or (running.response_complete and self.phase == HEAD):
             body = b'{"error":"%s"}' % text.encode()
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)

@@ -105,7 +105,8 @@ class Service:
     async def _answer(self, name: str, kind: Any, stream: Any) -> Any:
         """Reads the message, then waits until there is time to parse it; refuses what would wait for too long."""
         context, admission = self.context, self.context.admission
-        admission.check()
+        if name == "ModelInfer":
+            admission.check(context.settings.max_body)
         try:
             async with asyncio.timeout(context.settings.body_timeout_s):
                 content = await stream.read()

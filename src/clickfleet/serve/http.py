@@ -10,6 +10,7 @@ import orjson
 
 from clickfleet.errors import ClickfleetError, ServeError, hide
 from clickfleet.serve import oip, people, ranking
+from clickfleet.serve.admission import SMALL_BYTES
 from clickfleet.serve.batching import BusyError, LateError
 from clickfleet.serve.connection import PAUSE
 from clickfleet.serve.context import Context
@@ -150,20 +151,28 @@ class App:
     async def _admitted(self, handler: Any, headers: dict[bytes, bytes], receive: Receive, started: float) -> Answer:
         """Reads a body, then waits until there is time to parse it; refuses what would wait for too long."""
         context, admission = self.context, self.context.admission
-        admission.check()
-        body = await self._body(headers, receive)
+        admission.check(self._length(headers))
+        body = await self._body(receive)
         size = len(body)
+        if size <= SMALL_BYTES:  # the common case is the short one
+            return await self._handled(handler, headers, body, started)
         context.hold(size)
         try:
             ticket = admission.enter(size)
             if not isinstance(ticket, float):
                 ticket = await admission.wait(ticket, size)
             try:
-                answer: Answer = await handler(headers, _unpack(headers, body, context.settings.max_body), started)
+                return await self._handled(handler, headers, body, started)
             finally:
                 admission.leave(ticket, size)
         finally:
             context.held_bytes -= size
+
+    def _handled(self, handler: Any, headers: dict[bytes, bytes], body: bytes, started: float) -> Awaitable[Answer]:
+        packed = headers.get(b"content-encoding")
+        if packed is not None and packed != b"identity":
+            body = _unpack(packed, body, self.context.settings.max_body)
+        answer: Awaitable[Answer] = handler(headers, body, started)
         return answer
 
     def _authorise(self, scope: Scope, path: str) -> None:
@@ -193,15 +202,19 @@ class App:
             self.context.meter.count("faults")
         return status
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    def _length(self, headers: dict[bytes, bytes]) -> int:
+        """The length that a body says it has; one that comes in chunks may have any."""
         limit = self.context.settings.max_body
         length = headers.get(b"content-length", b"0")
         if len(length) > 18 or not length.isdigit() or int(length) > limit:
             raise RefusedError(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
+        return limit if b"transfer-encoding" in headers else int(length)
+
+    async def _body(self, receive: Receive) -> bytes:
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
-            body = await self._long_body(message, receive, limit)
+            body = await self._long_body(message, receive, self.context.settings.max_body)
         elif message["type"] == "http.disconnect":
             raise RefusedError(400, "the client is gone")
         return body
@@ -321,10 +334,7 @@ def _known(path: str) -> str:
     return path if path in ("/v1/predict", "/v1/rank", "/v1/explain", "/v1/model", "/metrics") else "other"
 
 
-def _unpack(headers: dict[bytes, bytes], body: bytes, limit: int) -> bytes:
-    packed = headers.get(b"content-encoding")
-    if packed is None or packed == b"identity":
-        return body
+def _unpack(packed: bytes, body: bytes, limit: int) -> bytes:
     windows = {b"gzip": 31, b"deflate": 15}.get(packed)
     if windows is None:
         raise RefusedError(

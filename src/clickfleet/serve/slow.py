@@ -42,8 +42,7 @@ def make(context: Context) -> Starlette:
     @asynccontextmanager
     async def admitted(request: Request) -> AsyncIterator[bytes]:
         """The body, once a place is free; the memory of all bodies is bounded, and how many are worked on."""
-        _check_length(request, context.settings.max_body)
-        context.admission.check()
+        context.admission.check(_length(request, context.settings.max_body))
         parts: list[bytes] = []
         try:
             async for part in request.stream():
@@ -158,12 +157,13 @@ class _RefusedError(ClickfleetError):
         self.status = status
 
 
-def _check_length(request: Request, limit: int) -> None:
+def _length(request: Request, limit: int) -> int:
     length = request.headers.get("content-length")
     if length is None or not length.isascii() or not length.isdigit():
         raise _RefusedError(411, "the length of the body must be known (Content-Length)")
     if len(length) > 18 or int(length) > limit:
         raise _RefusedError(413, f"the body is longer than {limit} bytes")
+    return int(length)
 
 
 async def _file(headers: Headers, body: bytes) -> bytes | None:
