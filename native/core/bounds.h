@@ -9,9 +9,9 @@ namespace clickfleet {
 template <class Offset>
 bool ascending(const Offset* offsets, size_t n, size_t end) {
   if (n == 0) return false;
-  bool falls = offsets[0] < 0;
-  for (size_t i = 1; i < n; ++i) falls |= offsets[i] < offsets[i - 1];  // no branch: the compiler uses vectors
-  return !falls && static_cast<uint64_t>(offsets[n - 1]) <= end;
+  Offset falls = offsets[0] < 0;  // as wide as an offset and without a branch, so that the compiler uses vectors
+  for (size_t i = 1; i < n; ++i) falls |= static_cast<Offset>(offsets[i] < offsets[i - 1]);
+  return falls == 0 && static_cast<uint64_t>(offsets[n - 1]) <= end;
 }
 
 // Whether every index is below `end`.
