@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -155,7 +155,9 @@ class Driver:
                     if self.signal is None:
                         self._last_exam()
                     self.cuts.last()
-                    self.crew.count()  # the last word of everyone
+                    if self.signal is not None:  # the workers stand still: what they have learned is what was saved
+                        with suppress(LostError):
+                            self.crew.count()
                     self.last_save_s = time.monotonic() - begin
                     return
                 self.epoch()
