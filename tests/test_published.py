@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import clickfleet
-from clickfleet import _core, exporting, graph, published, saving, storage, verification
+from clickfleet import _core, exporting, published, saving, storage, verification
 from clickfleet.batch import Batch
 from clickfleet.config import Config, checked
 from clickfleet.embedding import Embedding
@@ -490,8 +490,8 @@ def test_golden_requests_find_results_that_depend_on_what_memory_holds(
     schema = Schema(slots=(Slot("user"), Slot("tags", multi=True), Slot("ad")))
     model = Learner(checked(Config, {"model": {"name": "lr"}}, source="test"), schema)
     shape = model.shape
-    monkeypatch.setattr(graph, "refuse_empty", lambda proto: None)
-    monkeypatch.setattr(graph.Graph, "_check", lambda self, kept: None)
+    monkeypatch.setattr("clickfleet.graph.refuse_empty", lambda proto: None)
+    monkeypatch.setattr(Graph, "_check", lambda self, kept: None)
     careless = Graph(Careless(None, shape), shape).bytes({})
     changes = model.table.cut_changes(base=True)
     facts = replace(exporting.content(model, Graph(model.model, shape), 1), graph=careless)

@@ -148,7 +148,9 @@ def parse(graph: bytes) -> Any:
     try:
         model = onnx.load_from_string(graph)
     except Exception as error:  # protobuf's own kinds, which differ between its versions
-        raise CheckpointError(f"the network's graph (dense.onnx) is broken: {error}", "export or publish the model again") from error
+        raise CheckpointError(
+            f"the network's graph (dense.onnx) is broken: {error}", "export or publish the model again"
+        ) from error
     for part in _parts(model):
         if isinstance(part, onnx.TensorProto) and (part.external_data or part.data_location):
             where = next((one.value for one in part.external_data if one.key == "location"), "another file")

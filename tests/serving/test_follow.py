@@ -16,8 +16,6 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.engine import Engine
 from clickfleet.errors import ConfigError
-from clickfleet.exporting import Publisher
-from clickfleet.graph import Graph
 from clickfleet.online.keeping import prune
 from clickfleet.published import LOG, Entry
 from clickfleet.serve import launch, layers, predictor

@@ -58,7 +58,9 @@ def node(role: Role, timeout_s: float, stop_s: float, log: Log) -> Iterator[Any]
             started.enter_context(on_loopback(ray))
         for attempt in range(1, STARTS + 1):
             # A folder of its own keeps the nodes of one host apart, while they start and when a driver looks for its own.
-            with tempfile.TemporaryDirectory(None, "r", paths.temporary(short=True), ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(
+                None, "r", paths.temporary(short=True), ignore_cleanup_errors=True
+            ) as folder:
                 child = _start(role, folder, deadline, log)
                 roots.add(child.pid)
                 try:

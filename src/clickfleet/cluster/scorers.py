@@ -14,9 +14,9 @@ from clickfleet.cluster.exams import Exams
 from clickfleet.cluster.fleet import LostError, StoppedError
 from clickfleet.cluster.overview import ClusterWatch
 from clickfleet.errors import ClusterError
-from clickfleet.opening import with_format
 from clickfleet.formats import load as load_format
 from clickfleet.interrupts import leave
+from clickfleet.opening import with_format
 from clickfleet.sections import Cluster, Plugin
 
 

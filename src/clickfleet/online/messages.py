@@ -202,7 +202,7 @@ class Spool:
         """Rows of each file of a pass: as even as can be, at least a batch where every worker then has a file."""
         if self.workers == 1:
             return [rows]
-        each = min(PARTS_PER_WORKER, rows // self.config.data.batch_size // self.workers)
+        each = min(PARTS_PER_WORKER, rows // self.config.data.batch_rows // self.workers)
         return split_evenly(rows, max(1, min(rows, self.workers * max(each, 1))))
 
     def _paths(self, name: str, ending: str, count: int) -> list[Path]:
