@@ -31,7 +31,18 @@ TIMES = 4
 
 def goodput(url: str, script: Path, connections: int, seconds: float) -> tuple[float, float]:
     """Right replies and refusals per second."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "20s", "--latency", "-s", str(script), url]
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds:g}s",
+        "--timeout",
+        "20s",
+        "--latency",
+        "-s",
+        str(script),
+        url,
+    ]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     total, took = re.search(r"(\d+) requests in ([\d.]+)s", text), re.search(r"BAD (\d+)", text)
     assert total is not None, text
