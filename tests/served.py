@@ -158,3 +158,9 @@ def until(check: Callable[[], bool], seconds: float = 15.0) -> None:
     while not check():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.01)
+
+
+def ask(served: Served) -> dict[str, Any]:
+    """What a server says of its model."""
+    found: dict[str, Any] = served.http.get("/v1/model").json()
+    return found

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clickfleet import exporting
-from served import Model, Served, running
+from served import Model, Publication, Served, running
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +32,11 @@ def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         artifact, folder, grpc_port=0, max_rows=2000, max_body=1 << 20, upload_dir=str(folder / "uploads")
     ) as found:
         yield found
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Publication:
+    """A published log with a base."""
+    made = Publication(tmp_path / "published")
+    made.publish("base")
+    return made

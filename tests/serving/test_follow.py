@@ -24,19 +24,7 @@ from clickfleet.serve.settings import Settings
 from clickfleet.serve.stack import OVERLAYS
 from clickfleet.serve.versions import Status
 from clickfleet.serve.worker import Loader
-from served import PROBE, Model, Publication, Served, features, publisher, running, until
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Publication:
-    made = Publication(tmp_path / "published")
-    made.publish("base")
-    return made
-
-
-def ask(served: Served) -> dict[str, Any]:
-    found: dict[str, Any] = served.http.get("/v1/model").json()
-    return found
+from served import PROBE, Model, Publication, ask, features, publisher, running, until
 
 
 def right(log: Publication, reply: dict[str, Any]) -> bool:

@@ -16,21 +16,9 @@ from clickfleet.serve import follow, versions
 from clickfleet.serve import tokens as tokens_module
 from clickfleet.serve.settings import Settings
 from clickfleet.serve.tokens import Tokens
-from served import Publication, Served, running, until
+from served import Publication, Served, ask, running, until
 
 BOSS = {"authorization": "Bearer boss"}
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Publication:
-    made = Publication(tmp_path / "published")
-    made.publish("base")
-    return made
-
-
-def ask(served: Served) -> dict[str, Any]:
-    found: dict[str, Any] = served.http.get("/v1/model").json()
-    return found
 
 
 def gauge(served: Served, name: str) -> str:

@@ -8,10 +8,11 @@ import asyncio
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from clickfleet.serve.faults import log_fault
 from clickfleet.serve.meter import Meter
 
 HEAD, BODY, REPLY, IDLE = range(4)
@@ -127,7 +128,7 @@ class Connection(HttpToolsProtocol):
     def phase(self) -> int:
         """What the connection waits for."""
         scope: Any = self.scope
-        if scope is None or "method" not in scope:
+        if scope is None or "method" not in scope or cast(Any, self.cycle) is None:
             return HEAD
         if self.cycle.more_body:
             return BODY
@@ -200,4 +201,8 @@ async def sweep(connections: set[Any], limits: Limits) -> None:
         await asyncio.sleep(limits.sweep_s)
         now = loop.time()
         for connection in list(connections):
-            connection.sweep(now)
+            try:
+                connection.sweep(now)
+            except Exception:  # one that we misjudge must not keep the others open
+                log_fault()
+                connection.transport.abort()

@@ -3,7 +3,8 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,21 @@ class Context:
         if self.held_bytes + size > max(BODIES_BYTES, 16 * self.settings.max_body):
             raise self.admission.refusal()
         self.held_bytes += size
+
+    @asynccontextmanager
+    async def admitted(self, size: int) -> AsyncIterator[None]:
+        """Holds a body of some bytes and waits until there is time to parse it; refuses what would wait for too long."""
+        self.hold(size)
+        try:
+            ticket = self.admission.enter(size)
+            if not isinstance(ticket, float):
+                ticket = await self.admission.wait(ticket, size)
+            try:
+                yield
+            finally:
+                self.admission.leave(ticket, size)
+        finally:
+            self.held_bytes -= size
 
     @property
     def lag(self) -> int | None:

@@ -104,9 +104,9 @@ class Service:
 
     async def _answer(self, name: str, kind: Any, stream: Any) -> Any:
         """Reads the message, then waits until there is time to parse it; refuses what would wait for too long."""
-        context, admission = self.context, self.context.admission
+        context = self.context
         if name == "ModelInfer":
-            admission.check(context.settings.max_body)
+            context.admission.check(context.settings.max_body)
         try:
             async with asyncio.timeout(context.settings.body_timeout_s):
                 content = await stream.read()
@@ -114,18 +114,8 @@ class Service:
             raise RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, "the message took too long to arrive") from None
         if content is grpc.aio.EOF:
             raise ServeError("the call has no message")
-        size = len(content)
-        context.hold(size)
-        try:
-            ticket = admission.enter(size)
-            if not isinstance(ticket, float):
-                ticket = await admission.wait(ticket, size)
-            try:
-                return await self.calls[name](_parse(kind, content), stream)
-            finally:
-                admission.leave(ticket, size)
-        finally:
-            context.held_bytes -= size
+        async with context.admitted(len(content)):
+            return await self.calls[name](_parse(kind, content), stream)
 
     def _authorise(self, stream: Any) -> None:
         if self.context.tokens.closed:

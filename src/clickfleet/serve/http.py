@@ -150,23 +150,14 @@ class App:
 
     async def _admitted(self, handler: Any, headers: dict[bytes, bytes], receive: Receive, started: float) -> Answer:
         """Reads a body, then waits until there is time to parse it; refuses what would wait for too long."""
-        context, admission = self.context, self.context.admission
-        admission.check(self._length(headers))
+        context = self.context
+        context.admission.check(self._length(headers))
         body = await self._body(receive)
         size = len(body)
         if size <= SMALL_BYTES:  # the common case is the short one
             return await self._handled(handler, headers, body, started)
-        context.hold(size)
-        try:
-            ticket = admission.enter(size)
-            if not isinstance(ticket, float):
-                ticket = await admission.wait(ticket, size)
-            try:
-                return await self._handled(handler, headers, body, started)
-            finally:
-                admission.leave(ticket, size)
-        finally:
-            context.held_bytes -= size
+        async with context.admitted(size):
+            return await self._handled(handler, headers, body, started)
 
     def _handled(self, handler: Any, headers: dict[bytes, bytes], body: bytes, started: float) -> Awaitable[Answer]:
         packed = headers.get(b"content-encoding")
