@@ -176,7 +176,7 @@ class Line:
             if facts.pop("line") != storage.digest(facts):
                 raise ValueError("its hash does not fit")
             return cls(**facts)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} has a broken line: {error}") from error
 
 
