@@ -242,7 +242,7 @@ class Header:
             if form != "clickfleet/log" or version > 1:
                 raise ValueError(f"{form} {version} is not known here; upgrade clickfleet to read it")
             return cls(**facts)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} has a broken line: line 1, {error}", HOW_TO_REPAIR) from error
 
 
@@ -273,7 +273,7 @@ class Line:
             if line.kind not in ("base", "delta") or line.name != name_of(line.sequence, line.kind):
                 raise ValueError(f"{line.name!r} is no name of entry {line.sequence}")
             return line
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} has a broken line: {error}", HOW_TO_REPAIR) from error
 
     def follows(self, before: Line) -> bool:
