@@ -73,9 +73,9 @@ def test_every_command_takes_the_best(run: Path, log: Path, tmp_path: Path, caps
     assert f"model: {best} (the best test AUC)" in capsys.readouterr().out
     assert f"{max(aucs(run)):.4f}" in (run / "report.html").read_text()
     assert command(build(), ["verify", str(run)]) == 0
-    out = capsys.readouterr().out
-    assert str(best) in out
-    assert str(newest) in out
+    kept = {path.resolve() for path in (run / "checkpoints").glob("step-*")}
+    assert {best.resolve(), newest.resolve()} <= kept
+    assert f"{run}: {len(kept)} checkpoints" in capsys.readouterr().out
 
 
 def test_publish_takes_the_best_and_a_resume_goes_on_from_the_newest(

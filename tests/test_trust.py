@@ -318,7 +318,7 @@ def test_model_file_in_a_manifest(piped: Made, tmp_path: Path) -> None:
     """A published manifest that names a Python file as its model."""
     out = shutil.copytree(piped.artifact, tmp_path / "artifact")
     manifest = json.loads((out / storage.MANIFEST).read_bytes())
-    del manifest["hash"]
+    del manifest["hash"], manifest["sealed"]
     (tmp_path / "evil.py").write_text(MODEL)
     manifest["model"]["name"] = str(tmp_path / "evil.py")
     (out / storage.MANIFEST).write_bytes(storage.canonical({**manifest, "hash": storage.digest(manifest)}))

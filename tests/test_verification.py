@@ -137,7 +137,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
     twice: "a short row and a full one",
     set_and_deleted: "both set and deleted",
     deleted_twice: "has a key twice",
-    nulls: "has nulls in embed_w",
+    nulls: "a row lacks a value",
     other_columns: "other columns",
     other_answers: "golden requests give another score",
     no_answers: "does not fit the schema",
@@ -196,8 +196,8 @@ def test_networks_that_do_not_fit_are_refused(good: Path, tmp_path: Path) -> Non
         node.input[:] = ["other" if name == "dense" else name for name in node.input]
     next(one for one in named.graph.input if one.name == "dense").name = "other"
     for content, why in (
-        (b"no network", "its network cannot be loaded"),
-        (wide.SerializeToString(), "its network cannot be loaded|its network takes dense"),
+        (b"no network", "is broken"),
+        (wide.SerializeToString(), "cannot be opened|its network takes dense"),
         (named.SerializeToString(), r"its network takes other\[2\]"),
     ):
         entry = tmp_path / "log/000001-base"

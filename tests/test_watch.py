@@ -13,6 +13,7 @@ import pytest
 import clickfleet
 from clickfleet import watch
 from clickfleet.cluster.overview import ClusterWatch, Overview
+from clickfleet.metrics import Buckets
 from clickfleet.schema import Dense, Schema, Slot
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"),))
@@ -97,9 +98,11 @@ def test_a_curve_of_a_run_that_is_looked_at_now_and_then(tmp_path: Path) -> None
     """Looks at a cluster fall on any step: each that has passed a point of the curve makes one."""
     seen = ClusterWatch(tmp_path, quiet=True)
     overview: Any = Overview(100)
+    learned = Buckets(100)
+    learned.update(np.array([0.2, 0.7], np.float32), np.array([0.0, 1.0], np.float32))
     seen.start(overview)
     for steps in (0, 5, 37, 37, 38, 43, 1000):
-        overview.workers = {"worker 0": {"steps": steps, "rows": steps * 10}}
+        overview.workers = {"worker 0": {"steps": steps, "rows": steps * 10, "buckets": learned.state()["buckets"]}}
         seen.tick(overview)
     seen.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -56,9 +56,15 @@ def for_scoring(config: Config, batch_size: int | None = None) -> Config:
 
 
 def with_format(config: Config, name: str | None) -> Config:
-    """The configuration for files of the format `name`; None or the format it has already keeps its settings."""
-    if name is None or name == config.data.format.name:
+    """The configuration for files of the format `name`; None or the format it has already keeps its settings.
+
+    A file that the user names is theirs, whoever named it before; the command of a `pipe` stays the model's.
+    """
+    form = config.data.format
+    if name is None or (name == form.name and not name.endswith(".py")):
         return config
+    if name == form.name:
+        return replace(config, data=replace(config.data, format=replace(form, origin="")))
     return replace(config, data=replace(config.data, format=Plugin(name)))
 
 

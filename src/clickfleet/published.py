@@ -194,7 +194,7 @@ class Entry:
             if facts.pop("entry", None) != self.hash:
                 raise ValueError("it belongs to another entry")
             return facts
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.path / INFO} is broken: {error}", "restore the entry from a copy, or publish a base"
             ) from error

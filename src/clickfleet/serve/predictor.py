@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from clickfleet import _core
 from clickfleet.batch import Batch, Floats, Keys
 from clickfleet.engine import CPU, Engine, soil
-from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.errors import CheckpointError
 from clickfleet.published import Entry
 from clickfleet.schema import Schema
 from clickfleet.serve import layers
@@ -131,10 +131,8 @@ class Version:
     def _load(self, entry: Entry) -> Any:
         try:
             return self.engine.session(entry.graph())
-        except ClickfleetError:
-            raise
-        except Exception as error:  # whatever ONNX Runtime finds wrong with it
-            raise CheckpointError(f"{entry.path}: its network cannot be loaded: {error}") from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{entry.path}: {error}") from error
 
     def _check_graph(self, entry: Entry) -> None:
         """The network must take what rows give, and give what the manifest names."""
