@@ -164,3 +164,23 @@ def test_train_and_evaluate_stop_and_clicks_of_several_shows_stay(tmp_path: Path
         done.evaluate(str(tmp_path / "bad.csv"))
     with pytest.raises(DataError, match=r"bad.csv:3: label: '3' is not a label"):
         clickfleet.train(settings, f"data.train={tmp_path}/bad.csv", f"run.dir={tmp_path}/other", quiet=True)
+
+
+AMOUNTS = Schema(slots=(Slot("a"),), keys=KeyRule("raw"), show="show", click="click", weight="weight")
+
+
+@pytest.mark.parametrize("column", ["show", "click", "weight"])
+def test_negative_amounts_are_refused(column: str, tmp_path: Path) -> None:
+    good = {"label": 1.0, "a": 7, "show": 1.0, "click": 1.0, "weight": 1.0}
+    rows = [good, {**good, column: -1.0}]
+    frame = {name: [row[name] for row in rows] for name in good}
+    (tmp_path / "rows.csv").write_text("\n".join([",".join(good), *(",".join(map(str, row.values())) for row in rows)]))
+    pa.parquet.write_table(pa.table(frame), tmp_path / "rows.parquet")
+    for form in ("csv", "parquet"):
+        with pytest.raises(DataError, match="-1(.0'?)? is out of range"):
+            list(Reader(tmp_path / f"rows.{form}", AMOUNTS, form, 100, threads=0))
+    with pytest.raises(DataError, match="-1 is out of range"):
+        list(Feed(frame, AMOUNTS))
+    ready = Batch(np.empty((1, 0), np.float32), np.array([7], np.uint64), 1, weights=np.array([-1], np.float32))
+    with pytest.raises(DataError, match="-1 in weights is out of range"):
+        list(Feed([ready], AMOUNTS))

@@ -23,6 +23,7 @@ Integers = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
 ROW_COLUMNS: Final = ("labels", "shows", "clicks", "weights", "times", "groups")
+AMOUNTS: Final = ("shows", "clicks", "weights")
 """Columns with one number per row, None where the data has none."""
 
 NOT_A_LABEL: Final = "is not a label: 1 is a click and 0 is none, so convert other labels first"
@@ -134,12 +135,17 @@ class Batch:
         good = (self.labels == 0) | (self.labels == 1)
         return None if good.all() else int(np.argmin(good))
 
-    def check_labels(self) -> None:
-        """Refuses labels other than 0 and 1; formats do it line by line, so this is for batches that others made."""
+    def check_rows(self) -> None:
+        """Refuses labels other than 0 and 1, and negative amounts. Formats do it line by line; this is for batches that others made."""
         row = self.bad_label()
         if row is not None:
             assert self.labels is not None
             raise DataError(f"row {row} of a batch: its label {self.labels[row]:g} {NOT_A_LABEL}")
+        for name in AMOUNTS:
+            column = getattr(self, name)
+            if column is not None and not (good := column >= 0).all():
+                row = int(np.argmin(good))
+                raise DataError(f"row {row} of a batch: {column[row]:g} in {name} is out of range")
 
     def unique(self) -> tuple[Keys, Integers]:
         """Each key once, in the order of first occurrence, and the place of each of `keys` among them."""

@@ -221,7 +221,7 @@ class Feed:
                 f"a batch has {batch.dense.shape[1]} dense columns and {batch.slots} slots, "
                 f"the schema {len(self.schema.dense)} and {len(self.schema.slots)}"
             )
-        batch.check_labels()
+        batch.check_rows()
         return batch
 
 

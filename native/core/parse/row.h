@@ -111,11 +111,11 @@ class RowWriter {
     seen_ |= 1U << static_cast<int>(role);
     switch (role) {
       case Role::show:
-        return number(field, p, end, out.shows);
+        return amount(field, p, end, out.shows);
       case Role::click:
-        return number(field, p, end, out.clicks);
+        return amount(field, p, end, out.clicks);
       case Role::weight:
-        return number(field, p, end, out.weights);
+        return amount(field, p, end, out.weights);
       case Role::time:
         return to_i64(p, end, out.times.data()[out.rows]) || fail(field, Why::not_an_integer, p, end);
       case Role::group:
@@ -180,6 +180,12 @@ class RowWriter {
     if (!to_double(p, end, x)) return fail(field, Why::not_a_number, p, end);
     column.data()[out.rows] = static_cast<float>(x);
     return std::isfinite(static_cast<float>(x)) || fail(field, Why::out_of_range, p, end);
+  }
+
+  // A number that is not negative: how many rows a row stands for, or how much it counts.
+  bool amount(size_t field, const char* p, const char* end, Column<float>& column) {
+    return number(field, p, end, column) &&
+           (column.data()[out.rows] >= 0 || fail(field, Why::out_of_range, p, end));
   }
 
   const Layout& layout_;

@@ -78,10 +78,10 @@ class _Work:
     def batch(self, labelled: bool) -> Batch:
         schema = self.schema
         labels = self._labels(schema.label) if labelled else None
-        shows, weights = (self._numbers(name, 1.0) if name else None for name in (schema.show, schema.weight))
+        shows, weights = (self._amounts(name, 1.0) if name else None for name in (schema.show, schema.weight))
         clicks = None
         if schema.click:
-            clicks = self._numbers(schema.click, np.nan)
+            clicks = self._amounts(schema.click, np.nan)
             clicks = np.where(np.isnan(clicks), 0 if labels is None else labels, clicks).astype(np.float32)
         times = self._times(schema.time) if schema.time else None
         groups = self._groups(schema.group) if schema.group else None
@@ -135,6 +135,13 @@ class _Work:
         for row in np.flatnonzero(np.isinf(narrow)):
             self.bad.setdefault(int(row), (name, f"{wide[row]} is out of range"))
         return narrow
+
+    def _amounts(self, name: str, missing: float) -> Floats:
+        """The same for how many rows a row stands for, or how much it counts."""
+        found = self._numbers(name, missing)
+        for row in np.flatnonzero(found < 0):
+            self.bad.setdefault(int(row), (name, f"{found[row]:g} is out of range"))
+        return found
 
     def _labels(self, name: str) -> Floats:
         labels = self._numbers(name, "the label is missing")

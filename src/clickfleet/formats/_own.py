@@ -66,7 +66,7 @@ class OwnLines(Lines):
                 f"parse returned {batch.dense.shape[1]} dense columns and {batch.slots} slots, "
                 f"its schema has {len(schema.dense)} and {len(schema.slots)}"
             )
-        batch.check_labels()
+        batch.check_rows()
         return batch
 
 
