@@ -165,9 +165,8 @@ class Fields {
          const std::vector<std::pair<std::string, int>>& slots)
       : layout_(layout) {
     for (const auto& [name, places] : dense) {
-      const bool both = std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
-        return slot.second < 0 && slot.first == name;
-      });
+      const bool both = std::any_of(slots.begin(), slots.end(),
+                                    [&](const auto& slot) { return slot.second < 0 && slot.first == name; });
       dense_.push_back({make(name), places, both});
     }
     for (const auto& [name, bucket] : slots) {
