@@ -179,9 +179,8 @@ class Fields {
     if (layout_.slots.size() != slots.size()) throw std::invalid_argument("every slot needs its name");
     for (const auto& [name, places] : dense) {
       need(below(places, layout_.dense.size()), "there is no such dense column");
-      const bool both = std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
-        return slot.second < 0 && slot.first == name;
-      });
+      const bool both = std::any_of(slots.begin(), slots.end(),
+                                    [&](const auto& slot) { return slot.second < 0 && slot.first == name; });
       dense_.push_back({make(name), places, both});
     }
     for (const auto& [name, bucket] : slots) {

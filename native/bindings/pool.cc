@@ -69,7 +69,7 @@ void bind_pool(nb::module_& m) {
          const Array<float>& shows, const Array<float>& clicks, const Array<uint16_t>& slot) {
         const Ragged keys = ragged(offsets, where, {}, {}, slots, shows.size());
         need(clicks.size() == shows.size() && slot.size() == shows.size(), "the arrays do not fit each other");
-        need(fits(show, keys.batch) && fits(click, keys.batch), "every row needs a show and a click");
+        need(slots == 0 || (fits(show, keys.batch) && fits(click, keys.batch)), "every row needs a show and a click");
         const nb::gil_scoped_release nogil;
         count(keys, data_or_null(show), data_or_null(click), shows.data(), clicks.data(), slot.data());
       },

@@ -160,7 +160,7 @@ def test_heads_and_connections_are_bounded(strict: Served) -> None:
     for sock in many:
         sock.close()
     metrics = strict.http.get("/metrics").text
-    for reason in ("header_bytes", "header_time", "body_time", "send", "connections"):
+    for reason in ("header_bytes", "connections"):
         assert f"clickfleet_closed_{reason}_total" in metrics
 
 
