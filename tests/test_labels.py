@@ -177,7 +177,7 @@ def test_negative_amounts_are_refused(column: str, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("\n".join([",".join(good), *(",".join(map(str, row.values())) for row in rows)]))
     pa.parquet.write_table(pa.table(frame), tmp_path / "rows.parquet")
     for form in ("csv", "parquet"):
-        with pytest.raises(DataError, match="-1(.0'?)? is out of range"):
+        with pytest.raises(DataError, match=r"-1(.0'?)? is out of range"):
             list(Reader(tmp_path / f"rows.{form}", AMOUNTS, form, 100, threads=0))
     with pytest.raises(DataError, match="-1 is out of range"):
         list(Feed(frame, AMOUNTS))

@@ -196,7 +196,7 @@ def test_passwords_are_in_no_reply_and_no_log(redis: str, tmp_path: Path, capfd:
     try:
         redis_rows.fill(url, tmp_path / "log")
         with running(tmp_path / "log", tmp_path / "state", rows=url, results_redis=url) as served:
-            client.set(redis_rows.HEAD, json.dumps({"sequence": 7, "hash": "of another log"}))
+            client.set(redis_rows.HEAD, json.dumps({"sequence": 7, "hash": "of another log", "prefix": "x"}))
             until(lambda: served.http.get("/v1/model").json()["problem"] is not None)
             routes = ("/v1/model", "/v1/stats", "/metrics", "/ready", "/health", "/openapi.json", "/v2/models/deepfm")
             texts += [served.http.get(route).text for route in routes]
