@@ -184,8 +184,7 @@ class RowWriter {
 
   // A number that is not negative: how many rows a row stands for, or how much it counts.
   bool amount(size_t field, const char* p, const char* end, Column<float>& column) {
-    return number(field, p, end, column) &&
-           (column.data()[out.rows] >= 0 || fail(field, Why::out_of_range, p, end));
+    return number(field, p, end, column) && (column.data()[out.rows] >= 0 || fail(field, Why::out_of_range, p, end));
   }
 
   const Layout& layout_;
