@@ -131,7 +131,7 @@ FUZZ(metrics, raw("\5\2\0\0\0\0\0\0\0\x3f\0\0\x80\x3f\0\0\xc0\x7f")) {
   Buckets buckets(thresholds);
   buckets.update(rows);
   (void)buckets.auc();
-  (void)buckets.bucket_error();
+  (void)buckets.calibration_groups();
   Window window(thresholds, 2);
   window.update(rows);
   window.update(rows);
