@@ -347,9 +347,6 @@ def test_a_delta_leaves_out_a_network_that_did_not_change(tmp_path: Path) -> Non
     assert third.dense()["entry"] == "000001-base"
     np.testing.assert_array_equal(scores(saving.load(tmp_path / "log"), batch(9)), scores(model, batch(9)))
     assert verification.verify(tmp_path / "log")["golden"]
-    train(model, 4)
-    assert (publisher.publish("delta", step=4).path / "dense.onnx").exists()
-    assert (rollback(publisher.log, 3).path / "dense.onnx").exists()
     push(model, 5)
     assert (publisher.publish("base", step=5).path / "dense.onnx").exists()
     graph = base.path / "dense.onnx"
@@ -359,6 +356,41 @@ def test_a_delta_leaves_out_a_network_that_did_not_change(tmp_path: Path) -> Non
     shutil.copytree(third.path, tmp_path / "alone/000003-delta")
     with pytest.raises(CheckpointError, match="keep an entry in the folder"):
         Entry(tmp_path / "alone/000003-delta").graph()
+
+
+def test_a_delta_keeps_how_a_large_network_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = learner()
+    publisher = publisher_of(model, tmp_path / "log")
+    for seed in (1, 2, 3):
+        train(model, seed)
+        publisher.publish("delta", step=seed)
+    base, second, third = Log(tmp_path / "log").newest()
+    sizes = {
+        entry.path.name: {name: file["bytes"] for name, file in entry.manifest["files"].items()}
+        for entry in (base, third)
+    }
+    assert "dense.onnx" not in sizes["000003-delta"]
+    assert sizes["000003-delta"]["dense.xor"] < 0.85 * sizes["000001-base"]["dense.onnx"]
+    assert len({base.graph(), second.graph(), third.graph()}) == 3
+    np.testing.assert_array_equal(scores(saving.load(tmp_path / "log"), batch(9)), scores(model, batch(9)))
+    assert verification.verify(tmp_path / "log")["golden"]
+    assert rollback(publisher.log, 2).graph() == second.graph()
+    with torch.no_grad():  # all is new: a difference would be as large as the whole
+        for weights in model.model.parameters():
+            weights.copy_(torch.randn(weights.shape))
+    fifth = publisher.publish("delta", step=5)
+    assert "dense.onnx" in fifth.manifest["files"]
+    train(model, 6)
+    assert publisher.publish("delta", step=6).dense()["entry"] == fifth.path.name
+    for content in (
+        b"",
+        b"no difference",
+        (second.path / "dense.xor").read_bytes()[:-9],
+        (second.path / "dense.xor").read_bytes(),
+    ):
+        (third.path / "dense.xor").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"000003-delta/dense\.xor is broken"):
+            third.graph()
 
 
 def test_a_failed_entry_loses_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

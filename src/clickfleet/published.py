@@ -7,10 +7,12 @@
 (empty in a short row), none with nulls. A record batch holds full rows only or short rows only; each kind ascends by mix64(key) through
 the file, and every batch of a kind but its last has exactly 2^20 rows: a reader that maps the file finds row r of a kind in that kind's
 batch r >> 20. A model without factors has one kind. `deleted.arrow` has the keys to forget; a key is set once or deleted once, never
-both. `dense.onnx` is the whole network, with inputs dense[B, F], first[B, S], factors[B, S, D] and the outputs the manifest names; a
-delta whose network is that of the entry before it leaves the file out, and `dense` in its manifest names the entry of the chain that has
-it (format version 2). `golden.arrow` has requests and what they must give: dense list<float32> · keys list<uint64> · counts
-list<uint32> (keys per slot) · one list<float32> per output.
+both. `dense.onnx` is the whole network, with inputs dense[B, F], first[B, S], factors[B, S, D] and the outputs the manifest names. A
+delta may lean on the last whole network of its chain instead (format version 2): `dense` in its manifest names the entry that has it,
+with size and checksum of the file. Without further files the network is the same; with `dense.xor` it is that file's bytes XORed with
+the other's, and `network` has its size and checksum. `dense.xor` holds every fourth byte from the first on, then from the second on and
+so on (zeros fill up the last four), compressed by zstd. `golden.arrow` has requests and what they must give: dense list<float32> · keys
+list<uint64> · counts list<uint32> (keys per slot) · one list<float32> per output.
 
 The manifest covers all of them but info.json, which tells when, where and by which versions the entry was made: a replay gives equal
 hashes. info.json names the manifest's hash and carries the hash of itself; the fact `sealed` in the manifest says so, and entries
@@ -38,7 +40,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from clickfleet import _core, arrow_ipc, storage
+from clickfleet import _core, arrow_ipc, difference, storage
 from clickfleet.arrow_files import FLOATS, batches, columns
 from clickfleet.errors import CheckpointError
 from clickfleet.paths import inside
@@ -50,7 +52,11 @@ VERSION = 2
 """The newest format of an entry that is read here."""
 BATCH_ROWS = 1 << 20
 NAME = re.compile(r"(\d{6,})-(base|delta)")
-DENSE, INFO = "dense.onnx", "info.json"
+DENSE, XOR, INFO = "dense.onnx", "dense.xor", "info.json"
+LARGE_NETWORK = 1 << 16
+"""Bytes from which on a network is worth a difference."""
+WORTH = 0.85
+"""A difference is kept while it takes at most this share of the whole network."""
 
 ROWS = columns({"key": pa.uint64(), "slot": pa.uint16(), "embed_w": pa.float32(), "embedx": FLOATS})
 DELETED = columns({"key": pa.uint64()})
@@ -152,12 +158,22 @@ class Entry:
         return np.concatenate([np.empty(0, np.uint64), *parts])
 
     def dense(self) -> dict[str, Any]:
-        """Which entry of the chain holds the network, with the size and checksum of its file."""
+        """Which entry of the chain holds the last whole network, with the size and checksum of its file."""
         files = self.manifest["files"]
         return {"entry": self.path.name, **files[DENSE]} if DENSE in files else dict(self.manifest.get("dense") or {})
 
     def graph(self) -> bytes:
-        """The network, of this entry or of the one that it names."""
+        """The network: of this entry, of the one that it names, or that one's with the difference kept here."""
+        whole = self.whole_network()
+        if XOR not in self.manifest["files"]:
+            return whole
+        network = difference.apply(self._bytes(XOR), whole, self.path / XOR)
+        if storage.checksum(network) != self.manifest.get("network"):
+            raise CheckpointError(f"{self.path / XOR} is broken: it does not give the network of {self.path.name}")
+        return network
+
+    def whole_network(self) -> bytes:
+        """The last whole network of the chain."""
         if DENSE in self.manifest["files"]:
             return self._bytes(DENSE)
         place = self.dense()
@@ -517,10 +533,7 @@ def chain(content: Content, first: int) -> str:
 def write(path: Path, rows: Rows, content: Content, before: Entry | None = None, **place: Any) -> Entry:
     """An entry as a directory, outside a log or for one; a delta may lean on the network of the entry `before` it."""
     with storage.write(path, KIND) as out:
-        dense = {} if before is None or rows.base else before.dense()
-        same = dense.items() >= storage.checksum(content.graph).items()
-        if not same:
-            out.put(DENSE, content.graph)
+        network = _write_network(out, content.graph, None if rows.base else before)
         sample = Sample()
         written = _write_rows(out, rows, content.factors, sample)
         gone = sample.deleted = rows.deleted
@@ -536,11 +549,25 @@ def write(path: Path, rows: Rows, content: Content, before: Entry | None = None,
             "rows": written,
             "deleted": len(gone),
             "sealed": [INFO],
-            **({"version": VERSION, "dense": dense} if same else {}),
+            **network,
             **content.more,
             **place,
         }
     return Entry(path)
+
+
+def _write_network(out: storage.Writer, graph: bytes, before: Entry | None) -> dict[str, Any]:
+    """The network whole, or what differs from the last whole one; facts for the manifest."""
+    dense = {} if before is None else before.dense()
+    if dense.items() >= (checksum := storage.checksum(graph)).items():
+        return {"version": VERSION, "dense": dense}
+    if before is not None and len(graph) >= LARGE_NETWORK and dense.get("bytes") == len(graph):
+        content = difference.make(graph, before.whole_network())
+        if len(content) <= WORTH * len(graph):
+            out.put(XOR, content)
+            return {"version": VERSION, "dense": dense, "network": checksum}
+    out.put(DENSE, graph)
+    return {}
 
 
 class _Gathered:
