@@ -185,12 +185,12 @@ def write(path: Path | str, kind: str) -> Writer:
 
 
 def read_kind(path: Path | str) -> str:
-    """What kind of directory this is."""
-    return str(read_manifest(path, None)["format"]).removeprefix("clickfleet/")
+    """What kind of directory this is, whatever its version."""
+    return str(read_manifest(path, None, None)["format"]).removeprefix("clickfleet/")
 
 
-def read_manifest(path: Path | str, kind: str | None, version: int = 1) -> Manifest:
-    """The manifest of a directory, which must be of that kind if one is given, checked; its files are not."""
+def read_manifest(path: Path | str, kind: str | None, version: int | None = 1) -> Manifest:
+    """The manifest of a directory, checked, but not its files; it must be of that kind and at most of that version where they are given."""
     path = Path(path)
     try:
         with sound(path / MANIFEST):
@@ -202,7 +202,7 @@ def read_manifest(path: Path | str, kind: str | None, version: int = 1) -> Manif
         raise CheckpointError(f"{path / MANIFEST} is broken: {error}") from error
     if not isinstance(manifest, dict) or not str(manifest.get("format", "")).startswith("clickfleet/"):
         raise CheckpointError(f"{path / MANIFEST} was not written by clickfleet")
-    if isinstance(manifest.get("version"), int) and manifest["version"] > version:
+    if version is not None and isinstance(manifest.get("version"), int) and manifest["version"] > version:
         raise CheckpointError(
             f"{path} has format {manifest['version']} and this version reads up to {version}",
             "upgrade clickfleet to load it",

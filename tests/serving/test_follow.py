@@ -108,7 +108,7 @@ def problem(updater: Updater) -> str:
 
 
 @pytest.mark.parametrize(
-    "file", ["rows.arrow", "deleted.arrow", "dense.onnx", "golden.arrow", "manifest.json", "info.json"]
+    "file", ["rows.arrow", "deleted.arrow", "dense.xor", "golden.arrow", "manifest.json", "info.json"]
 )
 def test_a_broken_entry_is_refused_and_the_next_base_is_taken(log: Publication, updater: Updater, file: str) -> None:
     log.publish()
