@@ -119,12 +119,18 @@ def test_test_data_is_evaluated_in_the_middle_of_an_epoch(ray: Any, config: dict
 
 
 def test_scoring_on_a_cluster_is_scoring_here(ray: Any, config: dict[str, Any]) -> None:
-    """Several shards and workers, several files, and the scores in their order."""
+    """Several shards and workers, several files, and the scores in their order; lines without a score are counted."""
+    config["data"]["bad_lines"] = "skip"
     model = clickfleet.train({**config, "mode": {"name": "local"}, "train": {"threads": 1}}, quiet=True)
     files = expand([*config["data"]["test"], *config["data"]["train"]])
+    longer = Path(config["run"]["dir"]).with_name("longer")
+    longer.write_text(Path(files[-1]).read_text() + "no line of this format\n")
+    files[-1] = str(longer)
     with scorers(config["run"]["dir"], workers=2, shards=2) as fleet:
         found = fleet.evaluate(files)
+        assert fleet.bad_lines == 1
         scores = np.concatenate(list(fleet.predict(files)))
+        assert fleet.bad_lines == 1
     assert np.allclose(scores, model.predict(files), atol=1e-6)
     assert found["rows"] == ROWS + TEST_ROWS
     assert found["auc"] == pytest.approx(model.evaluate(files)["auc"], abs=1e-6)

@@ -189,6 +189,7 @@ def evaluate(
         path = _say_path(saving.resolve(model))
         with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
             results = fleet.evaluate(expand(data, str(Path.cwd())))
+            _say_bad_lines(fleet.bad_lines, "they count in no metric")
         say(_table(results))
         return results
     if epochs is None:
@@ -257,7 +258,8 @@ def predict(
             raise ConfigError("--threads, --engine and its options do not go with --workers")
         path = _say_path(saving.resolve(model))
         with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
-            done = trained.write_parts(fleet.predict(expand(data, str(Path.cwd()))), out)
+            scores = fleet.predict(expand(data, str(Path.cwd())))
+            done = {**trained.write_parts(scores, out), "bad_lines": fleet.bad_lines}
     else:
         how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
         loaded = _say_model(trained.load(model, trust)).reading(format, threads, how)

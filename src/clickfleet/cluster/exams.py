@@ -25,6 +25,8 @@ class Exams:
         self.crew, self.learner, self.files, self.watch = crew, learner, list(files), watch
         self.unwanted: Callable[[], bool] = lambda: False
         """Whether nobody waits for an evaluation any more."""
+        self.bad_lines = 0
+        """Lines of the last files that have no score."""
 
     def due(self, steps: int, progress: Progress) -> bool:
         """Whether so many steps ask for an evaluation besides those after each epoch."""
@@ -62,7 +64,7 @@ class Exams:
             yield from parts
 
     def _shared(self, verb: str, files: Sequence[str], *more: Any) -> list[Any]:
-        """What each worker made of its share of the files, in order."""
+        """What each worker made of its share of the files, in order; bad lines are added up."""
         names = [f"worker {worker}" for worker in self.crew.workers]
         actors = self.crew.fleet.actors
         buffers = self.crew.tell({names[0]: actors[names[0]]}, "buffers")[names[0]]
@@ -76,4 +78,5 @@ class Exams:
             self.crew.feel()
 
         done = self.crew.fleet.wait_for(calls, verb, float("inf"), watch=attend)
-        return [done[name] for name in names]
+        self.bad_lines = sum(bad for _, bad in done.values())
+        return [done[name][0] for name in names]

@@ -284,21 +284,26 @@ class Worker:
             out[name] = [float(np.percentile(times, q)) for q in (50, 99)] if times else []
         return out
 
-    def measure(self, files: Sequence[str], buffers: bytes = b"", reading: Config | None = None) -> dict[str, Any]:
-        """The metrics of the shards' model on files: what a worker found in its share of them."""
+    def measure(
+        self, files: Sequence[str], buffers: bytes = b"", reading: Config | None = None
+    ) -> tuple[dict[str, Any], int]:
+        """The metrics of the shards' model on files: what a worker found in its share of them, and its bad lines."""
         with self._examined(buffers) as learner:
-            source = files_to_score(reading or self.config, self.schema, files) if files else ()
-            return scoring.measure(learner, source).state()
+            if not files:
+                return scoring.measure(learner, ()).state(), 0
+            source = files_to_score(reading or self.config, self.schema, files)
+            return scoring.measure(learner, source).state(), source.counters.bad_lines
 
-    def score(self, files: Sequence[str], buffers: bytes = b"") -> list[np.ndarray[Any, Any]]:
-        """The scores of every row of each file, in order."""
+    def score(self, files: Sequence[str], buffers: bytes = b"") -> tuple[list[np.ndarray[Any, Any]], int]:
+        """The scores of every row of each file, in order, and how many lines were bad."""
         with self._examined(buffers) as learner:
-            out = []
+            out, bad = [], 0
             for file in files:
                 source = files_to_score(self.config, self.schema, [file], labels=False)
                 parts = [scores for _, scores in scoring.Scorer(learner)(source)]
                 out.append(np.concatenate([np.empty(0, np.float32), *parts]))
-            return out
+                bad += source.counters.bad_lines
+            return out, bad
 
     def _examined(self, buffers: bytes) -> Examined:
         return Examined(self.learner, self._link(1_000_000 + self.index), buffers)

@@ -63,10 +63,10 @@ class WorkerActor:
     def look(self) -> dict[str, Any]:
         return self.worker.progress()
 
-    def measure(self, files: list[str], buffers: bytes, reading: Config | None = None) -> dict[str, Any]:
+    def measure(self, files: list[str], buffers: bytes, reading: Config | None = None) -> tuple[dict[str, Any], int]:
         return self.worker.measure(files, buffers, reading)
 
-    def score(self, files: list[str], buffers: bytes) -> list[Any]:
+    def score(self, files: list[str], buffers: bytes) -> tuple[list[Any], int]:
         return self.worker.score(files, buffers)
 
     def buffers(self) -> bytes:
