@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # Two images from one file:
-#   docker build -t clickfleet-serve .                    serves what is mounted at /model; no torch, no compiler
+#   docker build -t clickfleet-serve .                    serves the model mounted at /model; no torch, no compiler
 #   docker build -t clickfleet-train --target train .     everything: training, the cluster, online learning;
 #       with --build-arg TORCH_INDEX=URL of PyTorch's CPU builds it is gigabytes smaller
 #   docker run -p 8080:8080 -v "$PWD/artifact:/model:ro" clickfleet-serve
@@ -27,7 +27,7 @@ ENTRYPOINT ["clickfleet"]
 FROM base AS train
 ARG TORCH_INDEX=
 COPY --from=wheel /wheels /wheels
-# torch alone has no hash: it is another file for each build, which TORCH_INDEX chooses.
+# Only torch has no hash: TORCH_INDEX selects one of several builds, and each build is a different file.
 RUN pip install --require-hashes -r /etc/clickfleet/train.lock \
     && pip install -c /etc/clickfleet/constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch \
     && pip install --no-deps /wheels/clickfleet-*.whl \

@@ -1,17 +1,22 @@
 # `make demo` and `make test` do everything on a fresh machine: environment, install, run.
+# One environment with two stamps: `.demo` is what the demo needs, `.dev` is what everything else needs on top.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: setup demo test check bench soak format clean
-setup: $(VENV)/.installed
+setup: $(VENV)/.dev
 
-$(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(shell find native -type f)
-	scripts/setup $(PYTHON) $(VENV)
+$(VENV)/.demo: pyproject.toml constraints.txt CMakeLists.txt $(shell find native -type f)
+	@scripts/setup demo $(PYTHON) $(VENV)
 	@touch $@
 
-demo: setup
-	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.demo
+	@scripts/setup dev $(PYTHON) $(VENV)
+	@touch $@
+
+demo: $(VENV)/.demo
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/demo
 
 test: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/test

@@ -1,4 +1,4 @@
-"""A model over a million rows, and a published log that goes on changing it."""
+"""A model with a million rows, and a published log that keeps changing it."""
 
 import shutil
 import threading
@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 
 from _loads import VALUES
-from clickfleet import _core, exporting, published
-from clickfleet.config import Config, checked
-from clickfleet.graph import Graph
-from clickfleet.learner import Learner
-from clickfleet.published import Entry
-from clickfleet.schema import preset
-from clickfleet.serve.fields import Fields
+from clickfleet import _core
+from clickfleet.config.load import Config, checked
+from clickfleet.data.schema import preset
+from clickfleet.serve.features import Fields
 from clickfleet.serve.predictor import open_version
+from clickfleet.store import published
+from clickfleet.store.published import Entry
+from clickfleet.training import export
+from clickfleet.training.learner import Learner
+from clickfleet.training.onnx_graph import Graph
 
 
 def learner(name: str = "deepfm") -> Learner:
-    """A network 400×3 over a million rows with random weights."""
+    """Return a 400×3 network over a million rows with random weights."""
     config = checked(
         Config, {"model": {"name": name, "hidden": [400, 400, 400]}, "table": {"dim": 10}}, source="benchmark"
     )
@@ -36,13 +38,13 @@ def learner(name: str = "deepfm") -> Learner:
 
 
 class Deltas:
-    """A published log whose deltas hold random rows; remembers what a row must score at every sequence."""
+    """A published log whose deltas hold random rows. Knows the expected score of a row at every sequence number."""
 
     def __init__(self, model: Learner, graph: Graph, folder: Path) -> None:
         self.folder = folder
         shutil.rmtree(folder, ignore_errors=True)
         self.log = published.Log(folder)
-        self.content = exporting.content(model, graph, 1)
+        self.content = export.content(model, graph, 1)
         changes = model.table.cut_changes(base=True)
         try:
             self.log.append(changes, self.content)
@@ -86,7 +88,7 @@ class Deltas:
             stop.wait(max(0.0, period - (time.monotonic() - begin)))
 
     def score(self, sequence: int, row: list[dict[str, Any]]) -> float:
-        """Offline: the base and the deltas up to a sequence."""
+        """Score rows offline from the base and the deltas up to a sequence number."""
         if sequence not in self.scores:
             lines = [line for line in self.log.lines() if line.sequence <= sequence]
             entries = [self.log.entry(line) for line in lines]

@@ -1,4 +1,4 @@
-"""What servers are asked by wrk, with every reply checked, and by a client that keeps to the clock."""
+"""Load generators for servers: wrk with every reply checked, and an open-loop client."""
 
 import json
 import os
@@ -34,7 +34,7 @@ end
 
 @dataclass
 class Load:
-    """What wrk saw."""
+    """The results of a wrk run."""
 
     rate: float
     p50_ms: float
@@ -53,7 +53,7 @@ def rows(n: int, seed: int = 1) -> list[dict[str, Any]]:
 
 
 class Requests:
-    """Bodies for wrk, each with the score it must give."""
+    """Request bodies for wrk, each with its expected score."""
 
     def __init__(self, folder: Path, version: Version) -> None:
         self.folder, self.version = folder, version
@@ -69,7 +69,7 @@ class Requests:
         binary: bool = False,
         tail: bytes = b"",
     ) -> Path:
-        """A load for wrk; every reply must have status 200, end with `tail` and, unless `binary`, name the expected number."""
+        """Write a wrk script. Every reply must have status 200, end with `tail` and, unless `binary`, contain the expected score."""
         (self.folder / f"{name}.body").write_bytes(body)
         (self.folder / f"{name}.tail").write_bytes(tail)
         lines = [
@@ -122,7 +122,7 @@ class Requests:
         )
 
     def raw_any(self) -> Path:
-        """The same without a check of the score, for a model that changes."""
+        """Like `raw`, but without checking the score, for a model that changes."""
         body = json.dumps({"rows": rows(1)}).encode()
         return self.script("raw-any", "/v1/predict", body, {"Content-Type": "application/json"}, 0.0, "x", binary=True)
 
@@ -164,7 +164,7 @@ def load(url: str, script: Path, connections: int, seconds: float, pid: int | No
 
 
 def cpu_of(pid: int | None) -> float:
-    """CPU seconds a process and those of its group have used: what a busy neighbour changes least."""
+    """Return the CPU seconds used by a process and its group. Other load on the machine affects them least."""
     if pid is None:
         return 0.0
     total = 0
@@ -177,7 +177,7 @@ def cpu_of(pid: int | None) -> float:
 
 
 def memory(pid: int) -> int:
-    """kB that a process has in memory."""
+    """Return the resident memory of a process in kB."""
     return int(re.search(r"Rss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[1])  # type: ignore[index]
 
 
@@ -190,7 +190,7 @@ class Open:
 
 
 def open_loop(url: str, body: Path, rate: float, seconds: float) -> Open:
-    """From a process of its own: what publishes here must not delay who measures."""
+    """Run the open-loop client in a separate process, so that publishing here does not delay its measurements."""
     client = Path(__file__).parent / "_open_loop.py"
     command = [sys.executable, str(client), url, str(body), str(rate), str(seconds)]
     return Open(**json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))

@@ -1,4 +1,7 @@
-"""Requests at fixed times whatever the server does: python _open_loop.py URL BODY RATE SECONDS prints what came back as JSON."""
+"""Send requests at fixed times, however slowly the server replies, and print the results as JSON.
+
+python _open_loop.py URL BODY RATE SECONDS
+"""
 
 import asyncio
 import json
@@ -12,7 +15,7 @@ import numpy as np
 
 
 async def open_loop(url: str, body: bytes, rate: float, seconds: float, connections: int = 16) -> dict[str, Any]:
-    """Requests at fixed times whatever the server does; latency counts from the time it was due."""
+    """Send requests at fixed times. Latency counts from the time a request was due."""
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()

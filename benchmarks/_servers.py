@@ -1,4 +1,4 @@
-"""Servers to compare: ours, and what people would write instead."""
+"""Servers to compare: ours, and typical hand-written alternatives."""
 
 import os
 import signal
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clickfleet.serve import launch
-from clickfleet.serve.settings import Settings
+from clickfleet.serve import supervisor
+from clickfleet.serve.supervisor import Settings
 
 
 @dataclass
 class Server:
     url: str
     pid: int
-    fleet: launch.Fleet
+    fleet: supervisor.Supervisor
 
 
 @contextmanager
 def ours(model: Path, **settings: Any) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as state:
-        fleet = launch.fleet(Settings(str(model), state, **{"port": 0, "grpc_port": None, **settings}))
+        fleet = supervisor.create(Settings(str(model), state, **{"port": 0, "grpc_port": None, **settings}))
         fleet.start()
-        watcher = threading.Thread(target=fleet.watch, args=(print,))
+        watcher = threading.Thread(target=fleet.supervise, args=(print,))
         watcher.start()
         try:
             yield Server(fleet.address, int((Path(state) / "ready-0").read_text()), fleet)
@@ -41,7 +41,7 @@ def ours(model: Path, **settings: Any) -> Iterator[Server]:
 FLASK = """
 import os, numpy as np, onnxruntime as ort
 from flask import Flask, jsonify, request
-from clickfleet.published import Entry
+from clickfleet.store.published import Entry
 from clickfleet.serve.predictor import open_version
 version = open_version(Entry(os.environ["ARTIFACT"]))
 app = Flask(__name__)

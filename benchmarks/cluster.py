@@ -1,10 +1,11 @@
-"""Modes on a cluster of this machine against local training, in one run: rows per second, and where the rest goes.
+"""Compare the cluster modes on this machine with local training: rows per second, and where the remaining CPU time goes.
 
     python benchmarks/cluster.py --rounds 3
 
-2 shards and 2 single-threaded workers against 2 trainer threads; the CTR-DNN 400×3 with dim 10, batches of 1000 rows of raw text. Figures
-are medians over rounds that alternate between the modes; the machine's speed wanders, so read the ratios. Then once each: what a cut of
-many rows costs while it is written (--cut-rows), and how long a run takes to its first step and from its last checkpoint to its end.
+2 shards and 2 single-threaded workers against 2 trainer threads. Model: the CTR-DNN 400×3 with dim 10, batches of 1000 rows of raw text.
+Figures are medians over rounds that alternate between the modes. The speed of the machine varies, so compare the ratios. Then, once each:
+the training speed while a large checkpoint is written (--checkpoint-rows), the time to the first step, and the time from the last
+checkpoint to the end of the run.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ import psutil
 import yaml
 
 import clickfleet
-from clickfleet import saving
-from clickfleet.cluster.base import metrics_of
-from clickfleet.cluster.fleet import ray_module
-from clickfleet.config import Config, checked
-from clickfleet.learner import Learner
-from clickfleet.logs.synth import Options, synth
-from clickfleet.reader import Reader
-from clickfleet.session import Progress
+from clickfleet.cluster.ray_runtime import ray_module
+from clickfleet.config.load import Config, checked
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.data.reader import Reader
+from clickfleet.training import saving
+from clickfleet.training.learner import Learner
+from clickfleet.training.loop import RunProgress
+from clickfleet.training.predict import metrics_of
 
 MODES: dict[str, dict[str, Any]] = {
     "local": {},
-    "async": {"pull_every": 8, "independent_recv": True},  # dense values every 8 steps, while a batch is computed
-    "async-defaults": {},  # every 2 steps, waited for: keeps the AUC
+    "async": {"pull_every": 8, "independent_recv": True},  # pull dense weights every 8 steps, concurrently with a batch
+    "async-defaults": {},  # every 2 steps, blocking: keeps the AUC
     "geo": {"k_steps": 100},
     "half_async": {},
     "sync": {},
@@ -65,7 +66,7 @@ def lines(run: Path, kind: str) -> list[Found]:
 
 
 def daemons() -> float:
-    """CPU seconds so far of Ray's own processes."""
+    """Return the CPU seconds used so far by Ray's own processes."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         try:
@@ -83,7 +84,7 @@ def measure(data: Path, mode: str, arguments: argparse.Namespace) -> Found:
         noted: list[tuple[float, float]] = []
 
         def note() -> None:
-            """What Ray and the driver had used at the first step, which brings the first line, and at the last one."""
+            """Record the CPU time of Ray and the driver at the first and at the last step, when their log lines appear."""
             for kind in (b'"kind": "train"', b'"kind": "epoch"'):
                 while not (run / "metrics.jsonl").exists() or kind not in (run / "metrics.jsonl").read_bytes():
                     time.sleep(0.05)
@@ -104,7 +105,7 @@ def measure(data: Path, mode: str, arguments: argparse.Namespace) -> Found:
 
 
 def parsing(data: Path) -> float:
-    """Milliseconds of CPU that 1000 rows of text take until they are a batch."""
+    """Return the CPU milliseconds to parse 1000 rows of text into a batch."""
     begin, rows = time.process_time(), 0
     for batch in Reader(str(data / "train" / "*"), batch_size=1000):
         rows += len(batch)
@@ -112,7 +113,7 @@ def parsing(data: Path) -> float:
 
 
 def show_cost(found: Found, parse_ms: float) -> dict[str, float]:
-    """Who uses the CPU in a step, in milliseconds, and the share of what is neither the model nor the text."""
+    """Print the CPU milliseconds per step of each part, and the fraction outside the model and text parsing."""
     client = found["pull_cpu_ms_per_step"] + found["push_cpu_ms_per_step"] + found["wait_cpu_ms_per_step"]
     trainer = found["compute_cpu_ms_per_step"] + client + found["read_cpu_ms_per_step"]
     behind = max(0.0, found["worker_cpu_ms_per_step"] - trainer - parse_ms)
@@ -136,7 +137,7 @@ def show_cost(found: Found, parse_ms: float) -> dict[str, float]:
 
 
 def big_model(config: Config, schema: Any, rows: int, folder: Path) -> None:
-    """A checkpoint with so many rows that nobody will ask for."""
+    """Write a checkpoint with this many rows that training never touches."""
     learner = Learner(config, schema)
     chance = np.random.default_rng(1)
     for _ in range(rows // 100_000):
@@ -148,23 +149,23 @@ def big_model(config: Config, schema: Any, rows: int, folder: Path) -> None:
         "step": 0,
         "rows": 0,
         "reader": {},
-        "progress": vars(Progress()),
+        "progress": vars(RunProgress()),
         "arrangement": {},
         "metrics_bytes": 0,
     }
-    saver.save(learner, metrics_of(config, schema), state)
+    saver.save(learner, metrics_of(learner), state)
     saver.wait(last=True)
 
 
-def measure_cut(data: Path, arguments: argparse.Namespace) -> Found:
-    """Rows per second while a cut is written, and before it in the same run; the same files are read again and again."""
+def measure_checkpoint(data: Path, arguments: argparse.Namespace) -> Found:
+    """Measure rows per second while a checkpoint is written, and before it in the same run. The files are read repeatedly."""
     with tempfile.TemporaryDirectory() as folder:
         run, old, again = Path(folder) / "run", Path(folder) / "old", Path(folder) / "again"
         raw = settings(data, run, "async", arguments)
         config = checked(Config, raw, source="benchmark")
-        big_model(config, Reader(str(data / "train" / "*")).schema, arguments.cut_rows, old)
+        big_model(config, Reader(str(data / "train" / "*")).schema, arguments.checkpoint_rows, old)
         again.mkdir()
-        for i in range(-(-arguments.cut_run // arguments.rows)):
+        for i in range(-(-arguments.checkpoint_run // arguments.rows)):
             for file in sorted((data / "train").iterdir()):
                 (again / f"{i:03d}-{file.name}").symlink_to(file)
         raw["data"] = {"train": [str(again / "*")], "batch_size": 1000}
@@ -173,7 +174,7 @@ def measure_cut(data: Path, arguments: argparse.Namespace) -> Found:
         clickfleet.train(raw, quiet=True)
         first, *others = lines(run, "cut")
         if not others:
-            raise SystemExit("training ended before a cut did: raise --cut-run")
+            raise SystemExit("training ended before the checkpoint was written; increase --checkpoint-run")
         return {
             "cut_rows": first["table_rows"],
             "cut_s": first["seconds"],
@@ -182,7 +183,7 @@ def measure_cut(data: Path, arguments: argparse.Namespace) -> Found:
 
 
 def measure_start(data: Path, arguments: argparse.Namespace) -> Found:
-    """A run of its own: seconds until its first step, and from its last checkpoint to its end."""
+    """Measure a separate run: seconds to its first step, and from its last checkpoint to its end."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(settings(data, Path(folder) / "run", "async", arguments)))
@@ -202,10 +203,12 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--cut-rows", type=int, default=5_000_000, help="0: no cut is measured")
-    parser.add_argument("--cut-run", type=int, default=2_500_000, help="rows of the run in which a cut is measured")
-    parser.add_argument("--no-start", action="store_true", help="start-up and shutdown are not measured")
-    parser.add_argument("--data", type=Path, help="a folder made by `clickfleet synth` before")
+    parser.add_argument(
+        "--checkpoint-rows", type=int, default=5_000_000, help="rows of the checkpoint to measure; 0: none"
+    )
+    parser.add_argument("--checkpoint-run", type=int, default=2_500_000, help="training rows of that run")
+    parser.add_argument("--no-start", action="store_true", help="do not measure start-up and shutdown")
+    parser.add_argument("--data", type=Path, help="a folder made by `clickfleet synth`")
     arguments = parser.parse_args()
     ray = ray_module()
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 28)
@@ -213,20 +216,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or Path(folder) / "data"
         if not data.exists():
-            synth(data, Options(rows=arguments.rows, test_rows=20_000, parts=2 * arguments.workers))
+            synth(data, SynthOptions(rows=arguments.rows, test_rows=20_000, parts=2 * arguments.workers))
         parse_ms = parsing(data)
         found: dict[str, list[Found]] = {name: [] for name in names}
         for _ in range(arguments.rounds):
             for name in names:
                 found[name].append(measure(data, name, arguments))
                 print(name, f"{found[name][-1]['rows_per_s']:,.0f} rows/s", flush=True)
-        more = measure_cut(data, arguments) if arguments.cut_rows else {}
+        more = measure_checkpoint(data, arguments) if arguments.checkpoint_rows else {}
         ray.shutdown()
         if not arguments.no_start:
             more |= measure_start(data, arguments)
     ratios: dict[str, float] = {}
     for name, runs in found.items():
-        # Of a round each: neighbours in time, so that both had the same machine.
+        # Ratios within a round: both runs are close in time and saw the same load on the machine.
         local = found.get("local", runs)
         ratios[name] = statistics.median(a["rows_per_s"] / b["rows_per_s"] for a, b in zip(runs, local, strict=True))
         speed = statistics.median(each["rows_per_s"] for each in runs)
@@ -238,11 +241,12 @@ def main() -> None:
                 more["async_outside"] = cost["outside"]
     if "cut_of_rest" in more:
         print(
-            f"a cut of {more['cut_rows']:,} rows takes {more['cut_s']:.1f} s; meanwhile {more['cut_of_rest']:.2f} of the speed (target 0.9)"
+            f"a checkpoint of {more['cut_rows']:,} rows takes {more['cut_s']:.1f} s;"
+            f" training runs at {more['cut_of_rest']:.2f} of its speed (target 0.9)"
         )
     if "start_s" in more:
         print(
-            f"first step after {more['start_s']:.1f} s (target 25), end {more['shutdown_s']:.1f} s after the last checkpoint (target 5)"
+            f"first step after {more['start_s']:.1f} s (target 25); exit {more['shutdown_s']:.1f} s after the last checkpoint (target 5)"
         )
     print(json.dumps({"benchmark": "cluster", **{f"{name}_of_local": ratio for name, ratio in ratios.items()}, **more}))
 

@@ -1,4 +1,4 @@
-"""What the checks of the core's entry points cost: two builds of it, measured in turn.
+"""Measure the cost of the argument checks in the core: compare two builds in alternation.
 
 python benchmarks/core_bounds.py OLD_CORE.so NEW_CORE.so
 """
@@ -18,7 +18,7 @@ ROUNDS = 4
 
 
 def calls(path: str) -> dict[str, tuple[Callable[[], object], int]]:
-    """Calls of a core by name, and how often to make each."""
+    """Return the calls to measure by name, and how often to repeat each."""
     spec = importlib.util.spec_from_file_location("_core", path)
     assert spec is not None
     assert spec.loader is not None
@@ -78,7 +78,7 @@ def main() -> None:
         print(json.dumps(measure(sys.argv[1])))
         return
     if len(sys.argv) != 3:
-        print("two builds of the core are compared: python benchmarks/core_bounds.py OLD_CORE.so NEW_CORE.so")
+        print("usage: python benchmarks/core_bounds.py OLD_CORE.so NEW_CORE.so")
         return
     seconds: dict[str, list[list[float]]] = defaultdict(lambda: [[], []])
     for _ in range(ROUNDS):

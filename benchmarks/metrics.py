@@ -1,4 +1,4 @@
-"""Streaming metrics: nanoseconds per row of each update, and beside them scikit-learn's AUC of the same rows.
+"""Measure streaming metrics: CPU nanoseconds per row of each update, and scikit-learn's AUC of the same rows for comparison.
 
 python benchmarks/metrics.py [--rows 1000000] [--batch 1000]
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from clickfleet.metrics import Buckets, Groups, Slices, Sliding
+from clickfleet.training.metrics import Buckets, Groups, Slices, Sliding
 
 
 def main() -> None:

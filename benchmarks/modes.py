@@ -1,10 +1,10 @@
-"""What the modes cost in AUC: one job in all of them, as documented, with simulated workers.
+"""Measure what each mode costs in AUC: the same training job in all modes, with simulated workers.
 
     python benchmarks/modes.py --rows 300000
 
-Two logical workers of equal speed take turns in one process (clickfleet.cluster.simulate); raw text, `dnn` 400×3, dim 10, batches of
-1000, one epoch; in sync and geo, where N workers take one step together, each has batches of 1000 / N, as docs/cluster.md says.
-Prints the test AUC of each mode with its defaults and its difference to local, which is to be at most 0.005.
+Two logical workers of equal speed take turns in one process (clickfleet.cluster.simulate). Raw text, `dnn` 400×3, dim 10, batches of
+1000, one epoch. In sync and geo, where N workers take one step together, each worker has batches of 1000 / N, as docs/cluster.md
+recommends. Prints the test AUC of each mode at its defaults and the difference from local, which should be at most 0.005.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from clickfleet import scoring
-from clickfleet.batch import Batch
-from clickfleet.cluster.simulate import Fleet, with_mode
-from clickfleet.config import load
-from clickfleet.feeds import Feed
-from clickfleet.logs.synth import Options, synth
-from clickfleet.reader import Reader
+from clickfleet.cluster.simulate import SimulatedCluster, with_mode
+from clickfleet.config.load import load
+from clickfleet.data.batch import Batch
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.data.memory import Feed
+from clickfleet.data.reader import Reader
+from clickfleet.training import predict
 
 TRIALS: dict[str, tuple[str, dict[str, Any]]] = {
     "local": ("sync", {}),
@@ -38,7 +38,7 @@ LIMIT = 0.005
 
 
 def shares(batches: list[Batch], mode: str, workers: int) -> list[list[Batch]]:
-    """The batches of each worker: where workers' steps become one step (sync) or their mean (geo), each has a part of every batch."""
+    """Return the batches of each worker. In sync and geo, which combine the steps of all workers, each gets a part of every batch."""
     if workers == 1:
         return [batches]
     if mode not in ("sync", "geo"):
@@ -52,10 +52,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--test-rows", type=int, default=40_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0, help="of the order of turns")
+    parser.add_argument("--seed", type=int, default=0, help="seed for the order of turns")
     parser.add_argument("--hidden", default="400,400,400")
     parser.add_argument("--try", dest="tries", action="append", default=[], metavar="MODE:KEY=VALUE,…")
-    parser.add_argument("--only", action="store_true", help="local and what is given with --try, nothing else")
+    parser.add_argument("--only", action="store_true", help="run only local and the --try settings")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     trials = {"local": TRIALS["local"]} if arguments.only else dict(TRIALS)
@@ -65,7 +65,7 @@ def main() -> None:
         trials[text] = (mode, {key: json.loads(value) for key, value in pairs})
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
-        synth(data, Options(rows=arguments.rows, test_rows=arguments.test_rows, parts=2))
+        synth(data, SynthOptions(rows=arguments.rows, test_rows=arguments.test_rows, parts=2))
         batches = list(Reader(str(data / "train" / "*"), batch_size=1000))
         reader = Reader(str(data / "test" / "*"), batch_size=1000)
         test, schema = list(islice(reader, 1000)), reader.schema
@@ -74,9 +74,9 @@ def main() -> None:
     for name, (mode, settings) in trials.items():
         count = 1 if name == "local" else arguments.workers
         begin = time.monotonic()
-        fleet = Fleet(with_mode(config, mode, **settings), schema, count, seed=arguments.seed)
+        fleet = SimulatedCluster(with_mode(config, mode, **settings), schema, count, seed=arguments.seed)
         model = fleet.train([Feed(share, schema, len(share[0])) for share in shares(batches, mode, count)])
-        found[name] = scoring.evaluate(model, test)["auc"]
+        found[name] = predict.evaluate(model, test)["auc"]
         difference = found[name] - found["local"]
         print(
             f"{name:>24}  AUC {found[name]:.4f}  {difference:+.4f}  {'' if difference >= -LIMIT else 'MISSES'}  "

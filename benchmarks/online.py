@@ -1,16 +1,15 @@
-"""What online learning costs beyond plain training, and what a delta costs beyond its rows; all ratios of one run.
+"""Measure what online learning costs beyond plain training, and what a delta costs beyond its rows.
 
 python benchmarks/online.py [--rows 500000] [--rounds 3] [--table-rows 10000000] [--only pass|delta|records] [--json]
 
-The pass: `clickfleet online` over two passes of that many rows each (progressive validation, shuffled, a delta after
-each, checkpoints in the background) against `clickfleet train` on the same rows, in alternation. Online counts from the
-beginning of the first pass to the end of the last delta; both times are without imports and the ONNX export, which a
-run does once.
+pass: `clickfleet online` over two passes (progressive validation, shuffling, a delta after each pass, background
+checkpoints) against `clickfleet train` on the same rows, in alternation. Online time runs from the start of the first
+pass to the end of the last delta. Both times exclude imports and the ONNX export, which happen once per run.
 
-The delta: a table of 10 million rows of which 10,000 changed, written as a delta and as a base; shrink and the end of a
-day on the same table.
+delta: a table of 10 million rows of which 10,000 changed, written as a delta and as a base; also shrink and end of day
+on the same table.
 
-The records: Kafka records of one row each, as text and as JSON, written into the file of a pass, against reading that file.
+records: Kafka records of one row each, as text and as JSON, written to the file of a pass, against reading that file.
 """
 
 from __future__ import annotations
@@ -27,17 +26,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clickfleet import Table, run
-from clickfleet.configuring import configure
-from clickfleet.graph import Graph
-from clickfleet.learner import Learner
-from clickfleet.logs.synth import Options, synth
-from clickfleet.online.broker import Record
+from clickfleet import Table
+from clickfleet.config.check import configure
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.data.reader import Reader
+from clickfleet.data.schema import preset
 from clickfleet.online.learn import learn
-from clickfleet.online.messages import Spool
-from clickfleet.published import Content, Log
-from clickfleet.reader import Reader
-from clickfleet.schema import preset
+from clickfleet.online.sources.broker import Record
+from clickfleet.online.sources.messages import Spool
+from clickfleet.store.published import Content, Log
+from clickfleet.training import run
+from clickfleet.training.learner import Learner
+from clickfleet.training.onnx_graph import Graph
 
 
 def settings(folder: Path) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def plain(folder: Path) -> float:
-    """Seconds to train on the files, one after the other."""
+    """Return the seconds to train on the files in order."""
     shutil.rmtree(folder / "run", ignore_errors=True)
     config = settings(folder)
     config["data"] = {"train": [str(path) for path in sorted(folder.glob("log/2026*/*/part-*"))]}
@@ -59,7 +59,7 @@ def plain(folder: Path) -> float:
 
 
 def online(folder: Path) -> tuple[float, float]:
-    """Seconds from the first pass's begin to the last delta, and those of that delta."""
+    """Return the seconds from the start of the first pass to the last delta, and the seconds of that delta."""
     shutil.rmtree(folder / "run", ignore_errors=True)
     (folder / "run").mkdir()
     shutil.copy(folder / "graph.onnx", folder / "run")
@@ -79,9 +79,9 @@ def online(folder: Path) -> tuple[float, float]:
 
 
 def compare_passes(folder: Path, rows: int, rounds: int) -> dict[str, float]:
-    synth(folder / "log", Options(rows=2 * rows, test_rows=0, days=1, split_interval_min=720), threads=2)
+    synth(folder / "log", SynthOptions(rows=2 * rows, test_rows=0, days=1, split_interval_min=720), threads=2)
     learner = Learner(configure(settings(folder)), preset("criteo"))
-    Graph(learner.model, learner.shape, cache=folder / "graph.onnx")  # which a run does once
+    Graph(learner.model, learner.shape, cache=folder / "graph.onnx")  # a run exports it once
     trained, learned, deltas = [], [], []
     for _ in range(rounds):
         trained.append(plain(folder))
@@ -102,7 +102,7 @@ def compare_passes(folder: Path, rows: int, rounds: int) -> dict[str, float]:
         f"two passes of {rows:,} rows: plain {found['plain_rows_per_s']:,.0f} rows/s, online {found['online_rows_per_s']:,.0f} rows/s"
     )
     print(
-        f"  online / plain = {found['online_over_plain']:.3f} ({min(ratios):.3f} to {max(ratios):.3f}), wanted ≤ 1.25"
+        f"  online / plain = {found['online_over_plain']:.3f} ({min(ratios):.3f} to {max(ratios):.3f}), target ≤ 1.25"
     )
     return found
 
@@ -146,14 +146,14 @@ def compare_entries(folder: Path, rows: int, changed: int, rounds: int) -> dict[
         "end_day_rows_per_s": len(table) / statistics.median(days),
     }
     print(
-        f"{changed:,} of {rows:,} rows changed: delta {delta * 1000:,.1f} ms, base {base:.2f} s, {base / delta:,.0f}× (wanted ≥ 20×)"
+        f"{changed:,} of {rows:,} rows changed: delta {delta * 1000:,.1f} ms, base {base:.2f} s, {base / delta:,.0f}× (target ≥ 20×)"
     )
-    print(f"  shrink {found['shrink_rows_per_s'] / 1e6:.1f} million rows/s (wanted ≥ 10 per core)")
+    print(f"  shrink {found['shrink_rows_per_s'] / 1e6:.1f} million rows/s (target ≥ 10 per core)")
     return found
 
 
 def compare_records(folder: Path, rows: int, rounds: int) -> dict[str, float]:
-    synth(folder / "log", Options(rows=rows, test_rows=0, parts=1))
+    synth(folder / "log", SynthOptions(rows=rows, test_rows=0, parts=1))
     lines = (folder / "log/train/part-0").read_bytes().splitlines()
     names = [column.name for column in preset("criteo").dense] + [slot.name for slot in preset("criteo").slots]
     fields = [line.decode().split("\t") for line in lines]
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--table-rows", type=int, default=10_000_000)
     parser.add_argument("--changed", type=int, default=10_000)
     parser.add_argument("--only", choices=["pass", "delta", "records"])
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON line, last")
+    parser.add_argument("--json", action="store_true", help="also print the figures as a JSON line")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,11 @@
-"""Overload, as ratios inside one run: replies per second at the best number of connections, and at four times as many.
+"""Measure overload: successful replies per second at the best number of connections, and at four times as many.
 
     python benchmarks/overload.py              JSON rows, ready keys as JSON, ready keys as binary tensors
     python benchmarks/overload.py rows         one of them: rows json binary
     --rows 500 --seconds 3 --rounds 3 --queue-ms 50 --json
 
-wrk asks from a process of its own and tries again at once when it is refused, as the worst clients do. Goodput counts right replies only.
+wrk runs in a separate process and retries immediately when a request is rejected, like the worst clients. Goodput counts only correct
+replies. All ratios come from one run.
 """
 
 import argparse
@@ -21,16 +22,16 @@ from typing import Any
 from _deltas import learner
 from _loads import Requests, rows
 from _servers import ours
-from clickfleet import exporting
-from clickfleet.published import Entry
 from clickfleet.serve.predictor import open_version
+from clickfleet.store.published import Entry
+from clickfleet.training import export
 
 CONNECTIONS = (4, 16)
 TIMES = 4
 
 
 def goodput(url: str, script: Path, connections: int, seconds: float) -> tuple[float, float]:
-    """Right replies and refusals per second."""
+    """Return correct replies and rejections per second."""
     command = [
         "wrk",
         "-t1",
@@ -64,7 +65,7 @@ def scripts(requests: Requests, n: int) -> dict[str, Path]:
 
 
 def measure(artifact: Path, script: Path, given: Any) -> dict[str, float]:
-    """Rounds by turns: some numbers of connections, then four times the best of them."""
+    """Alternate between several numbers of connections and four times the largest of them."""
     peaks: dict[int, list[float]] = {n: [] for n in CONNECTIONS}
     over: list[tuple[float, float]] = []
     with ours(artifact, max_queue_ms=given.queue_ms) as server:
@@ -91,12 +92,12 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        exporting.export(learner(), folder / "artifact", 1)
+        export.export(learner(), folder / "artifact", 1)
         made = scripts(Requests(folder, open_version(Entry(folder / "artifact"))), given.rows)
         for part in given.parts or made:
             found = results[part] = measure(folder / "artifact", made[part], given)
             text = f"{found['peak']:.0f} replies/s at the peak, {found['over']:.0f} at {TIMES} × 16 connections"
-            print(f"{part:8s} {text}, {found['refused']:.0f} refusals/s: {found['ratio']:.2f}   ≥ 0.8", flush=True)
+            print(f"{part:8s} {text}, {found['refused']:.0f} rejections/s: {found['ratio']:.2f}   ≥ 0.8", flush=True)
     if given.json:
         print(json.dumps(results))
 

@@ -1,8 +1,8 @@
-"""Reading: text and Parquet to batches against pyarrow merely reading the same file, and against plain Python.
+"""Measure reading: text and Parquet to batches, against pyarrow only reading the same file, and against plain Python.
 
-python benchmarks/parse.py [--rows 400000] [--rounds 5] [--memory]      all in one thread unless said
+python benchmarks/parse.py [--rows 400000] [--rounds 5] [--memory]      one thread unless stated otherwise
 
-Every pair is measured in alternation in this process; what is printed are medians and the ratio to its target.
+Every pair is measured in alternation in this process. Prints medians, and each ratio with its target.
 """
 
 import argparse
@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from clickfleet.reader import Reader
-from clickfleet.schema import Schema, preset
+from clickfleet.data.reader import Reader
+from clickfleet.data.schema import Schema, preset
 
 COLUMNS = ["click", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 VOCABULARY = (
@@ -51,7 +51,7 @@ VOCABULARY += (5652, 2173, 4, 7 * 10**6, 18, 15, 286181, 105, 142572)
 
 
 def criteo_columns(rows: int, seed: int = 7) -> dict[str, list[str]]:
-    """Columns of text with the lengths, gaps and vocabularies of Criteo's."""
+    """Return text columns with the lengths, missing values and vocabulary sizes of Criteo."""
     random = np.random.default_rng(seed)
     columns = {"click": [str(x) for x in (random.random(rows) < 0.25).astype(int)]}
     for i in range(13):
@@ -68,7 +68,7 @@ def criteo_columns(rows: int, seed: int = 7) -> dict[str, list[str]]:
 
 
 def write_files(folder: Path, rows: int) -> dict[str, Path]:
-    """The same rows as Criteo text, slot text, multislot text and Parquet."""
+    """Write the same rows as Criteo text, slot text, multislot text and Parquet."""
     distinct = min(rows, 50_000)
     columns = criteo_columns(distinct)
     lines = ["\t".join(row) for row in zip(*columns.values(), strict=True)]
@@ -122,7 +122,7 @@ def ours(path: Path | list[Path], name: str, schema: Schema, threads: int = 0) -
 
 
 def compare(rounds: int, *runs: Callable[[], Any]) -> list[float]:
-    """The median seconds of each, run by turns."""
+    """Return the median seconds of each function, run in alternation."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
@@ -135,13 +135,13 @@ def compare(rounds: int, *runs: Callable[[], Any]) -> list[float]:
 
 
 def peak_memory(path: Path) -> int:
-    """The peak of a fresh process that reads a file with two threads, in bytes."""
+    """Return the peak memory, in bytes, of a new process that reads a file with two threads."""
     done = subprocess.run([sys.executable, __file__, "--peak", str(path)], capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 def run(rows: int = 400_000, rounds: int = 5, memory: bool = False) -> dict[str, Any]:
-    """All measurements: name -> {value, target, …}."""
+    """Run all measurements: name -> {ratio, target, …}."""
     found: dict[str, dict[str, float]] = {}
 
     def note(name: str, ratio: float, target: float, **more: float) -> None:
@@ -165,11 +165,11 @@ def run(rows: int = 400_000, rounds: int = 5, memory: bool = False) -> dict[str,
         rate = {"Mrows_s": rows / mine / 1e6, "MB_s": size["criteo"] / mine}
         note("criteo text / pyarrow.csv", arrow / mine, 3, **rate, arrow_MB_s=size["criteo"] / arrow)
         note("criteo text / plain Python", python * rows / some / mine, 25)
-        four = [files["criteo"]] * 4  # long enough that starting a thread does not count
+        four = [files["criteo"]] * 4  # long enough to hide the start of a thread
         one, two = compare(
             rounds,
             lambda: ours(four, "criteo", criteo),
-            lambda: ours(four, "criteo", criteo, threads=1),  # it and the consumer, who parses when it would wait
+            lambda: ours(four, "criteo", criteo, threads=1),  # plus the consumer, which parses instead of waiting
         )
         note("criteo text, two threads / one", one / two, 1.8, MB_s=4 * size["criteo"] / two)
         for name in ("slots", "multislot"):
@@ -207,7 +207,7 @@ def main() -> None:
     given = arguments.parse_args()
     if given.peak:
         ours(Path(given.peak), "criteo", preset("criteo"), threads=2)
-        # Not ru_maxrss: a new process inherits that of the one that started it.
+        # Not ru_maxrss: a new process inherits it from its parent.
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         assert peak is not None
         print(int(peak[1]) * 1024)

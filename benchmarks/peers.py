@@ -1,8 +1,9 @@
-"""A DeepFM of the same size in plain PyTorch and in other packages: raw Criteo text in, test AUC and seconds out.
+"""Train a DeepFM of the same size in plain PyTorch and in other packages: raw Criteo text in, test AUC and seconds out.
 
-Each takes the text as its users do: pandas reads it and numbers the values of every category, FuxiCTR does both itself.
-All see log1p of the counts where not said otherwise, train one epoch with Adam 1e-3 and keep their other defaults. The
-seconds are those of reading and encoding the training rows and of the epoch; the test is outside, as it is in ours.
+Each package gets the text as its users would provide it: pandas reads the text and numbers the values of every
+category; FuxiCTR does both itself. All use log1p of the counts unless stated otherwise, train one epoch with Adam 1e-3
+and keep their other defaults. The seconds cover reading and encoding the training rows and the epoch. The test is
+excluded, as it is in ours.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DIM = 10
 
 
 clock: Callable[[], float] = time.monotonic
-"""What seconds are: of the wall, or, set to `time.process_time` on a busy machine, of the processor."""
+"""The clock: wall-clock time, or CPU time if set to `time.process_time` for a busy machine."""
 
 
 class Outcome(NamedTuple):
@@ -38,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Encoded rows: code 0 of a category is any value that the training rows do not have."""
+    """Encoded rows. Code 0 of a category stands for values that the training rows lack."""
 
     labels: Any
     dense: Any  # float32 [n, 13]
@@ -54,7 +55,7 @@ def frame(files: list[Path]) -> Any:
 
 
 def encode(train: list[Path], test: list[Path], log1p: bool) -> tuple[Rows, Rows, list[int], float]:
-    """Training rows, test rows, the number of codes of every category, and the seconds for the training rows."""
+    """Return training rows, test rows, the number of codes per category, and the seconds for the training rows."""
     import pandas as pd
 
     begin = clock()
@@ -69,7 +70,7 @@ def encode(train: list[Path], test: list[Path], log1p: bool) -> tuple[Rows, Rows
 
 
 def encode_by_line(train: list[Path], test: list[Path], log1p: bool) -> tuple[Rows, Rows, list[int], float]:
-    """As `encode`, the way of a reader that is written in Python: line by line, a dictionary per category."""
+    """Like `encode`, but as a reader written in Python: line by line, with one dictionary per category."""
     numbered: list[dict[str, int]] = [{} for _ in CATEGORIES]
 
     def rows(files: list[Path], growing: bool) -> Rows:
@@ -108,7 +109,7 @@ def auc(labels: Any, scores: Any) -> float:
 
 
 class PlainDeepFM(nn.Module):
-    """What one writes in an afternoon: one sparse embedding for all slots, nn.Sequential for the MLP."""
+    """A straightforward implementation: one sparse embedding for all slots, nn.Sequential for the MLP."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__()
@@ -160,7 +161,7 @@ def plain(
 
 
 def tensors(rows: Rows) -> list[Tensor]:
-    return [torch.from_numpy(np.array(column)) for column in rows]  # copies: pandas lends read-only memory
+    return [torch.from_numpy(np.array(column)) for column in rows]  # copies: the arrays of pandas are read-only
 
 
 def by_name(rows: Rows) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def torch_rechub(train: list[Path], test: list[Path], batch: int) -> Outcome:
 
 
 def fuxictr(train: list[Path], test: list[Path], batch: int) -> Outcome:
-    """Its wheel has the layers and the trainer but not its zoo, so the DeepFM is put together here from its blocks."""
+    """Train FuxiCTR. Its wheel lacks the model zoo, so the DeepFM is built here from its layers."""
     from fuxictr.preprocess import FeatureProcessor, build_dataset
     from fuxictr.pytorch.dataloaders import RankDataLoader
     from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
@@ -235,7 +236,7 @@ def fuxictr(train: list[Path], test: list[Path], batch: int) -> Outcome:
         raw = Path(folder)
         names = {"train": train, "test": test}
         header = ("\t".join(["click", *COUNTS, *CATEGORIES]) + "\n").encode()
-        for name, files in names.items():  # it wants a header; writing one is not counted
+        for name, files in names.items():  # FuxiCTR needs a header; writing it is not timed
             (raw / f"{name}.csv").write_bytes(header + b"".join(file.read_bytes() for file in files))
         counts = {"name": COUNTS, "active": True, "dtype": "float", "type": "numeric", "fill_na": 0}
         values = {"name": CATEGORIES, "active": True, "dtype": "str", "type": "categorical", "fill_na": ""}
@@ -260,13 +261,13 @@ def fuxictr(train: list[Path], test: list[Path], batch: int) -> Outcome:
 
 
 def one_epoch(model: Any, reader: Any) -> None:
-    """`fit` without its evaluation, which the other packages' seconds do not have either."""
+    """Run `fit` without its evaluation, which is not timed for the other packages either."""
     model._max_gradient_norm, model._total_steps, model._eval_steps, model._stop_training = 10.0, 0, 1 << 60, False
     model.train_epoch(reader)
 
 
 def start_ray() -> None:
-    """FuxiCTR prepares with Ray; its start is not counted."""
+    """Start Ray, which FuxiCTR uses for preparation. Its start is not timed."""
     from fuxictr.preprocess.build_dataset import init_ray
 
     init_ray()
@@ -277,16 +278,16 @@ PEERS: dict[str, tuple[str, Callable[..., Outcome]]] = {
     "Torch-RecHub": ("torch_rechub", torch_rechub),
     "FuxiCTR": ("fuxictr", fuxictr),
 }
-"""Name -> the module it needs, and how it is run."""
+"""Name -> the module it needs, and the function that runs it."""
 
 
 def installed() -> tuple[list[str], list[str]]:
-    """The peers that can be imported, and those that cannot."""
+    """Return the peers that can be imported, and those that cannot."""
     there = [name for name, (module, _) in PEERS.items() if importlib.util.find_spec(module) is not None]
     return there, [name for name in PEERS if name not in there]
 
 
 def run(name: str, train: list[Path], test: list[Path], batch: int) -> Outcome:
-    """Runs a peer without its own output."""
+    """Run a peer and suppress its output."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return PEERS[name][1](train, test, batch)

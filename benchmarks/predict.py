@@ -1,10 +1,10 @@
-"""Batch scoring from raw text against the forward-only limit, in one run, in alternation.
+"""Compare batch scoring from raw text with a forward-only limit, in alternation in one run.
 
 python benchmarks/predict.py [--batch 1000 4096] [--rounds 5] [--rows 200000] [--json]
 
-The limit is the same MLP (273 → 400 → 400 → 400 → 1) and a sigmoid on random tensors under inference_mode, no data and
-no rows, in the better of two arrangements: two threads inside each operator, or two threads of one. Ours is what
-`clickfleet predict` does: Criteo text is read and parsed, rows pulled and pooled, scores written to a file in order.
+The limit is the same MLP (273 → 400 → 400 → 400 → 1) with a sigmoid on random tensors under inference_mode, without
+data and rows, in the better of two arrangements: two threads within each operator, or two single-threaded workers.
+Ours is everything `clickfleet predict` does: read and parse Criteo text, pull and pool rows, write scores in order.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from clickfleet import run
-from clickfleet.logs.synth import Options, synth
-from clickfleet.trained import Trained, load, write_scores
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.training import run
+from clickfleet.training.model import SavedModel, load, write_scores
 
 WIDTHS = (273, 400, 400, 400)
 
 
 Speed = tuple[float, float]
-"""Rows per second of the clock on the wall, and of the CPU's time."""
+"""Rows per second of wall-clock time, and of CPU time."""
 
 
 def limit(rows: int, threads: int, count: int) -> Speed:
-    """The bare network in so many threads, each with two cores over that many threads."""
+    """Measure the bare network in this many threads, which share two cores."""
     layers = [layer for a, b in pairwise(WIDTHS) for layer in (nn.Linear(a, b), nn.ReLU())]
     net = nn.Sequential(*layers, nn.Linear(WIDTHS[-1], 1), nn.Sigmoid()).eval()
     begin = threading.Barrier(threads + 1)
@@ -58,7 +58,7 @@ def limit(rows: int, threads: int, count: int) -> Speed:
     return done / (time.perf_counter() - start), done / (time.process_time() - cpu)
 
 
-def ours(model: Trained, data: str, batch: int, out: str) -> Speed:
+def ours(model: SavedModel, data: str, batch: int, out: str) -> Speed:
     cpu = time.process_time()
     done = write_scores(model, data, out, batch)
     return done["rows_per_s"], done["rows"] / (time.process_time() - cpu)
@@ -73,7 +73,7 @@ def main() -> None:
     args = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        synth(Path(folder) / "log", Options(rows=args.rows, test_rows=0))
+        synth(Path(folder) / "log", SynthOptions(rows=args.rows, test_rows=0))
         data = f"{folder}/log/train"
         config = {
             "data": {"train": data},
@@ -85,7 +85,9 @@ def main() -> None:
         run.train(config, quiet=True)
         model = load(f"{folder}/run").reading(threads=2)
         for batch in args.batch:
-            count = max(args.rows // (2 * batch), 1)  # as long as ours, or the machine decides
+            count = max(
+                args.rows // (2 * batch), 1
+            )  # about as long as ours, so that both see the same load on the machine
             cases = {
                 "limit, 2 threads": lambda b=batch, n=count: limit(b, 1, n),
                 "limit, 2×1": lambda b=batch, n=count: limit(b, 2, n),

@@ -1,11 +1,11 @@
-"""What one more entry costs as the published log grows; all ratios of one run.
+"""Measure what one more entry costs as the published log grows.
 
 python benchmarks/publish.py [--entries 2000] [--json]
 
-A tiny model publishes deltas of 20 rows through the code of online learning: entry, log, done files, retention. Two logs,
-one of 10 entries and one of many, get one more entry in turn, so that both see the same disk and the same other work;
-`ratio` is of their medians, `cpu_ratio` that of the processor's time. The long log is one chain, then one with a base
-after every 500 deltas, which is the default. `starting_s` is the time in which a consumer that starts then has applied it.
+A tiny model publishes deltas of 20 rows through the code of online learning: entry, log, done files, retention. A log
+of 10 entries and a long log get one more entry in turn, so that both see the same disk and the same load. `ratio`
+compares their median wall-clock times, `cpu_ratio` their CPU times. The long log is first a single chain, then one with
+a base after every 500 deltas, which is the default. `starting_s` is the time a new consumer needs to apply it.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet.configuring import configure
-from clickfleet.feeds import Feed
-from clickfleet.job import Job
-from clickfleet.learner import Learner
-from clickfleet.metrics import Metrics
+from clickfleet.config.check import configure
+from clickfleet.data.memory import Feed
+from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.online.freshness import Freshness
-from clickfleet.online.release import Release
-from clickfleet.online.session import Course
-from clickfleet.schema import Dense, Schema, Slot
-from clickfleet.serve.follow import Updater
-from clickfleet.serve.settings import Settings
-from clickfleet.watch import Watch
+from clickfleet.online.publisher import PassPublisher
+from clickfleet.online.session import OnlinePosition
+from clickfleet.serve.supervisor import Settings
+from clickfleet.serve.updater import Updater
+from clickfleet.training.learner import Learner
+from clickfleet.training.loop import Job
+from clickfleet.training.metrics import Metrics
+from clickfleet.training.monitor import Monitor
 
 EARLY, ROUNDS = 10, 20
 SCHEMA = Schema(dense=(Dense("price"),), slots=(Slot("user"), Slot("ad")))
 
 
 class Trainer:
-    """A model that publishes whenever it is told to."""
+    """A model that publishes on request."""
 
     def __init__(self, folder: Path, every: int | None) -> None:
         raw = {"model": {"name": "deepfm", "hidden": [4]}, "table": {"dim": 4}, "run": {"dir": str(folder)}}
         config = configure({**raw, "publish": {"base_every_deltas": every}})
         self.learner, self.folder = Learner(config, SCHEMA), folder
         folder.mkdir(parents=True)
-        for made in folder.parent.parent.glob("*/*/graph.onnx"):  # exported once for all
+        for made in folder.parent.parent.glob("*/*/graph.onnx"):  # export the network only once
             shutil.copy(made, folder)
             break
-        self.release = Release(config, self.learner, folder, Watch(folder, quiet=True), Freshness(time.time))
+        self.release = PassPublisher(config, self.learner, folder, Monitor(folder, quiet=True), Freshness(time.time))
         self.release.prepare()
         self.job = Job(self.learner, Feed([], SCHEMA), Metrics(), lambda job: False, lambda job: None)
-        self.course, self.entries, self._rng = Course(), 0, np.random.default_rng(1)
+        self.course, self.entries, self._rng = OnlinePosition(), 0, np.random.default_rng(1)
 
     def publish(self) -> tuple[float, float]:
-        """One more delta; milliseconds by the clock and of the processor."""
+        """Publish one more delta. Return its wall-clock and CPU milliseconds."""
         self.course.position = {"day": 20260101 + self.entries // 1000, "pass": self.entries % 1000 + 1}
         self.entries += 1
         keys = np.unique(self._rng.integers(0, 5000, 20)).astype(np.uint64)
@@ -68,7 +68,7 @@ class Trainer:
 
 
 def grow(trainer: Trainer, entries: int) -> None:
-    """Publishes without waiting for the disk."""
+    """Publish without waiting for the disk."""
     real, os.fsync = os.fsync, lambda handle: None  # type: ignore[assignment]
     try:
         while trainer.entries < entries:

@@ -1,8 +1,8 @@
-"""Every recipe of runs/ for one epoch on made click logs: its test AUC, which the recipe's header promises, and its speed.
+"""Train every recipe of runs/ for one epoch on synthetic click logs. Print its test AUC, the one in its header, and its speed.
 
 python benchmarks/recipes.py [--rows 100000] [--only fm dcn] [--write]
 
-With --write the figures are put into the headers.
+With --write, the measured AUC replaces the one in the headers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import clickfleet
-from clickfleet.logs.synth import Options, synth
+from clickfleet.data.logs.synth import SynthOptions, synth
 
 RUNS = Path(__file__).parents[1] / "runs"
 PROMISE = re.compile(r"(?<=Expect a test AUC of )\d\.\d+(?= after one epoch)")
@@ -28,9 +28,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        synth(log, Options(rows=args.rows, test_rows=args.test_rows))
+        synth(log, SynthOptions(rows=args.rows, test_rows=args.test_rows))
         for path in sorted(RUNS.glob("*.yaml")):
-            if path.stem == "word2vec" or (args.only and path.stem not in args.only):  # that one reads text
+            if path.stem == "word2vec" or (args.only and path.stem not in args.only):  # word2vec reads plain text
                 continue
             data = [f"data.train={log}/train", f"data.test={log}/test", f"run.dir={folder}/{path.stem}"]
             done = clickfleet.train(path, *data, "train.epochs=1", "run.report=false", quiet=True)
@@ -39,7 +39,7 @@ def main() -> None:
             promised = PROMISE.search(text)
             said = promised[0] if promised else "nothing"
             print(
-                f"{path.stem:14} test AUC {done.test['auc']:.4f} (promised: {said}), {done.rows_per_s:8,.0f} rows/s",
+                f"{path.stem:14} test AUC {done.test['auc']:.4f} (header: {said}), {done.rows_per_s:8,.0f} rows/s",
                 flush=True,
             )
             if args.write:

@@ -1,19 +1,19 @@
-"""Where a cluster's speed ends: what a step costs each part, a model of S shards and N workers made of it, and the model against reality.
+"""Predict the speed of larger clusters: measure what a step costs each part, derive a model of S shards and N workers, and check it.
 
     python benchmarks/scaling.py --rows 160000 --rounds 2
 
-async, `dnn` 400×3, dim 10, batches of 1000. CPU per step is measured while training goes on: of a worker's trainer thread, of its other
-threads (text, sockets), of the shards (a part that is spread over them, and one for each of them), bytes on the wire; and cores that Ray
-and the driver use all the time. The model, in steps per second of the whole cluster:
+async, `dnn` 400×3, dim 10, batches of 1000. Measured during training, per step: the CPU time of a worker's trainer thread, of its other
+threads (text, sockets) and of the shards (one part divided among them, one part per shard), and the bytes on the wire; also the cores
+that Ray and the driver use constantly. The model, in steps per second of the whole cluster:
 
-    workers   N / t_trainer                                   a trainer has a core
-    shards    1 / (t_spread / S + t_each)                     each has a core
-    wire      min(N, S) · B / bytes                           of B bytes per second for every host
-    cores     (C − ray) / (t_trainer + t_beside + t_spread + S · t_each)    all on one machine with C cores
+    workers   N / t_trainer                                   one core per trainer
+    shards    1 / (t_spread / S + t_each)                     one core per shard
+    wire      min(N, S) · B / bytes                           B bytes per second per host
+    cores     (C − ray) / (t_trainer + t_beside + t_spread + S · t_each)    everything on one machine with C cores
 
-The cores of one chip slow each other down, so costs are taken for as many busy workers as an arrangement has. Speeds are those
-between the first step and the last. Prints the model beside what 1×1, 1×2, 2×1 and 2×2 (shards × workers) reach here, then what it
-says of larger clusters.
+The cores of one chip slow each other down, so costs are measured with as many busy workers as the arrangement has. Speeds are those
+between the first and the last step. Prints the model beside the measured speeds of 1×1, 1×2, 2×1 and 2×2 (shards × workers), then its
+predictions for larger clusters.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clickfleet.cluster.fleet import ray_module
-from clickfleet.job import PHASES
-from clickfleet.logs.synth import Options, synth
+from clickfleet.cluster.ray_runtime import ray_module
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.training.monitor import PHASES
 from cluster import measure
 
 ARRANGEMENTS = [(1, 1), (1, 2), (2, 1), (2, 2)]
@@ -38,21 +38,21 @@ Runs = dict[tuple[int, int], list[dict[str, Any]]]
 
 
 class Costs(NamedTuple):
-    """Seconds of CPU, and bytes, of one step of one worker."""
+    """CPU seconds and bytes per step of one worker."""
 
     trainer: float
     beside: float
-    """Of the worker's other threads."""
+    """The worker's other threads."""
     spread: float
-    """Of all shards together, however many they are."""
+    """All shards together, independent of their number."""
     each: float
-    """Of each shard besides."""
+    """Additional cost per shard."""
     ray: float
-    """Cores that Ray and the driver use, whatever is trained."""
+    """Cores that Ray and the driver use constantly."""
     wire: float
 
     def limits(self, shards: int, workers: int, cores: int | None = None) -> dict[str, float]:
-        """Rows per second at which each part is busy all the time."""
+        """Return the rows per second at which each part is saturated."""
         found = {
             "workers": workers / self.trainer,
             "shards": 1 / (self.spread / shards + self.each),
@@ -64,7 +64,7 @@ class Costs(NamedTuple):
 
 
 def fit(found: Runs, workers: int) -> Costs:
-    """The costs while so many workers are busy."""
+    """Return the costs while this many workers are busy."""
 
     def median(key: str, shards: int | None = None) -> float:
         runs = [run for (s, n), all_ in found.items() if n == workers and shards in (None, s) for run in all_]
@@ -84,7 +84,7 @@ def fit(found: Runs, workers: int) -> Costs:
 
 
 def show(found: Runs, costs: dict[int, Costs], cores: int) -> dict[str, float]:
-    """The model against what was measured; their ratio."""
+    """Print predicted and measured speeds. Return their ratios."""
     ratios = {}
     for (shards, workers), runs in found.items():
         limits = costs[workers].limits(shards, workers, cores)
@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=160_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--data", type=Path, help="a folder made by `clickfleet synth` before")
+    parser.add_argument("--data", type=Path, help="a folder made by `clickfleet synth`")
     arguments = parser.parse_args()
     ray = ray_module()
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 28)
@@ -108,7 +108,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or Path(folder) / "data"
         if not data.exists():
-            synth(data, Options(rows=arguments.rows, test_rows=2_000, parts=4))
+            synth(data, SynthOptions(rows=arguments.rows, test_rows=2_000, parts=4))
         for _ in range(arguments.rounds):
             for shards, workers in ARRANGEMENTS:
                 run = measure(data, "async", argparse.Namespace(shards=shards, workers=workers))
@@ -118,8 +118,8 @@ def main() -> None:
     costs, cores = {workers: fit(found, workers) for workers in (1, 2)}, os.cpu_count() or 1
     for workers, mine in costs.items():
         print(
-            f"a step with {workers} busy: trainer {1e3 * mine.trainer:.1f} ms, beside it {1e3 * mine.beside:.1f} ms, "
-            f"shards {1e3 * mine.spread:.1f} ms spread and {1e3 * mine.each:.1f} ms each, {mine.wire / 1e6:.2f} MB; "
+            f"a step with {workers} busy workers: trainer {1e3 * mine.trainer:.1f} ms, other threads {1e3 * mine.beside:.1f} ms, "
+            f"shards {1e3 * mine.spread:.1f} ms in total plus {1e3 * mine.each:.1f} ms each, {mine.wire / 1e6:.2f} MB; "
             f"Ray and the driver {mine.ray:.2f} cores"
         )
     ratios = show(found, costs, cores)
@@ -127,9 +127,7 @@ def main() -> None:
         limits = costs[2].limits(shards, workers)
         name = min(limits, key=lambda key: limits[key])
         each = "  ".join(f"{key} {value:,.0f}" for key, value in limits.items())
-        print(
-            f"{shards}×{workers} on hosts of their own: {limits[name]:,.0f} rows/s, the {name} are the limit ({each})"
-        )
+        print(f"{shards}×{workers} on separate hosts: {limits[name]:,.0f} rows/s, limited by {name} ({each})")
     print(json.dumps({"benchmark": "scaling", **costs[2]._asdict(), **ratios}))
 
 

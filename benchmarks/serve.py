@@ -1,11 +1,11 @@
-"""Serving, measured as ratios inside one run: against gunicorn + Flask + ONNX Runtime (and MLServer where it is installed), against
-ONNX Runtime and the table alone in a loop, with and without micro-batches, while the model changes underneath.
+"""Measure serving as ratios within one run: against gunicorn + Flask + ONNX Runtime (and MLServer if installed), against ONNX Runtime and
+the table alone in a loop, with and without micro-batches, and while the model is being updated.
 
-    python benchmarks/serve.py                 all of it, a few minutes
+    python benchmarks/serve.py                 everything, a few minutes
     python benchmarks/serve.py one hundred     some parts: one hundred rank batching updates start workers soak
     --seconds 3 --rounds 3 --json
 
-Load comes from wrk (Debian: apt-get install wrk) with every reply checked, the open-loop part from a client of its own.
+wrk generates the load and checks every reply (Debian: apt-get install wrk). The open-loop part uses its own client.
 """
 
 import argparse
@@ -28,11 +28,11 @@ import numpy as np
 from _deltas import Deltas, learner
 from _loads import Load, Requests, load, memory, open_loop, rows
 from _servers import FLASK, MLSERVER, ours, process
-from clickfleet import exporting
-from clickfleet.client import Client
-from clickfleet.graph import Graph
-from clickfleet.published import Entry
+from clickfleet.serve.client import Client
 from clickfleet.serve.predictor import open_version
+from clickfleet.store.published import Entry
+from clickfleet.training import export
+from clickfleet.training.onnx_graph import Graph
 
 
 def median(values: list[float]) -> float:
@@ -45,17 +45,17 @@ class Benchmark:
         self.model = learner()
         self.graph = Graph(self.model.model, self.model.shape)
         self.artifact = folder / "artifact"
-        exporting.export(self.model, self.artifact, 1)
+        export.export(self.model, self.artifact, 1)
         self.version = open_version(Entry(self.artifact))
         self.requests = Requests(folder, self.version)
         self.results: dict[str, Any] = {}
 
-    def say(self, name: str, value: float, target: str) -> None:
+    def record(self, name: str, value: float, target: str) -> None:
         self.results[name] = round(value, 4)
         print(f"{name:58s} {value:10.3f}   {target}", flush=True)
 
     def rounds_of(self, **sides: Callable[[], Load]) -> dict[str, Load]:
-        """Sides by turns; the medians of each."""
+        """Run the sides in alternation. Return the medians of each."""
         found: dict[str, list[Load]] = {name: [] for name in sides}
         for _ in range(self.rounds):
             for name, run in sides.items():
@@ -63,9 +63,9 @@ class Benchmark:
         for name, loads in found.items():
             bad = sum(one.bad for one in loads)
             if bad and name in ("flask", "mlserver"):
-                print(f"{name}: {bad} replies were wrong or missing", flush=True)
+                print(f"{name}: {bad} wrong or missing replies", flush=True)
             else:
-                assert bad == 0, f"{name}: {bad} replies were wrong or missing"
+                assert bad == 0, f"{name}: {bad} wrong or missing replies"
         return {
             name: Load(
                 median([one.rate for one in loads]),
@@ -78,7 +78,7 @@ class Benchmark:
         }
 
     def one(self) -> None:
-        """One candidate, JSON, 16 connections, one worker."""
+        """Measure one candidate as JSON: 16 connections, one worker."""
         (self.folder / "flask_app.py").write_text(FLASK)
         port = 18431
         command = [
@@ -109,18 +109,18 @@ class Benchmark:
             sides["idle"] = lambda: load(server.url, body, 1, self.seconds)
             with self.other(sides, body):
                 found = self.rounds_of(**sides)
-        self.say("one candidate, JSON, 16 connections: requests/s", found["ours"].rate, "")
-        self.say("  CPU of the worker per request, µs", found["ours"].cpu_us, "")
-        self.say("  p50 ms", found["ours"].p50_ms, "")
-        self.say("  p99 ms", found["ours"].p99_ms, "")
-        self.say("  over gunicorn + Flask + ONNX Runtime", found["ours"].rate / found["flask"].rate, "≥ 6")
-        self.say("    its CPU per request over ours", found["flask"].cpu_us / found["ours"].cpu_us, "")
+        self.record("one candidate, JSON, 16 connections: requests/s", found["ours"].rate, "")
+        self.record("  CPU of the worker per request, µs", found["ours"].cpu_us, "")
+        self.record("  p50 ms", found["ours"].p50_ms, "")
+        self.record("  p99 ms", found["ours"].p99_ms, "")
+        self.record("  over gunicorn + Flask + ONNX Runtime", found["ours"].rate / found["flask"].rate, "≥ 6")
+        self.record("    its CPU per request over ours", found["flask"].cpu_us / found["ours"].cpu_us, "")
         if "mlserver" in found:
-            self.say("  over MLServer", found["ours"].rate / found["mlserver"].rate, "≥ 5")
-            self.say("    its CPU per request over ours", found["mlserver"].cpu_us / found["ours"].cpu_us, "")
-        self.say("  one connection: p50 ms", found["idle"].p50_ms, "≤ 0.45")
-        self.say("  raw features against ready keys (rate)", found["ours"].rate / found["raw"].rate, "≤ 1.5")
-        self.say("  raw features against ready keys (CPU)", found["raw"].cpu_us / found["ours"].cpu_us, "≤ 1.5")
+            self.record("  over MLServer", found["ours"].rate / found["mlserver"].rate, "≥ 5")
+            self.record("    its CPU per request over ours", found["mlserver"].cpu_us / found["ours"].cpu_us, "")
+        self.record("  one connection: p50 ms", found["idle"].p50_ms, "≤ 0.45")
+        self.record("  raw features against ready keys (rate)", found["ours"].rate / found["raw"].rate, "≤ 1.5")
+        self.record("  raw features against ready keys (CPU)", found["raw"].cpu_us / found["ours"].cpu_us, "≤ 1.5")
 
     @contextmanager
     def other(self, sides: dict[str, Callable[[], Load]], body: Path) -> Iterator[None]:
@@ -153,7 +153,7 @@ class Benchmark:
             yield
 
     def hundred(self) -> None:
-        """A hundred candidates as binary tensors, against ONNX Runtime and the table in a loop."""
+        """Measure a hundred candidates as binary tensors, against ONNX Runtime and the table in a loop."""
         batch = self.version.fields.rows(rows(100))
         body = self.requests.ready(100, binary=True)
 
@@ -170,16 +170,16 @@ class Benchmark:
                 ours=lambda: load(server.url, body, 4, self.seconds, server.pid),
                 idle=lambda: load(server.url, body, 1, self.seconds),
             )
-        self.say("100 candidates, binary: requests/s", found["ours"].rate, "")
-        self.say("  of ONNX Runtime and the table alone", found["ours"].rate / found["loop"].rate, "≥ 0.7")
-        self.say("  one connection: p50 ms", found["idle"].p50_ms, "≤ 2")
+        self.record("100 candidates, binary: requests/s", found["ours"].rate, "")
+        self.record("  of ONNX Runtime and the table alone", found["ours"].rate / found["loop"].rate, "≥ 0.7")
+        self.record("  one connection: p50 ms", found["idle"].p50_ms, "≤ 2")
 
     def rank(self) -> None:
         with ours(self.artifact) as server:
             body = self.requests.rank(200)
             found = self.rounds_of(ours=lambda: load(server.url, body, 1, self.seconds))
-        self.say("rank 200 candidates, one connection: p50 ms", found["ours"].p50_ms, "")
-        self.say("  p99 ms", found["ours"].p99_ms, "≤ 5")
+        self.record("rank 200 candidates, one connection: p50 ms", found["ours"].p50_ms, "")
+        self.record("  p99 ms", found["ours"].p99_ms, "≤ 5")
 
     def batching(self) -> None:
         body = self.requests.ready(1)
@@ -188,10 +188,10 @@ class Benchmark:
                 merged=lambda: load(merged.url, body, 64, self.seconds, merged.pid),
                 alone=lambda: load(alone.url, body, 64, self.seconds, alone.pid),
             )
-        self.say("64 connections, micro-batches: requests/s", found["merged"].rate, "")
-        self.say("  over the same without (rate)", found["merged"].rate / found["alone"].rate, "≥ 2.3")
-        self.say("  over the same without (CPU per request)", found["alone"].cpu_us / found["merged"].cpu_us, "")
-        self.say("  p99 ms", found["merged"].p99_ms, "≤ 20")
+        self.record("64 connections, micro-batches: requests/s", found["merged"].rate, "")
+        self.record("  over the same without (rate)", found["merged"].rate / found["alone"].rate, "≥ 2.3")
+        self.record("  over the same without (CPU per request)", found["alone"].cpu_us / found["merged"].cpu_us, "")
+        self.record("  p99 ms", found["merged"].p99_ms, "≤ 20")
 
     def workers(self) -> None:
         body = self.requests.ready(1)
@@ -199,14 +199,14 @@ class Benchmark:
             found = self.rounds_of(
                 one=lambda: load(one.url, body, 32, self.seconds), two=lambda: load(two.url, body, 32, self.seconds)
             )
-        self.say("two workers over one, 32 connections", found["two"].rate / found["one"].rate, "≥ 1.2")
+        self.record("two workers over one, 32 connections", found["two"].rate / found["one"].rate, "≥ 1.2")
 
     def start(self) -> None:
-        """Opening a million rows, and how long a delta of a million takes to be live."""
+        """Measure opening a million rows, and the time until a delta of a million rows is live."""
         for kind in ("mapped", "memory"):
             begin = time.perf_counter()
             open_version(Entry(self.artifact), rows=kind)  # type: ignore[arg-type]
-            self.say(
+            self.record(
                 f"open {self.version.identity.rows:,} rows, {kind}: s",
                 time.perf_counter() - begin,
                 "≤ 0.5" if kind == "mapped" else "≤ 3",
@@ -214,16 +214,16 @@ class Benchmark:
         log = Deltas(self.model, self.graph, self.folder / "start-log")
         begin = time.perf_counter()
         with ours(log.folder) as server:
-            self.say("server ready, processes included: s", time.perf_counter() - begin, "")
+            self.record("server ready, processes included: s", time.perf_counter() - begin, "")
             with Client(server.url) as client:
                 entry = log.publish(1_000_000)
                 begin = time.perf_counter()
                 while client.model()["sequence"] != entry.sequence:
                     time.sleep(0.01)
-                self.say("a delta of 1,000,000 rows live after: s", time.perf_counter() - begin, "≤ 2")
+                self.record("a delta of 1,000,000 rows live after: s", time.perf_counter() - begin, "≤ 2")
 
     def updates(self, seconds: float | None = None) -> None:
-        """Open loop at 30% of capacity, with and without deltas of 100,000 rows a second."""
+        """Measure an open loop at 30% of capacity, with and without a delta of 100,000 rows per second."""
         seconds = seconds or max(10.0, 4 * self.seconds)
         log = Deltas(self.model, self.graph, self.folder / "log")
         row = rows(1)
@@ -245,28 +245,28 @@ class Benchmark:
             wrong = sum(
                 abs(score - log.score(sequence, row)) > 1e-6 for sequence, score in {tuple(one) for one in replies}
             )
-        self.say(
+        self.record(
             f"open loop at 30% of {capacity:.0f}/s: p99 ms without deltas", median([run.p99_ms for run in quiet]), ""
         )
-        self.say(
+        self.record(
             "  p99 with deltas over without",
             median([b.p99_ms / q.p99_ms for b, q in zip(busy, quiet, strict=True)]),
             "≤ 1.5",
         )
-        self.say("  failed replies", sum(run.failed for run in (*quiet, *busy)), "0")
-        self.say("  mixed replies", wrong, "0")
-        self.say("  sequences seen", len({sequence for sequence, _ in replies}), "")
+        self.record("  failed replies", sum(run.failed for run in (*quiet, *busy)), "0")
+        self.record("  mixed replies", wrong, "0")
+        self.record("  sequences seen", len({sequence for sequence, _ in replies}), "")
 
     def soak(self, seconds: float = 600.0) -> None:
-        """80% load for long: memory and errors; a worker killed on the way."""
+        """Measure memory growth and errors under 80% load for a long time, and the restart of a killed worker."""
         body = self.requests.ready(1)
         with ours(self.artifact) as server:
             load(server.url, body, 16, 5)
             before = memory(server.pid)
             found = load(server.url, body, 8, seconds, server.pid)
-            self.say("soak: requests/s", found.rate, "")
-            self.say("  wrong or missing replies", found.bad, "0")
-            self.say("  growth of memory", memory(server.pid) / before - 1, "≤ 0.02")
+            self.record("soak: requests/s", found.rate, "")
+            self.record("  wrong or missing replies", found.bad, "0")
+            self.record("  growth of memory", memory(server.pid) / before - 1, "≤ 0.02")
         with ours(self.artifact, workers=2) as server:
             mark = Path(server.fleet.settings.state) / "ready-0"
             mark.unlink()
@@ -274,7 +274,7 @@ class Benchmark:
             begin = time.perf_counter()
             while not mark.exists():
                 time.sleep(0.01)
-            self.say("a killed worker is back after: s", time.perf_counter() - begin, "≤ 2")
+            self.record("a killed worker is back after: s", time.perf_counter() - begin, "≤ 2")
 
 
 PARTS = ("one", "hundred", "rank", "batching", "workers", "start", "updates")
@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--mlserver", default=shutil.which("mlserver"), help="the mlserver program, perhaps of another environment"
+        "--mlserver", default=shutil.which("mlserver"), help="the mlserver program, possibly from another environment"
     )
     parser.add_argument("--soak-seconds", type=float, default=600.0)
     parser.add_argument("--json", action="store_true")

@@ -1,9 +1,10 @@
-"""Every model on a small log beside scikit-learn's hashed logistic regression.
+"""Compare every model with scikit-learn's hashed logistic regression on a small log.
 
 python benchmarks/small.py FILE [--recipe runs/small.yaml] [--train-rows 8000] [--models …] [--seeds 7 8]
 
-FILE is raw Criteo text; its first rows train, the rest test. The regression sees log1p of the counts and 2^18 hashed
-categories, with scikit-learn's own C of 1 and with 0.03, the best on rows 6,001 to 8,000 after training on those before.
+FILE is raw Criteo text: its first rows are for training, the rest for testing. The regression uses log1p of the counts
+and 2^18 hashed categories, once with scikit-learn's default C of 1 and once with 0.03, the best value on rows 6,001 to
+8,000 after training on the rows before them.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from clickfleet import run
+from clickfleet.training import run
 from study import MODELS
 
 FLAT = ("lr", "fm", "ffm")
-"""Models without an MLP: the recipe says that they take larger dense steps."""
+"""Models without an MLP. According to the recipe, they need a larger dense learning rate."""
 
 
 def hashed_regression(train: list[str], test: list[str], strength: float) -> float:

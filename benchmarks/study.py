@@ -1,12 +1,12 @@
-"""What the default recipe rests on: one factor at a time, chosen on validation rows, reported once on test rows.
+"""Reproduce the study behind the default recipe: vary one factor at a time, choose on validation rows, report once on test rows.
 
 python benchmarks/study.py FOLDER [--only NAME …] [--models NAME …] [--threads 1]
 
-FOLDER gets the data (per data seed 550,000 synthetic rows, of which the last 50,000 are the validation rows, and 50,000
-test rows) and `results.jsonl`. A run that stands there already is not repeated, so the study can be stopped and goes on.
-At the end the tables of docs/study.md are printed. `screen` compares settings by validation AUC on a narrow DeepFM
-(128, 64), `full` the two that count at full width with several seeds, `zoo` every model on 200,000 rows; only `full` and
-`zoo` look at test rows, after everything was chosen.
+FOLDER receives the data (per data seed 550,000 synthetic rows, of which the last 50,000 are for validation, and 50,000
+test rows) and `results.jsonl`. Completed runs are not repeated, so the study can be stopped and resumed. At the end the
+tables of docs/study.md are printed. `screen` compares settings by validation AUC on a narrow DeepFM (128, 64), `full`
+the two final settings at full width with several seeds, `zoo` every model on 200,000 rows. Only `full` and `zoo` use
+test rows, after everything was chosen.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from clickfleet import run
-from clickfleet.logs.synth import Options, synth
-from clickfleet.schema import Bucket, Schema, Slot, Transform, preset, write_schema
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.data.schema import Bucket, Schema, Slot, Transform, preset, write_schema
+from clickfleet.training import run
 
 ORIGINALS = ("fm", "wide_deep", "deepfm", "dnn", "slot_dnn", "dcn", "gate_dnn", "dlrm", "deepfefm", "ffm", "xdeepfm")
 MODELS = ("lr", *ORIGINALS, "dcn_v2", "final_mlp", "autoint")
@@ -35,7 +35,7 @@ BEFORE = (*OLD, "table.init.embedx=uniform(-0.05,0.05)", "dense.lr=0.001")
 
 
 def rule(part: str, name: str, **settings: Any) -> tuple[str, ...]:
-    """`key=value` items of the table's rule (`rule`) or of that of first-order weights (`embed_rule`)."""
+    """Return `key=value` items for the rule of the factors (`rule`) or of the first-order weights (`embed_rule`)."""
     return tuple(f"table.{part}.{key}={value}" for key, value in {"name": name, **settings}.items())
 
 
@@ -53,13 +53,13 @@ class Trial(NamedTuple):
     data: int = 7
     seed: int = 7
     schema: str = "log1p"
-    """Parts of `schema`, joined by +."""
+    """Changes to the schema, joined by +."""
     parts: int = 10
-    """How many of the ten training parts, of 50,000 rows each."""
+    """Number of training parts to use, of ten with 50,000 rows each."""
 
 
 def screen() -> Iterator[Trial]:
-    """One factor at a time around the chosen setting, then the setting before."""
+    """Vary one factor at a time around the chosen setting; also try the previous defaults."""
     narrow = ("model.hidden=[128,64]",)
 
     def trial(label: str, *sets: str, schema: str = "log1p") -> Trial:
@@ -146,7 +146,7 @@ def rows(folder: Path, seed: int) -> Path:
     """The log of a data seed: parts 0 to 9 to train on, part 10 to choose by, and test rows."""
     path = folder / f"data-{seed}"
     if not path.exists():
-        synth(path, Options(rows=550_000, test_rows=50_000, parts=11, seed=seed))
+        synth(path, SynthOptions(rows=550_000, test_rows=50_000, parts=11, seed=seed))
     return path
 
 
@@ -174,7 +174,7 @@ def train(trial: Trial, log: Path, threads: int) -> dict[str, Any]:
 
 
 def tables(results: list[dict[str, Any]]) -> Iterator[str]:
-    """The tables of the document."""
+    """Yield the tables of docs/study.md."""
     screened = [one for one in results if one["part"] == "screen"]
     if screened:
         base = next(one["auc"] for one in screened if one["label"] == "chosen")

@@ -1,6 +1,6 @@
-"""Synthetic logs: rows per second made and written, per format, in one thread and in two.
+"""Measure synthetic logs: rows generated and written per second, per format, with one thread and with two.
 
-python benchmarks/synth.py [--rows 200000] [--rounds 3]      formats in alternation; what is printed are medians
+python benchmarks/synth.py [--rows 200000] [--rounds 3]      formats alternate; prints medians
 """
 
 import argparse
@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from clickfleet.logs.synth import Options, synth
-from clickfleet.logs.target import FORMATS
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.data.logs.target import FORMATS
 
 
 def main() -> None:
@@ -23,10 +23,10 @@ def main() -> None:
         for _ in range(given.rounds):
             for (kind, threads), measured in speeds.items():
                 start = time.perf_counter()
-                options = Options(rows=given.rows, test_rows=0, format=kind)
+                options = SynthOptions(rows=given.rows, test_rows=0, format=kind)
                 synth(Path(folder) / kind, options, overwrite=True, threads=threads)
                 measured.append(given.rows / (time.perf_counter() - start))
-    print(f"{'format':<10}{'1 thread':>14}{'2 threads':>14}  rows/s, set-up included")
+    print(f"{'format':<10}{'1 thread':>14}{'2 threads':>14}  rows/s, including set-up")
     for kind in FORMATS:
         one, two = (statistics.median(speeds[kind, threads]) for threads in (1, 2))
         print(f"{kind:<10}{one:>14,.0f}{two:>14,.0f}")

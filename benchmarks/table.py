@@ -1,9 +1,9 @@
-"""The sparse table against PyTorch's embeddings, against itself with two threads, and against the disk.
+"""Compare the sparse table with PyTorch's embeddings, with itself on two threads, and with the disk.
 
     python benchmarks/table.py [--rows 20000000] [--quick] [--large] [--only PART]
 
-Everything is measured in this process, in alternation; figures are medians, ratios are ours over theirs. `--quick` uses a twentieth of the
-rows, `--large` adds a table of 100 million short rows.
+Everything is measured in this process, in alternation. Figures are medians; ratios are ours over theirs. `--quick` uses a twentieth of
+the rows, `--large` adds a table of 100 million short rows.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clickfleet import Table, checkpoint
+from clickfleet import Table
+from clickfleet.store import checkpoint
 
 BATCH = 26_000
 DIM = 10
@@ -29,7 +30,7 @@ rng = np.random.default_rng(7)
 
 
 def alternate(repeats: int, **calls: Callable[[int], object]) -> dict[str, float]:
-    """Median seconds of each call, taken in turn."""
+    """Return the median seconds of each call, made in alternation."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(repeats):
         for name, call in calls.items():
@@ -59,14 +60,14 @@ def filled(keys: np.ndarray, factors: int = DIM, report: bool = False, **setting
         stats = table.stats()
         print(
             f"  {len(table) / 1e6:.0f}M rows: {stats['bytes'] / stats['rows']:.1f} bytes per key,"
-            f" {stats['bytes'] / stats['own_bytes']:.2f}× the row's own;"
+            f" {stats['bytes'] / stats['own_bytes']:.2f}× the row data;"
             f" worst while growing {worst:.2f}×, peak {stats['peak_bytes'] / stats['own_bytes']:.2f}×"
         )
     return table
 
 
 def zipf(n: int, size: int) -> np.ndarray:
-    """Row numbers, heavy-tailed: the chance of rank r falls with 1/r."""
+    """Return heavy-tailed row numbers: the probability of rank r is proportional to 1/r."""
     return np.minimum((n ** rng.random(size)).astype(np.int64), n - 1)
 
 
@@ -92,7 +93,7 @@ def uniform(n: int, size: int) -> np.ndarray:
 
 
 def train_step(n: int) -> None:
-    """Pull and push of a batch with adagrad, against what PyTorch offers."""
+    """Compare pull and push of a batch with adagrad to the embeddings of PyTorch."""
     keys = rng.integers(0, 2**64, n, dtype=np.uint64)
     table = filled(keys)
     rows = [uniform(n, BATCH) for _ in range(15)]
@@ -108,7 +109,7 @@ def train_step(n: int) -> None:
 
     def ours(i: int) -> None:
         table.pull(asked[i])
-        table.push(asked[i], grads)  # keys that occur twice are merged
+        table.push(asked[i], grads)  # merges duplicate keys
 
     def embedding(i: int) -> None:
         sparse_adam.zero_grad()
@@ -144,11 +145,11 @@ def threads(keys: np.ndarray, table: Table) -> None:
 
     for what, work in (("pull", table.pull), ("push", push)):
         seconds = alternate(7, one=lambda i, work=work: run(1, work), two=lambda i, work=work: run(2, work))  # type: ignore[misc]
-        print(f"  two threads on {what}: {2 * seconds['one'] / seconds['two']:.2f}× of one")
+        print(f"  two threads on {what}: {2 * seconds['one'] / seconds['two']:.2f}× one thread")
 
 
 def snapshot(keys: np.ndarray, table: Table, what: str, draw: Callable[[int, int], np.ndarray]) -> None:
-    """Pushes of one thread before and while another saves."""
+    """Measure the pushes of one thread before and while another thread saves."""
     grads = np.full((BATCH, 1 + DIM), 0.01, np.float32)
     asked = [keys[draw(len(keys), BATCH)] for _ in range(200)]
     folder = Path(tempfile.mkdtemp(dir=os.environ.get("BENCH_DIR")))
@@ -173,7 +174,7 @@ def snapshot(keys: np.ndarray, table: Table, what: str, draw: Callable[[int, int
     finally:
         shutil.rmtree(folder)
     print(
-        f"  pushes during a save of {len(table) / 1e6:.0f}M rows, {what} keys: {statistics.median(ratios):.2f}× of before"
+        f"  pushes during a save of {len(table) / 1e6:.0f}M rows, {what} keys: {statistics.median(ratios):.2f}× the speed before"
     )
 
 
@@ -207,7 +208,7 @@ def disk(table: Table) -> None:
             f"  save {len(table) / 1e6:.0f}M rows, {size / 1e6:.0f} MB: {out:.2f} s,"
             f" {statistics.median(plain_out) / out:.2f}× the speed of dd conv=fsync;"
             f" load {back:.2f} s, {statistics.median(plain_out) / back:.2f}× that speed"
-            f" ({statistics.median(plain_in) / back:.2f}× of dd reading from the page cache)"
+            f" ({statistics.median(plain_in) / back:.2f}× dd reading from the page cache)"
         )
     finally:
         shutil.rmtree(folder)

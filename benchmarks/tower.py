@@ -1,15 +1,15 @@
-"""The dense step: an MLP 273 → 400 → 400 → 400 → 1 with Adam, our fused tower against eager autograd.
+"""Measure the dense step: an MLP 273 → 400 → 400 → 400 → 1 with Adam, our fused tower against eager autograd.
 
 python benchmarks/tower.py [--batch 1000 4096] [--rounds 15] [--json]
 
-Random inputs, no data, no table: 26 slots of width 10 and 13 dense values; the gradient of the slots is computed, as
-training needs it. Arrangements run in alternation in one process, with two threads inside an operator, or as two
-hogwild threads of one each, and the medians and their ratios to the best eager arrangement are printed.
+Random inputs, no data, no table: 26 slots of width 10 and 13 dense values. The gradient of the slots is computed, as
+training needs it. The arrangements alternate in one process: two threads within an operator, or two single-threaded
+hogwild trainers. Prints medians and their ratios to the best eager arrangement.
 
-Tried once each, on a shared AVX-512 machine, and not kept. First layer padded from 273 to 288, 304 or 320: its forward
-product took 3-7% longer at 288 and more beyond, its other products about the same. Weights kept transposed: forward
+Tried once each on a shared AVX-512 machine, and rejected. Padding the first layer from 273 to 288, 304 or 320: its
+forward product took 3-7% longer at 288 and more beyond, its other products about the same. Transposed weights: forward
 products 5-10% faster, but the whole step 17% slower at batch 1000 with two threads, and equal in the other cases. Two
-buffers for all gradients of activations instead of one each: no difference beyond the noise.
+buffers for all activation gradients instead of one each: no difference beyond the noise.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from clickfleet.layers import tower
-from clickfleet.optimizers import Config, Flat, Optimizer
+from clickfleet.training.layers import tower
+from clickfleet.training.optimizer import Config, Flat, Optimizer
 
 SLOTS, DIM, DENSE, HIDDEN = 26, 10, 13, (400, 400, 400)
 INPUTS = SLOTS * DIM + DENSE
@@ -43,7 +43,7 @@ def batch_of(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def eager(rows: int, threads: int) -> list[Step]:
-    """One step per thread over shared weights, as plain PyTorch users write it: no concatenation to pay for."""
+    """Return one step per thread over shared weights, in plain PyTorch. It needs no concatenation."""
     widths = (INPUTS, *HIDDEN)
     layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
     net = nn.Sequential(*layers, nn.Linear(HIDDEN[-1], 1))
@@ -67,7 +67,7 @@ def eager(rows: int, threads: int) -> list[Step]:
 
 
 def fused(rows: int, threads: int) -> list[Step]:
-    """Ours, with the concatenation of slots and dense values inside, one flat vector and one shared optimizer."""
+    """Return our steps. They include the concatenation of slots and dense values, and share one flat vector and one optimizer."""
     flat = Flat(tower(INPUTS, *HIDDEN, 1))
     optimizer = Optimizer(Config("adam", lr=1e-3), flat.values)
 
@@ -87,7 +87,7 @@ def fused(rows: int, threads: int) -> list[Step]:
 
 
 def seconds_per_step(steps: list[Step], count: int) -> tuple[float, float]:
-    """Wall and CPU seconds of one of `count` steps, shared by as many threads as there are steps."""
+    """Return wall-clock and CPU seconds per step, over `count` steps with one thread per entry of `steps`."""
 
     def run(step: Step) -> None:
         torch.set_num_threads(2 // len(steps))  # of this thread
@@ -105,7 +105,7 @@ def seconds_per_step(steps: list[Step], count: int) -> tuple[float, float]:
 
 
 def measure(rows: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Median rows per second, and per second of CPU, which other programs on the machine disturb less."""
+    """Return median rows per second, and per CPU second, which other load on the machine affects less."""
     torch.manual_seed(0)
     cases = {
         "eager, 2 threads": eager(rows, 1),
@@ -140,7 +140,7 @@ def main() -> None:
         results[rows] = {
             name: {"rows_per_s": round(x), "ratio": x / wall, "cpu_ratio": y / cpu} for name, (x, y) in speeds.items()
         }
-        print(f"batch {rows}: rows/s, and per second of CPU (ratios to the best eager arrangement)")
+        print(f"batch {rows}: rows/s, and rows per CPU second (ratios to the best eager arrangement)")
         for name, (x, y) in speeds.items():
             print(f"  {name:20} {x:9,.0f} ({x / wall:.2f}) {y:9,.0f} ({y / cpu:.2f})")
     if args.json:

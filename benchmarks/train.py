@@ -1,15 +1,15 @@
-"""Training from raw text against the dense limit, plain PyTorch and other packages, in one run, in alternation.
+"""Compare training from raw text with a dense limit, plain PyTorch and other packages, in alternation in one run.
 
 python benchmarks/train.py [--batch 1000 4096] [--rounds 5] [--rows 200000] [--data FILE] [--threads 2] [--json]
 python benchmarks/train.py --compare [--peers DeepCTR-Torch …] [--rounds 3] [--rows 500000] [--cpu-time] [--json]
 
 The dense limit is the same MLP (273 → 400 → 400 → 400 → 1) trained by eager PyTorch with fused Adam on random tensors,
-no data and no rows, in the better of two arrangements: two threads inside each operator, or two hogwild threads of one.
-Ours is everything: Criteo text is read and parsed, rows pulled, pooled, trained and pushed, Adam steps, metrics count.
-`rows_per_s` is what `clickfleet train` reports: from the first line read to the last push applied.
+without data and rows, in the better of two arrangements: two threads within each operator, or two single-threaded
+hogwild trainers. Ours is everything: read and parse Criteo text, pull, pool, train and push rows, Adam steps, metrics.
+`rows_per_s` is the speed that `clickfleet train` reports: from the first line read to the last push applied.
 
-`--compare` trains a DeepFM (400×3, dim 10) from the same text with our defaults (batch 1000), in plain PyTorch (batches of
-1000 and 4096) and in the packages of peers.py that are installed (4096, where they are fastest), and tests each.
+`--compare` trains a DeepFM (400×3, dim 10) from the same text with our defaults (batch 1000), in plain PyTorch (batches
+of 1000 and 4096) and in the installed packages of peers.py (4096, where they are fastest), and tests each.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any
 import torch
 
 import peers
-from clickfleet import run
-from clickfleet.logs.synth import Options, synth
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.training import run
 from tower import eager, seconds_per_step
 
 
 def ours(data: str, batch: int, trainers: int) -> float:
-    """Rows per second of a whole training run; it writes no checkpoint until after the last push."""
+    """Return the rows per second of a whole training run, which writes no checkpoint before the last push."""
     with tempfile.TemporaryDirectory() as folder:
         config = {
             "data": {"train": data, "batch_size": batch},
@@ -50,7 +50,7 @@ def limit(rows: int, trainers: int, count: int) -> float:
 
 
 def compare(folder: Path, rounds: int, batch: int, chosen: list[str]) -> dict[str, dict[str, float]]:
-    """Seconds from text to model, and the test AUC, of every system; medians over the rounds."""
+    """Measure the seconds from text to model and the test AUC of every system; medians over the rounds."""
     train, test = sorted((folder / "train").iterdir()), sorted((folder / "test").iterdir())
     rows = sum(file.read_bytes().count(b"\n") for file in train)
 
@@ -62,7 +62,7 @@ def compare(folder: Path, rounds: int, batch: int, chosen: list[str]) -> dict[st
             made = run.train(
                 {"data": data, "model": "deepfm", "train": threads, "run": {"dir": work, "report": False}}, quiet=True
             )
-            seconds = peers.clock() - begin  # the checkpoint and everything else of a run included
+            seconds = peers.clock() - begin  # includes the checkpoint and everything else of a run
             return peers.Outcome(0.0, seconds, made.evaluate(str(folder / "test"))["auc"])
 
     cases = {
@@ -95,7 +95,7 @@ def compare(folder: Path, rounds: int, batch: int, chosen: list[str]) -> dict[st
 
 
 def measure(data: str, batch: int, rounds: int) -> dict[str, float]:
-    """The median speed of every arrangement."""
+    """Return the median speed of every arrangement."""
     count = 40 if batch <= 1000 else 12
     cases = {
         "dense limit, 2 threads": lambda: limit(batch, 1, count),
@@ -115,12 +115,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1000, 4096])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--data", help="raw Criteo text, for --compare a folder with train/ and test/ (default: made)")
+    parser.add_argument(
+        "--data", help="raw Criteo text, for --compare a folder with train/ and test/ (default: synthetic)"
+    )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--threads", type=int, default=2, help="cores of every system (default 2)")
-    parser.add_argument("--compare", action="store_true", help="against plain PyTorch and other packages")
-    parser.add_argument("--peers", nargs="*", default=list(peers.PEERS), help="those to compare with, where installed")
-    parser.add_argument("--cpu-time", action="store_true", help="compare seconds of the processor, for busy machines")
+    parser.add_argument("--threads", type=int, default=2, help="cores per system (default 2)")
+    parser.add_argument("--compare", action="store_true", help="compare with plain PyTorch and other packages")
+    parser.add_argument("--peers", nargs="*", default=list(peers.PEERS), help="packages to compare with, if installed")
+    parser.add_argument("--cpu-time", action="store_true", help="compare CPU seconds, for busy machines")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
@@ -133,7 +135,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             log = Path(args.data or f"{folder}/log")
             if args.data is None:
-                synth(log, Options(rows=args.rows, test_rows=50_000))
+                synth(log, SynthOptions(rows=args.rows, test_rows=50_000))
             results = compare(log, args.rounds, 4096, chosen)
         for name, one in results.items():
             print(
@@ -147,7 +149,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = args.data
         if data is None:
-            synth(Path(folder) / "log", Options(rows=args.rows, test_rows=0))
+            synth(Path(folder) / "log", SynthOptions(rows=args.rows, test_rows=0))
             data = str(Path(folder) / "log/train")
         for batch in args.batch:
             speeds = measure(data, batch, args.rounds)

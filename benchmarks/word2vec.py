@@ -1,17 +1,18 @@
-"""word2vec beside gensim: words per second by the same threads, dimension and noise, and how well both know the same things.
+"""Compare word2vec with gensim: words per second with the same threads, dimension and noise, and the quality of both.
 
 python benchmarks/word2vec.py [--words 1000000] [--rounds 3] [--threads 2] [--dim 100] [--text FILE] [--batches]
 
-With --batches only: the default batch (about 10,000 words) beside 1000 sentences, by turns, on planted text in sentences of 1000 words.
+--batches only compares the default batch (about 10,000 words) with 1000 sentences, in alternation, on planted text in sentences of
+1000 words.
 
-Two texts: one with planted analogies, and English (the documentation inside installed Python packages, or a file). Both sides train on
-the same sentences, by turns; gensim from its own file reader and from an iterable, and the faster one counts. Words are those of the text
-times epochs; neither time holds the counting of words. Seconds of CPU stand beside the clock's, as neighbours disturb them less.
+Two texts: one with planted analogies, and English (the documentation in installed Python packages, or a file). Both tools train on the
+same sentences, in alternation; gensim from its file reader and from an iterable, and the faster one counts. The number of words is that
+of the text times epochs. Neither time includes counting the words. CPU seconds are printed too, because other load affects them less.
 
-Quality: planted analogies found, neighbours of one topic, and whether two models order words alike (Spearman's rank correlation of
-similarities), beside what two seeds of one tool reach. gensim stands there with its iterable: its file reader counts, in each thread, the
-sentences of that thread against those of all, so with two threads the rate falls half its way only, and the vectors are other ones
-than gensim's own with one thread. That pair is printed last, and is no matter of ours.
+Quality: planted analogies found, neighbours of the same topic, and whether two models rank words alike (Spearman's rank correlation of
+similarities), beside the agreement of two seeds of one tool. The reference for gensim is its iterable. Its file reader compares, in each
+thread, the sentences of that thread with those of all threads. With two threads the learning rate therefore falls only half way, and the
+vectors differ from those of gensim with one thread. That pair is printed last; the difference lies within gensim.
 """
 
 from __future__ import annotations
@@ -33,36 +34,36 @@ from gensim.models.word2vec import LineSentence
 from scipy.stats import spearmanr
 
 import clickfleet
-from clickfleet.words import vectors
-from clickfleet.words.prepare import Options as Prepare
-from clickfleet.words.prepare import prepare
-from clickfleet.words.synth import Corpus, Options
-from clickfleet.words.vectors import Vectors
+from clickfleet.models.word2vec import vectors
+from clickfleet.models.word2vec.corpus import CorpusOptions as Prepare
+from clickfleet.models.word2vec.corpus import prepare
+from clickfleet.models.word2vec.synth_text import Corpus, TextOptions
+from clickfleet.models.word2vec.vectors import Vectors
 
-Measured = tuple[float, float, Vectors]  # seconds, seconds of CPU, what was learned
-PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "gensim")
+Measured = tuple[float, float, Vectors]  # seconds, CPU seconds, the learned vectors
+PACKAGES = ("numpy", "scipy", "torch", "gensim")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--words", type=int, default=1_000_000, help="of the planted text; 0 leaves it out")
+    parser.add_argument("--words", type=int, default=1_000_000, help="words of the planted text; 0: skip it")
     parser.add_argument("--vocabulary", type=int, default=20_000)
     parser.add_argument("--topics", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=3, help="on the planted text; two on English")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds on the planted text; English has two")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dim", type=int, default=100)
     parser.add_argument("--negatives", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=2, help="over the planted text; one over English")
-    parser.add_argument("--text", type=Path, help="English, instead of what is found in Python packages")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs on the planted text; English has one")
+    parser.add_argument("--text", type=Path, help="English text, instead of the documentation of Python packages")
     parser.add_argument("--batches", action="store_true", help="only compare the default batch with 1000 sentences")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if args.batches:
-            made = Corpus(Options(args.words, args.vocabulary, args.topics, entities=60))
+            made = Corpus(TextOptions(args.words, args.vocabulary, args.topics, entities=60))
             batches(args, Path(folder, "long"), made.text())
             return
         if args.words:
-            made = Corpus(Options(args.words, args.vocabulary, args.topics, entities=60))
+            made = Corpus(TextOptions(args.words, args.vocabulary, args.topics, entities=60))
             at = Path(folder, "planted")
             found = run(args, at, made.text(), args.epochs, args.rounds)
             planted(found, made, at)
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def english() -> str:
-    """Paragraphs of documentation, each once, in the order of files."""
+    """Return distinct paragraphs of documentation, in the order of files."""
     root, seen = Path(sysconfig.get_path("purelib")), dict[str, None]()
     for path in (path for name in PACKAGES for path in sorted((root / name).rglob("*.py"))):
         for text in re.findall(r'"""(.*?)"""', path.read_text(errors="replace"), re.DOTALL):
@@ -84,7 +85,7 @@ def english() -> str:
 
 
 def run(args: argparse.Namespace, folder: Path, text: str, epochs: int, rounds: int) -> dict[str, list[Measured]]:
-    """Trains by turns and prints speeds."""
+    """Train in alternation and print the speeds."""
     folder.mkdir()
     (folder / "text.txt").write_text(text)
     made = prepare(folder / "text.txt", folder / "p", Prepare())
@@ -103,15 +104,15 @@ def run(args: argparse.Namespace, folder: Path, text: str, epochs: int, rounds: 
         for name, train in cases.items():
             found[name].append(train(number))
             seconds, cpu, _ = found[name][-1]
-            print(f"  {name:17} {total / seconds:10,.0f} words/s, {total / cpu:10,.0f} per second of CPU", flush=True)
+            print(f"  {name:17} {total / seconds:10,.0f} words/s, {total / cpu:10,.0f} per CPU second", flush=True)
     rates = {
         name: [statistics.median(total / each[i] for each in runs) for i in (0, 1)] for name, runs in found.items()
     }
     for name, (speed, cpu) in rates.items():
-        print(f"{name:17} {speed:10,.0f} words/s, {cpu:10,.0f} per second of CPU (medians)")
+        print(f"{name:17} {speed:10,.0f} words/s, {cpu:10,.0f} per CPU second (medians)")
     best = [max(rates[name][i] for name in rates if name != "clickfleet") for i in (0, 1)]
-    print(f"clickfleet / the faster gensim: {rates['clickfleet'][0] / best[0]:.2f} by the clock, "
-          f"{rates['clickfleet'][1] / best[1]:.2f} by CPU", flush=True)  # fmt: skip
+    print(f"clickfleet / the faster gensim: {rates['clickfleet'][0] / best[0]:.2f} by wall-clock time, "
+          f"{rates['clickfleet'][1] / best[1]:.2f} by CPU time", flush=True)  # fmt: skip
     return found
 
 
@@ -123,7 +124,7 @@ def ours(args: argparse.Namespace, folder: Path, seed: int, epochs: int, batch: 
             "vocabulary": str(folder / "p/vocabulary.txt"),
             "batch_size": batch,
         },
-        "model": {"name": "word2vec", "negatives": args.negatives, "bias": False},  # as gensim has none
+        "model": {"name": "word2vec", "negatives": args.negatives, "bias": False},  # gensim has no bias
         "table": {"dim": args.dim},
         "train": {"epochs": epochs, "threads": args.threads, "seed": seed},
         "run": {"dir": str(folder / f"run-{seed}"), "report": False, "keep_epochs": False},
@@ -135,7 +136,7 @@ def ours(args: argparse.Namespace, folder: Path, seed: int, epochs: int, batch: 
 
 
 def batches(args: argparse.Namespace, folder: Path, text: str) -> None:
-    """Speed and agreement with gensim by the size of a batch."""
+    """Print the speed and the agreement with gensim per batch size."""
     folder.mkdir()
     (folder / "text.txt").write_text(text.replace("\n", " ") + "\n")
     made = prepare(folder / "text.txt", folder / "p", Prepare(parts=1))
@@ -151,9 +152,9 @@ def batches(args: argparse.Namespace, folder: Path, text: str) -> None:
     for batch, runs in found.items():
         like = statistics.mean(agreement(of, beside) for _, _, of in runs)
         print(
-            f"batch {batch or 'default'}: {speeds[batch]:,.0f} words per second of CPU, agreement with gensim {like:.3f}"
+            f"batch {batch or 'default'}: {speeds[batch]:,.0f} words per CPU second, agreement with gensim {like:.3f}"
         )
-    print(f"default / 1000 sentences: {speeds[None] / speeds[1000]:.2f} by CPU")
+    print(f"default / 1000 sentences: {speeds[None] / speeds[1000]:.2f} by CPU time")
 
 
 def theirs(args: argparse.Namespace, text: Path, seed: int, epochs: int, file: bool) -> Measured:
@@ -175,11 +176,11 @@ def planted(found: dict[str, list[Measured]], corpus: Corpus, folder: Path) -> N
     for name, runs in found.items():
         right = statistics.median(of.evaluate(questions)["accuracy"] for _, _, of in runs)
         same = statistics.median(topical(of, corpus) for _, _, of in runs)
-        print(f"{name:17} analogies {right:.3f}, neighbours of one topic {same:.3f}", flush=True)
+        print(f"{name:17} analogies {right:.3f}, neighbours of the same topic {same:.3f}", flush=True)
 
 
 def topical(of: Vectors, corpus: Corpus) -> float:
-    """The share of the ten nearest words of topics that are of the same topic."""
+    """Return the fraction of the ten nearest words that share the topic of a word."""
     topic = dict(zip(corpus.names.tolist(), corpus.topic.tolist(), strict=False))
     words = [word for word in of.words if word in topic][:2000]
     rows = of.unit[[of.place[word] for word in words]]
@@ -189,9 +190,9 @@ def topical(of: Vectors, corpus: Corpus) -> float:
 
 
 def agreements(found: dict[str, list[Measured]]) -> None:
-    """How alike words are ordered between tools, and between seeds of one tool: means over pairs of models."""
+    """Print how alike tools, and seeds of one tool, rank words: means over pairs of models."""
     mine, file, gensim = ([of for _, _, of in runs[:2]] for runs in found.values())
-    print("order of similarities, rank correlation:")
+    print("rank correlation of similarities:")
     for what, pairs in (
         ("clickfleet and gensim", product(mine, gensim)),
         ("gensim and gensim with another seed", combinations(gensim, 2)),
@@ -203,7 +204,7 @@ def agreements(found: dict[str, list[Measured]]) -> None:
 
 
 def agreement(a: Vectors, b: Vectors, words: int = 500) -> float:
-    """Over frequent words: how alike both order all the others by similarity."""
+    """Return how alike two models rank all other words by similarity, over frequent words."""
     common = [word for word in a.words if word in b.place][:words]
     first, second = (of.unit[[of.place[word] for word in common]] for of in (a, b))
     x, y = first @ first.T, second @ second.T

@@ -1,13 +1,17 @@
+import gc
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from clickfleet.formats import _lines
+from clickfleet.data.parsing import lines
 
 settings.register_profile("quick", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +24,48 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported now stays: no collection of garbage has to look at it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run have, and no other run."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _networks_exported_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Export every network once for all tests, which takes two seconds; later it comes from the cache of `Graph`.
+
+    A `Graph` compares what it finds there with torch, batch by batch, and exports anew if they differ.
+    """
+    from clickfleet.training.onnx_graph import Graph
+
+    folder = shared_folder(tmp_path_factory) / "graphs"
+    folder.mkdir(exist_ok=True)
+    make = Graph.__init__
+
+    def init(self: Graph, model: Any, shape: Any, *more: Any, **options: Any) -> None:
+        if len(more) < 3 and options.get("cache") is None:
+            kept = (more[1:] or [options.get("kept")])[0]
+            facts = (type(model), model, shape, more[:1], options.get("outputs"), kept and vars(kept))
+            name = hashlib.sha256(repr(facts).encode()).hexdigest()
+            options["cache"] = folder / f"{name}.onnx"
+        make(self, model, shape, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graph, "__init__", init)
+        with suppress(ImportError, AttributeError):  # of torch's own; without it every export takes half a second more
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture
@@ -38,10 +84,10 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few lines, so that small files have many."""
-    monkeypatch.setattr(_lines, "BLOCK_BYTES", 2000)
-    monkeypatch.setattr(_lines, "_SPACE", 2001)
-    monkeypatch.setattr(_lines, "_HEAD_BYTES", 500)
-    monkeypatch.setattr(_lines, "_spare", [])
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(lines, "_SPACE", 2001)
+    monkeypatch.setattr(lines, "_HEAD_BYTES", 500)
+    monkeypatch.setattr(lines, "_spare", [])
 
 
 @pytest.fixture(scope="session")
@@ -90,12 +136,12 @@ def bucket(s3: Any) -> Any:
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The exported network of the streams' model, made once for all tests: exporting takes seconds."""
     import streams
-    from clickfleet.lock import Lock
     from clickfleet.online.learn import learn
+    from clickfleet.store.lock import Lock
 
-    shared = tmp_path_factory.getbasetemp().parent
-    made = shared / "clickfleet-graph.onnx"
-    with Lock(shared / "clickfleet-graph.lock", "exports", patience_s=120):
+    shared = shared_folder(tmp_path_factory)
+    made = shared / "graph.onnx"
+    with Lock(shared / "graph.lock", "exports", patience_s=240):
         if not made.exists():
             folder = tmp_path_factory.mktemp("graph")
             streams.write_days(folder, days=1, splits=1, rows=4)

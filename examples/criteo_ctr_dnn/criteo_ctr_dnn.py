@@ -1,20 +1,20 @@
 # %% [markdown]
 # # The classic CTR-DNN
 #
-# Criteo's log as the PaddleRec tutorials read it (ids by hash modulo 1000001, min-max counts), an MLP over rows of
-# width ten: first in one process, then on two workers and two shards. With the real log: `clickfleet fetch criteo`,
-# and `criteo/train_data` instead of `log/train`.
+# Criteo's log as the PaddleRec tutorials read it (ids by hash modulo 1000001, min-max counts), and an MLP over rows of
+# width ten. It trains first in one process, then on two workers and two shards. To use the real log, run
+# `clickfleet fetch criteo` and replace `log/train` by `criteo/train_data`.
 
 # %%
 import clickfleet
-from clickfleet.logs.synth import Options, synth
+from clickfleet.data.logs.synth import SynthOptions, synth
 
-made = synth("log", Options(rows=20_000, test_rows=4_000, parts=4, seed=1))
+made = synth("log", SynthOptions(rows=20_000, test_rows=4_000, parts=4, seed=1))
 print(f"{made['rows']:,} rows, click rate {made['ctr']:.3f}, best possible AUC {made['best_auc']:.3f}")
 
 # %% [markdown]
-# The recipe. `runs/ctr_dnn.yaml` has the original's settings to the letter, which take epochs to learn; these learn
-# faster.
+# The recipe. `runs/ctr_dnn.yaml` has the exact settings of the original, which take several epochs to learn. These
+# settings learn faster.
 
 # %%
 CONFIG = {
@@ -28,7 +28,7 @@ CONFIG = {
 local = clickfleet.train(CONFIG, "run.dir=local", quiet=True)
 print(f"local    {local.rows_per_s:9,.0f} rows/s   test AUC {local.test['auc']:.4f}")
 
-# %% Two workers that train, two shards that hold rows; Ray is started for the run and ended with it
+# %% Two workers train, two shards hold the rows; the run starts Ray and stops it at the end
 settings = [
     "mode.name=half_async",
     "cluster.workers=2",
@@ -39,7 +39,7 @@ settings = [
 cluster = clickfleet.train(CONFIG, *settings, quiet=True)
 print(f"cluster  {cluster.rows_per_s:9,.0f} rows/s   test AUC {cluster.test['auc']:.4f}")
 
-# %% What the cluster made is an ordinary model: one process loads it
+# %% The result is an ordinary model: one process loads it
 model = clickfleet.load("two-by-two")
 scores = model.predict("log/test")
 print(f"{len(scores):,} scores, mean {scores.mean():.4f}")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clickfleet.layers import tower
-from clickfleet.models import Inputs, Model, Shape
+from clickfleet.training.layers import tower
+from clickfleet.training.network import Inputs, Model, Shape
 
 
 class TwoTowers(Model):
@@ -17,7 +17,7 @@ class TwoTowers(Model):
         hidden: int = 32
         """Width of each tower's hidden layer."""
         width: int = 8
-        """Width of what the towers give."""
+        """Width of the output of each tower."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

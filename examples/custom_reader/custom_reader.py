@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A reader of your own
 #
-# A log format nobody else has, read by a generator class as in PaddleRec (`pairs_reader.py` beside this file): inside
-# clickfleet, or as a command in a pipe. A line that it cannot read is a bad line like any other: it is named, counted
-# or quarantined.
+# A custom log format, read by a generator class as in PaddleRec (`pairs_reader.py` beside this file). The class runs
+# inside clickfleet, or as a command in a pipe. A line that it cannot read is a bad line like any other: it stops the
+# run, is counted, or is quarantined.
 
 # %%
 import random
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import clickfleet
 from clickfleet import Reader
-from clickfleet.schema import Dense, Schema, Slot, write_schema
+from clickfleet.data.schema import Dense, Schema, Slot, write_schema
 
-# %% The log: ann clicks what has tag a, eve what is cheap
+# %% The log: ann clicks items with tag a, eve clicks cheap items
 random.seed(1)
 lines = []
 for _ in range(6000):
@@ -25,7 +25,7 @@ for _ in range(6000):
     lines.append(f"2026-01-01 clicked={clicked} user={user} tags={','.join(tags)} price={price}")
 Path("log.txt").write_text("\n".join(lines) + "\n")
 
-# %% What the columns mean
+# %% The schema: what the columns mean
 schema = Schema(dense=(Dense("price"),), slots=(Slot("user"), Slot("tags", multi=True))).with_keys("raw")
 write_schema(schema, "schema.yaml")
 READER = str(Path(__file__).parent / "pairs_reader.py")

@@ -1,9 +1,9 @@
-"""A reader for lines such as `2026-01-01 clicked=1 user=ann tags=a,b price=3.5`: runs inside clickfleet, or as a command.
+"""Read lines such as `2026-01-01 clicked=1 user=ann tags=a,b price=3.5`, inside clickfleet or as a command.
 
 cat log.txt | python pairs_reader.py
 """
 
-from clickfleet.generator import Generator
+from clickfleet.paddlerec.generator import Generator
 
 USERS = {"ann": 1, "bob": 2, "eve": 3}
 

@@ -1,20 +1,20 @@
 # %% [markdown]
 # # Three days of online learning
 #
-# A log in timed folders whose world drifts: ids die, effects turn. Each pass is scored before it is trained on, then
-# a delta is published; at the end of a day old rows go and a base is published. The same program goes on where it
-# stopped.
+# A log in timed folders that drifts: ids disappear, and effects change. Each pass is scored before it is trained on,
+# then a delta is published. At the end of a day old rows are deleted and a base is published. Run the program again to
+# continue where it stopped.
 
 # %%
 import json
 from pathlib import Path
 
-from clickfleet.logs.synth import Options, synth
-from clickfleet.online.by_hand import publish
+from clickfleet.data.logs.synth import SynthOptions, synth
 from clickfleet.online.learn import learn
-from clickfleet.published import Log
+from clickfleet.online.manual import publish
+from clickfleet.store.published import Log
 
-synth("log", Options(rows=18_000, test_rows=0, days=3, split_interval_min=480, drift=0.2, seed=2))
+synth("log", SynthOptions(rows=18_000, test_rows=0, days=3, split_interval_min=480, drift=0.2, seed=2))
 
 # %% Three passes of eight hours a day
 CONFIG = {
@@ -28,20 +28,20 @@ CONFIG = {
 two_days = learn(CONFIG, quiet=True)
 print(f"{two_days.passes} passes, {two_days.rows:,} rows, last entry {two_days.last_sequence}")
 
-# %% The third day arrives: the same run goes on
+# %% The third day arrives: continue the same run
 three_days = learn(CONFIG, "online.end_day=20260103", quiet=True)
 print(f"{three_days.passes} passes, {three_days.rows:,} new rows, last entry {three_days.last_sequence}")
 
-# %% How well each pass was predicted before it was learned
+# %% How well each pass was predicted before training on it
 for line in map(json.loads, Path("live/metrics.jsonl").read_text().splitlines()):
     if line["kind"] == "pass":
         print(f"{line['day']} pass {line['pass']}: AUC {line['auc']:.4f}, COPC {line['calibration']:.3f}")
 
-# %% What servers see: the published log
+# %% The published log, as servers see it
 for entry in Log("live/published").lines():
     print(f"{entry.sequence:3} {entry.kind:5} {entry.name}")
 
-# %% Something went wrong downstream: readers go back to an earlier entry, by one more entry
+# %% Something went wrong downstream: roll consumers back to an earlier entry
 back = publish(Path("live"), None, rollback=three_days.last_sequence - 1)
 print(f"entry {back['entry']}: {back['rows']:,} rows, {back['deleted']:,} deleted")
 assert three_days.passes == 9

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Serve and rank
 #
-# A model of users and items from a data frame's worth of rows, a real server, and the questions a recommender asks
-# it.
+# Train a model of users and items on rows in memory, start a real server, and send it the requests of a
+# recommender.
 
 # %%
 import subprocess
@@ -11,11 +11,11 @@ import sys
 import numpy as np
 
 import clickfleet
-from clickfleet import exporting
-from clickfleet.client import Client
-from clickfleet.schema import Dense, Schema, Slot, Transform
+from clickfleet.data.schema import Dense, Schema, Slot, Transform
+from clickfleet.serve.client import Client
+from clickfleet.training import export
 
-# %% Who clicks what: people like items of their own colour, and cheap ones
+# %% The clicks: users prefer items of their own colour, and cheap ones
 rng = np.random.default_rng(0)
 COLOURS = np.array(["red", "green", "blue"])
 user, item, price = rng.integers(0, 200, 12_000), rng.integers(0, 60, 12_000), rng.uniform(1, 100, 12_000)
@@ -31,7 +31,7 @@ frame = {
 scaled = Dense("price", Transform("minmax", 0, 100))
 schema = Schema(dense=(scaled,), slots=(Slot("user"), Slot("taste"), Slot("item"), Slot("colour")))
 
-# %% Train, and write what a server needs
+# %% Train, and export an artifact
 settings = {
     "model": {"name": "deepfm", "hidden": [32]},
     "table": {"dim": 4},
@@ -40,9 +40,9 @@ settings = {
 }
 trained = clickfleet.train(settings, data=frame, schema=schema, quiet=True)
 print(f"training AUC {trained.train['auc']:.4f}")
-exporting.export(trained.learner, "artifact", step=1)
+export.export(trained.learner, "artifact", step=1)
 
-# %% A server of its own process; port 0 takes a free one
+# %% Start a server in its own process; port 0 takes a free port
 command = [
     sys.executable,
     "-c",
@@ -69,7 +69,7 @@ try:
         for place in ranked["ranked"]:
             print(place)
 
-        # %% The best are of the user's colour
+        # %% The best items have the user's colour
         best = [int(place["id"][1:]) for place in ranked["ranked"]]
         assert sum(n % 3 == 0 for n in best) >= 4
 finally:

@@ -1,4 +1,5 @@
-// Bindings convert, check bounds, release the GIL and call; nothing else. One bind_* function per core header.
+// Bindings convert arguments, check bounds, release the GIL and call the core, nothing else. One bind_* function per
+// core header.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -17,12 +18,12 @@ const T* data_or_null(const std::optional<Array<const T>>& array) {
   return array ? array->data() : nullptr;
 }
 
-// Every entry point checks what it is given: a caller's mistake is a ValueError, never a stray read.
+// Every entry point checks its arguments: a caller's mistake raises ValueError and never causes an invalid read.
 inline void need(bool given, const char* what) {
   if (!given) throw nanobind::value_error(what);
 }
 
-// As many values as `size` if the array is there at all.
+// Returns whether the array has `size` values or is absent.
 template <class T>
 bool fits(const std::optional<Array<const T>>& array, size_t size) {
   return !array || array->size() == size;

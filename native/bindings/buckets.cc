@@ -23,7 +23,7 @@ using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = Array<const float>;
 using Ids = Array<const uint64_t>;
 
-// A metric and its lock: trainer threads may share one.
+// A metric and its lock, because trainer threads may share one metric.
 template <class T>
 struct Locked {
   template <class... Args>
@@ -39,7 +39,7 @@ auto locked(Locked<T>& self, Call call) {
   return call(self.value);
 }
 
-void same(const char* name, size_t found, size_t expected) {
+void check_size(const char* name, size_t found, size_t expected) {
   if (found != expected)
     throw nb::value_error(
         (std::string(name) + " has " + std::to_string(found) + " values, expected " + std::to_string(expected))
@@ -47,9 +47,9 @@ void same(const char* name, size_t found, size_t expected) {
 }
 
 Rows rows(const Floats& scores, const Floats& labels, const std::optional<Floats>& weights, const Ids* ids) {
-  same("labels", labels.size(), scores.size());
-  if (weights) same("weights", weights->size(), scores.size());
-  if (ids) same("ids", ids->size(), scores.size());
+  check_size("labels", labels.size(), scores.size());
+  if (weights) check_size("weights", weights->size(), scores.size());
+  if (ids) check_size("ids", ids->size(), scores.size());
   return {scores.data(), labels.data(), weights ? weights->data() : nullptr, ids ? ids->data() : nullptr,
           scores.size()};
 }
@@ -73,20 +73,20 @@ int thresholds_of(const Groups&) { return 0; }
 
 template <class T>
 void merge(Locked<T>& self, Locked<T>& other) {
-  need(thresholds_of(self.value) == thresholds_of(other.value), "metrics of different thresholds cannot be merged");
-  T copy = locked(other, [](T& it) { return it; });  // never two locks at once
+  need(thresholds_of(self.value) == thresholds_of(other.value), "cannot merge metrics with different thresholds");
+  T copy = locked(other, [](T& it) { return it; });  // never hold two locks at once
   locked(self, [&](T& it) { it.merge(copy); });
 }
 
 int checked(int thresholds) {
-  need(thresholds >= 1 && thresholds <= 1 << 28, "thresholds must lie between 1 and 2^28");
+  need(thresholds >= 1 && thresholds <= 1 << 28, "thresholds must be between 1 and 2^28");
   return thresholds;
 }
 
-// Arguments are checked in Python (metrics.py); these read and write plain arrays.
+// Python checks the arguments (metrics.py); these functions read and write plain arrays.
 void bind_sums(nb::module_& m) {
   using Self = Locked<Buckets>;
-  nb::class_<Self>(m, "Buckets", "Sums over rows, and clicks and others per bucket of the score.")
+  nb::class_<Self>(m, "Buckets", "Sums over rows, and clicks and non-clicks per score bucket.")
       .def(
           "__init__", [](Self* self, int thresholds) { new (self) Self(checked(thresholds)); }, nb::arg("thresholds"))
       .def("update", &update<Buckets>, nb::arg("scores"), nb::arg("labels"), nb::arg("weights") = nb::none())
@@ -101,14 +101,14 @@ void bind_sums(nb::module_& m) {
       .def(
           "write",
           [](Self& self, Array<double> out) {
-            same("out", out.size(), self.value.size());
+            check_size("out", out.size(), self.value.size());
             locked(self, [&](Buckets& it) { it.write(out.data()); });
           },
           nb::arg("out").noconvert())
       .def(
           "read",
           [](Self& self, Array<const double> in) {
-            same("the state", in.size(), self.value.size());
+            check_size("state", in.size(), self.value.size());
             locked(self, [&](Buckets& it) { it.read(in.data()); });
           },
           nb::arg("state"));
@@ -116,11 +116,11 @@ void bind_sums(nb::module_& m) {
 
 void bind_window(nb::module_& m) {
   using Self = Locked<Window>;
-  nb::class_<Self>(m, "Window", "The buckets of each of the last batches.")
+  nb::class_<Self>(m, "Window", "The buckets of each of the last `size` batches.")
       .def(
           "__init__",
           [](Self* self, int thresholds, int size) {
-            need(size >= 1, "a window needs a batch");
+            need(size >= 1, "size must be at least 1");
             new (self) Self(checked(thresholds), size);
           },
           nb::arg("thresholds"), nb::arg("size"))
@@ -130,7 +130,7 @@ void bind_window(nb::module_& m) {
       .def(
           "write",
           [](Self& self, Array<double> out) {
-            same("out", out.size(), self.value.ring().size() * self.value.ring()[0].size());
+            check_size("out", out.size(), self.value.ring().size() * self.value.ring()[0].size());
             locked(self, [&](Window& it) {
               for (size_t i = 0; i < it.ring().size(); ++i) it.ring()[i].write(out.data() + i * it.ring()[i].size());
             });
@@ -139,7 +139,7 @@ void bind_window(nb::module_& m) {
       .def(
           "read",
           [](Self& self, Array<const double> in, size_t next) {
-            same("the state", in.size(), self.value.ring().size() * self.value.ring()[0].size());
+            check_size("state", in.size(), self.value.ring().size() * self.value.ring()[0].size());
             locked(self, [&](Window& it) {
               for (size_t i = 0; i < it.ring().size(); ++i) it.ring()[i].read(in.data() + i * it.ring()[i].size());
               it.set_next(next);
@@ -150,7 +150,7 @@ void bind_window(nb::module_& m) {
 
 void bind_slices(nb::module_& m) {
   using Self = Locked<Slices>;
-  nb::class_<Self>(m, "Slices", "Buckets per id, up to a number of ids; the others together.")
+  nb::class_<Self>(m, "Slices", "Buckets per id for at most `limit` ids; the rows of other ids share one set.")
       .def(
           "__init__", [](Self* self, int thresholds, size_t limit) { new (self) Self(checked(thresholds), limit); },
           nb::arg("thresholds"), nb::arg("limit"))
@@ -169,14 +169,14 @@ void bind_slices(nb::module_& m) {
       .def(
           "write",
           [](Self& self, uint64_t id, bool rest, Array<double> out) {
-            same("out", out.size(), self.value.rest.size());
+            check_size("out", out.size(), self.value.rest.size());
             locked(self, [&](Slices& it) { (rest ? it.rest : it.find(id)).write(out.data()); });
           },
           nb::arg("id"), nb::arg("rest"), nb::arg("out").noconvert())
       .def(
           "read",
           [](Self& self, uint64_t id, bool rest, Array<const double> in) {
-            same("the state", in.size(), self.value.rest.size());
+            check_size("state", in.size(), self.value.rest.size());
             locked(self, [&](Slices& it) { (rest ? it.rest : it.find(id)).read(in.data()); });
           },
           nb::arg("id"), nb::arg("rest"), nb::arg("state"));
@@ -184,7 +184,7 @@ void bind_slices(nb::module_& m) {
 
 void bind_groups(nb::module_& m) {
   using Self = Locked<Groups>;
-  nb::class_<Self>(m, "Groups", "Rows by group, for the AUC inside groups.")
+  nb::class_<Self>(m, "Groups", "Rows by group, for the AUC within groups.")
       .def(nb::init<size_t>(), nb::arg("limit"))
       .def("update", &update_by_id<Groups>, nb::arg("ids"), nb::arg("scores"), nb::arg("labels"),
            nb::arg("weights") = nb::none())
@@ -196,8 +196,8 @@ void bind_groups(nb::module_& m) {
       .def(
           "write",
           [](Self& self, Array<uint64_t> groups, Array<float> scores, Array<float> weights) {
-            same("scores", scores.size(), groups.size());
-            same("weights", weights.size(), groups.size());
+            check_size("scores", scores.size(), groups.size());
+            check_size("weights", weights.size(), groups.size());
             locked(self, [&](Groups& it) {
               const size_t n = std::min(it.rows().size(), groups.size());
               for (size_t i = 0; i < n; ++i) {
@@ -210,11 +210,11 @@ void bind_groups(nb::module_& m) {
       .def(
           "append",
           [](Self& self, const Ids& groups, const Floats& scores, const Floats& weights, unsigned level) {
-            same("scores", scores.size(), groups.size());
-            same("weights", weights.size(), groups.size());
-            for (size_t i = 0; i < scores.size(); ++i)  // sorting needs an order, which NaN has not
+            check_size("scores", scores.size(), groups.size());
+            check_size("weights", weights.size(), groups.size());
+            for (size_t i = 0; i < scores.size(); ++i)  // sorting needs an order, so NaN is not allowed
               need(scores.data()[i] >= 0 && scores.data()[i] <= 1 && weights.data()[i] == weights.data()[i],
-                   "scores must lie in [0, 1], and weights must be numbers");
+                   "scores must be in [0, 1], and weights must not be NaN");
             std::vector<Groups::Row> added(groups.size());
             for (size_t i = 0; i < added.size(); ++i)
               added[i] = {groups.data()[i], scores.data()[i], weights.data()[i]};

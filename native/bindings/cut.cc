@@ -46,12 +46,12 @@ nb::object next(Cut& cut) {
 }  // namespace
 
 void bind_cut(nb::module_& m) {
-  nb::class_<Cut>(m, "Cut", "A consistent cut through a table, read while pushes go on.")
+  nb::class_<Cut>(m, "Cut", "A consistent cut through a table, read while pushes continue.")
       .def(
           "__init__",
           [](Cut* self, Table& table, const std::string& kind, int files) {
-            need(kind == "snapshot" || kind == "base" || kind == "changes", "there is no such kind of cut");
-            need(files >= 1 && files <= 32 && (files & (files - 1)) == 0, "files must be a power of two up to 32");
+            need(kind == "snapshot" || kind == "base" || kind == "changes", "kind must be snapshot, base or changes");
+            need(files >= 1 && files <= 32 && (files & (files - 1)) == 0, "files must be a power of two, at most 32");
             const nb::gil_scoped_release nogil;
             new (self) Cut(table,
                            kind == "snapshot" ? Cut::snapshot
@@ -60,7 +60,7 @@ void bind_cut(nb::module_& m) {
                            files);
           },
           nb::arg("table"), nb::arg("kind"), nb::arg("files"), nb::keep_alive<1, 2>())
-      .def("next", &next, "The next rows as a dictionary of columns; None after the last.")
+      .def("next", &next, "Return the next rows as a dictionary of columns, or None after the last.")
       .def("changed_keys", [](const Cut& cut) { return array(std::vector<uint64_t>(cut.changed_keys())); })
       .def("deleted_keys", [](const Cut& cut) { return array(std::vector<uint64_t>(cut.deleted_keys())); })
       .def("memory", [](const Cut& cut) { return array(std::vector<uint64_t>(cut.memory())); })

@@ -1,5 +1,5 @@
-// Features of a request, as Python has them after JSON or a tensor was decoded, to keys and dense values: by the same
-// layout that reads files.
+// Converts the features of a request, after JSON or a tensor was decoded, to keys and dense values. Files are read with
+// the same layout.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -22,7 +22,7 @@ namespace {
 
 using namespace parse;
 
-// One value of a request, whatever it came as.
+// One value of a request, of any Python type.
 struct Cell {
   enum Kind { missing, text, integer, natural, number, other } kind = missing;
   std::string_view characters;
@@ -68,25 +68,25 @@ Cell cell(PyObject* value) {
   return c;
 }
 
-// A name the request may use; a dense column and slots may share one.
+// A name that a request may use. A dense column and slots may share one name.
 struct Name {
   std::string text;
-  nb::object key;     // the same as Python's
-  size_t index;       // among all names
-  bool first = true;  // whether nothing before it has the same name
+  nb::object key;     // interned, like the keys of Python's dictionaries
+  size_t index;       // index among all names
+  bool first = true;  // whether no earlier field has the same name
 };
 
 [[noreturn]] void refuse(size_t row, const Name& name, const std::string& why) {
   throw std::invalid_argument("row " + std::to_string(row) + ": " + name.text + ": " + why);
 }
 
-// A row that came as a mapping.
-struct Mapped {
+// A row given as a mapping.
+struct MappingRow {
   PyObject* row;
   size_t number;
   Py_ssize_t used = 0;
 
-  // value(cell, weight) for everything the row has under a name; `several` says that it came as a list or mapping.
+  // Calls value(cell, weight) for every value the row has under a name.
   template <class Value>
   void each(const Name& name, const Value& value) {
     PyObject* found = PyDict_GetItemWithError(row, name.key.ptr());
@@ -103,9 +103,9 @@ struct Mapped {
       while (PyDict_Next(found, &at, &key, &weight) != 0) {
         const Cell w = cell(weight);
         if (w.kind == Cell::text || w.kind == Cell::other || w.kind == Cell::missing)
-          refuse(number, name, "the value of a key must be a number");
+          refuse(number, name, "the weight of a value must be a number");
         const auto narrow = static_cast<float>(w.real);
-        if (!std::isfinite(narrow)) refuse(number, name, "the value of a key must be a finite number");
+        if (!std::isfinite(narrow)) refuse(number, name, "the weight of a value must be a finite number");
         value(cell(key), narrow);
       }
     } else if (found != Py_None) {
@@ -114,8 +114,8 @@ struct Mapped {
   }
 };
 
-// A column: a list, or numbers or texts side by side; `width` values per row.
-struct Given {
+// A column: a list, or an array of numbers or texts, with `width` values per row.
+struct RequestColumn {
   nb::object memory;
   PyObject* list = nullptr;
   const float* floats = nullptr;
@@ -125,7 +125,7 @@ struct Given {
   std::vector<std::string_view> texts;
   size_t size = 0, width = 1;
 
-  // Whether it has values for exactly n rows: a list may have changed since.
+  // Returns whether it has values for exactly n rows: a list may have changed since it was passed.
   bool holds(size_t n) const {
     const size_t now = list == nullptr ? size : static_cast<size_t>(PyList_GET_SIZE(list));
     return width == 0 ? now == 0 : now == size && size % width == 0 && size / width == n;
@@ -153,14 +153,14 @@ struct Given {
   }
 };
 
-// A row of columns; the order is that of the names.
-struct Crosswise {
-  const std::vector<Given>& columns;
+// A row of columns, in the order of the names.
+struct ColumnsRow {
+  const std::vector<RequestColumn>& columns;
   size_t number;
 
   template <class Value>
   void each(const Name& name, const Value& value) const {
-    const Given& column = columns[name.index];
+    const RequestColumn& column = columns[name.index];
     for (size_t i = number * column.width; i < (number + 1) * column.width; ++i) value(column.at(i), 1.0F);
   }
 };
@@ -176,15 +176,16 @@ class Fields {
   Fields(const Layout& layout, const std::vector<std::pair<std::string, std::vector<int>>>& dense,
          const std::vector<std::pair<std::string, int>>& slots)
       : layout_(layout) {
-    if (layout_.slots.size() != slots.size()) throw std::invalid_argument("every slot needs its name");
+    if (layout_.slots.size() != slots.size())
+      throw std::invalid_argument("slots must have one name per slot of the layout");
     for (const auto& [name, places] : dense) {
-      need(below(places, layout_.dense.size()), "there is no such dense column");
+      need(below(places, layout_.dense.size()), "unknown dense column");
       const bool both = std::any_of(slots.begin(), slots.end(),
                                     [&](const auto& slot) { return slot.second < 0 && slot.first == name; });
       dense_.push_back({make(name), places, both});
     }
     for (const auto& [name, bucket] : slots) {
-      need(bucket < 0 || below({bucket}, layout_.buckets.size()), "there is no such bucket");
+      need(bucket < 0 || below({bucket}, layout_.buckets.size()), "unknown bucket");
       slots_.push_back({bucket < 0 ? make(name) : Name{name, nb::none(), 0}, bucket});
       flat_ = flat_ && !layout_.slots[slots_.size() - 1].multi;
     }
@@ -197,21 +198,21 @@ class Fields {
     for (size_t i = 0; i < n; ++i) {
       PyObject* row = PyList_GET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i));
       if (!PyDict_Check(row))
-        throw std::invalid_argument("row " + std::to_string(i) + ": is not a mapping from features to values");
-      Mapped mapped{row, i};
+        throw std::invalid_argument("row " + std::to_string(i) + ": expected a mapping from features to values");
+      MappingRow mapped{row, i};
       add(mapped, out);
       if (mapped.used != PyDict_GET_SIZE(row)) refuse_unknown(row, i);
     }
     return hand_over(std::move(out));
   }
 
-  nb::tuple columns(const std::vector<Given>& given, size_t n) const {
-    if (given.size() != names_) throw std::invalid_argument("one column per name is needed");
-    for (const Given& column : given)
-      if (!column.holds(n)) throw std::invalid_argument("the columns have different lengths");
+  nb::tuple columns(const std::vector<RequestColumn>& given, size_t n) const {
+    if (given.size() != names_) throw std::invalid_argument("expected one column per name");
+    for (const RequestColumn& column : given)
+      if (!column.holds(n)) throw std::invalid_argument("columns have different lengths");
     Out out = start(n);
     for (size_t i = 0; i < n; ++i) {
-      const Crosswise row{given, i};
+      const ColumnsRow row{given, i};
       add(row, out);
     }
     return hand_over(std::move(out));
@@ -226,11 +227,11 @@ class Fields {
   struct Dense {
     Name name;
     std::vector<int> places;
-    bool both;  // a slot has the same name: text is read as a number, as in files
+    bool both;  // a slot has the same name, so text is read as a number, as in files
   };
   struct Slot {
     Name name;
-    int bucket;  // of layout.buckets, or -1: the request holds it
+    int bucket;  // index into layout.buckets; -1: the request provides the value
   };
 
   Name make(const std::string& name) {
@@ -279,7 +280,7 @@ class Fields {
         row.each(field.name, [&](const Cell& c, float weight) {
           if (c.kind == Cell::missing || (slot.multi && c.kind == Cell::text && c.characters.empty())) return;
           if (!slot.multi && out.keys.size() > before)
-            refuse(row.number, field.name, "has several values; it takes one");
+            refuse(row.number, field.name, "expected one value, found several");
           push(out, key(slot, c, row.number, field.name), weight);
         });
         if (!slot.multi && out.keys.size() == before) push(out, slot.missing, 1.0F);
@@ -295,7 +296,7 @@ class Fields {
 
   static std::string wanted(const Dense& field) {
     const size_t n = field.places.size();
-    return n == 1 ? "takes one number" : "takes a list of " + std::to_string(n) + " numbers";
+    return n == 1 ? "expected one number" : "expected a list of " + std::to_string(n) + " numbers";
   }
 
   float dense_value(const DenseColumn& column, const Cell& c, size_t row, const Dense& field) const {
@@ -304,12 +305,12 @@ class Fields {
     double given = c.real;
     if (c.kind == Cell::text && field.both) {
       if (!to_double(c.characters.data(), c.characters.data() + c.characters.size(), given))
-        refuse(row, field.name, "takes an integer, or a number as text");
+        refuse(row, field.name, "expected an integer, or a number as text");
     } else if (c.kind == Cell::text || c.kind == Cell::other) {
-      refuse(row, field.name, "takes a number");
+      refuse(row, field.name, "expected a number");
     }
     const auto x = static_cast<float>(layout_.transform(column, given));
-    if (!std::isfinite(x)) refuse(row, field.name, "is out of range");
+    if (!std::isfinite(x)) refuse(row, field.name, "the number is out of range");
     return x;
   }
 
@@ -322,10 +323,10 @@ class Fields {
                                                : std::to_chars(digits, digits + sizeof digits, c.big).ptr;
       text = {digits, static_cast<size_t>(end - digits)};
     } else if (c.kind != Cell::text) {
-      refuse(row, name, "takes text or integers, so write a number with a fraction as text");
+      refuse(row, name, "expected text or integers; write a fractional number as text");
     }
     if (!layout_.key(slot, text.data(), text.size(), out))
-      refuse(row, name, "takes integers from 0 to 2^64 - 1 (the key rule is raw)");
+      refuse(row, name, "expected integers from 0 to 2^64 - 1, because the key rule is raw");
     return out;
   }
 
@@ -346,7 +347,7 @@ class Fields {
     return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
   }
 
-  // (dense, keys, offsets or None, values or None), flat
+  // Flat arrays: (dense, keys, offsets or None, values or None)
   nb::tuple hand_over(Out&& out) const {
     return nb::make_tuple(array(std::move(out.dense), true), array(std::move(out.keys), true),
                           array(std::move(out.offsets), !flat_), array(std::move(out.values), layout_.values));
@@ -361,9 +362,10 @@ class Fields {
 };
 
 template <class T>
-Given numbers(const T* Given::* member, nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu> values,
-              size_t width, nb::object memory) {
-  Given column;
+RequestColumn numbers(const T* RequestColumn::* member,
+                      nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu> values, size_t width,
+                      nb::object memory) {
+  RequestColumn column;
   column.memory = std::move(memory);
   column.*member = values.data();
   column.size = values.size();
@@ -371,18 +373,19 @@ Given numbers(const T* Given::* member, nb::ndarray<const T, nb::ndim<1>, nb::c_
   return column;
 }
 
-// Texts as the protocol packs them: a length of four bytes, little-endian, then the bytes.
-Given packed_texts(const nb::bytes& packed, size_t width) {
-  Given column;
+// Texts as the protocol packs them: a four-byte little-endian length, then the bytes.
+RequestColumn packed_texts(const nb::bytes& packed, size_t width) {
+  RequestColumn column;
   column.memory = packed;
   column.width = width;
   const char *p = packed.c_str(), *end = p + packed.size();
   while (p < end) {
     uint32_t n = 0;
-    if (end - p < 4) throw std::invalid_argument("a text ends before its length");
+    if (end - p < 4) throw std::invalid_argument("packed text is truncated: incomplete length");
     for (int i = 0; i < 4; ++i) n |= static_cast<uint32_t>(static_cast<unsigned char>(p[i])) << (8 * i);
     p += 4;
-    if (static_cast<size_t>(end - p) < n) throw std::invalid_argument("a text is shorter than its length");
+    if (static_cast<size_t>(end - p) < n)
+      throw std::invalid_argument("packed text is truncated: fewer bytes than its length");
     column.texts.emplace_back(p, n);
     p += n;
   }
@@ -393,11 +396,11 @@ Given packed_texts(const nb::bytes& packed, size_t width) {
 }  // namespace
 
 void bind_fields(nb::module_& m) {
-  nb::class_<Given>(m, "RequestColumn", "One input of a request: a list, numbers, or packed texts.")
+  nb::class_<RequestColumn>(m, "RequestColumn", "One input of a request: a list, numbers, or packed texts.")
       .def_static(
           "of_list",
           [](nb::list values, size_t width) {
-            Given column;
+            RequestColumn column;
             column.list = values.ptr();
             column.size = values.size();
             column.width = width;
@@ -407,32 +410,33 @@ void bind_fields(nb::module_& m) {
           "values"_a, "width"_a)
       .def_static("of_texts", &packed_texts, "packed"_a, "width"_a)
       .def_static("of_numbers", [](const Array<const float>& v,
-                                   size_t width) { return numbers(&Given::floats, v, width, nb::cast(v)); })
+                                   size_t width) { return numbers(&RequestColumn::floats, v, width, nb::cast(v)); })
       .def_static("of_numbers", [](const Array<const double>& v,
-                                   size_t width) { return numbers(&Given::doubles, v, width, nb::cast(v)); })
+                                   size_t width) { return numbers(&RequestColumn::doubles, v, width, nb::cast(v)); })
       .def_static("of_numbers", [](const Array<const int64_t>& v,
-                                   size_t width) { return numbers(&Given::integers, v, width, nb::cast(v)); })
+                                   size_t width) { return numbers(&RequestColumn::integers, v, width, nb::cast(v)); })
       .def_static("of_numbers", [](const Array<const uint64_t>& v,
-                                   size_t width) { return numbers(&Given::naturals, v, width, nb::cast(v)); })
-      .def_ro("size", &Given::size);
+                                   size_t width) { return numbers(&RequestColumn::naturals, v, width, nb::cast(v)); })
+      .def_ro("size", &RequestColumn::size);
 
-  nb::class_<Fields>(m, "Fields", "Turns the features of requests into keys and dense values.")
+  nb::class_<Fields>(m, "Fields", "Converts the features of requests to keys and dense values.")
       .def(nb::init<const Layout&, const std::vector<std::pair<std::string, std::vector<int>>>&,
                     const std::vector<std::pair<std::string, int>>&>(),
-           "layout"_a, "dense"_a, "slots"_a, "Dense names with their columns; slots with their bucket, or -1.")
-      .def("rows", &Fields::rows, "rows"_a, "Mappings, one per row; what a row does not name is missing.")
+           "layout"_a, "dense"_a, "slots"_a, "Dense names with their columns; slot names with their bucket, or -1.")
+      .def("rows", &Fields::rows, "rows"_a,
+           "Convert mappings, one per row; features that a row does not name are missing.")
       .def(
           "columns",
-          [](const Fields& self, const std::vector<const Given*>& columns, size_t n) {
-            std::vector<Given> plain;
+          [](const Fields& self, const std::vector<const RequestColumn*>& columns, size_t n) {
+            std::vector<RequestColumn> plain;
             plain.reserve(columns.size());
-            for (const Given* column : columns) {
+            for (const RequestColumn* column : columns) {
               need(column != nullptr, "None is not a column");
               plain.push_back(*column);
             }
             return self.columns(plain, n);
           },
-          "columns"_a, "rows"_a, "One column per name, the dense ones first.");
+          "columns"_a, "rows"_a, "Convert columns, one per name, dense names first.");
 }
 
 }  // namespace clickfleet

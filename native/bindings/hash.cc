@@ -23,17 +23,17 @@ void bind_hash(nb::module_& m) {
   m.def(
       "mix64",
       [](const Keys& keys, Out out) {
-        need(out.size() == keys.size(), "one hash per key");
+        need(out.size() == keys.size(), "out must have one entry per key");
         nb::gil_scoped_release nogil;
         for (size_t i = 0; i < keys.size(); ++i) out.data()[i] = mix64(keys.data()[i]);
       },
-      "keys"_a, "out"_a.noconvert(), "Writes mix64 of every key to `out`.");
+      "keys"_a, "out"_a.noconvert(), "Write mix64 of every key to `out`.");
   m.def(
       "hash64",
       [](const std::string& slot, const nb::bytes& value) {
         return hash64(slot_seed(slot.data(), slot.size()), value.c_str(), value.size());
       },
-      "slot"_a, "value"_a, "The key of a value in a slot.");
+      "slot"_a, "value"_a, "Return the key of a value in a slot.");
   m.def(
       "py2_hash",
       [](const nb::bytes& text) {
@@ -41,7 +41,7 @@ void bind_hash(nb::module_& m) {
         h.add(text.c_str(), text.size());
         return h.value();
       },
-      "text"_a, "The string hash of 64-bit CPython 2.");
+      "text"_a, "Return the string hash of 64-bit CPython 2.");
 }
 
 }  // namespace clickfleet

@@ -7,7 +7,7 @@ namespace nb = nanobind;
 namespace clickfleet {
 
 void bind_key_set(nb::module_& m) {
-  nb::class_<KeySet>(m, "KeySet", "Keys that somebody has; for one thread at a time.")
+  nb::class_<KeySet>(m, "KeySet", "A set of keys. Not thread-safe.")
       .def(nb::init<>())
       .def("__len__", &KeySet::size)
       .def(
@@ -20,7 +20,7 @@ void bind_key_set(nb::module_& m) {
       .def(
           "has",
           [](const KeySet& set, const Array<const uint64_t>& keys, const Array<uint8_t>& out) {
-            need(out.size() == keys.size(), "one answer per key");
+            need(out.size() == keys.size(), "out must have one entry per key");
             const nb::gil_scoped_release nogil;
             set.has(keys.data(), keys.size(), out.data());
           },
@@ -28,7 +28,7 @@ void bind_key_set(nb::module_& m) {
       .def(
           "copy",
           [](const KeySet& set, const Array<uint64_t>& out) {
-            need(out.size() == set.size(), "one place per key");
+            need(out.size() == set.size(), "out must have one entry per key");
             const nb::gil_scoped_release nogil;
             set.copy(out.data());
           },

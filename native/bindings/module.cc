@@ -8,7 +8,7 @@ NB_MODULE(_core, m) {
 #endif
   m.doc() = "The native core of clickfleet: the sparse table, hashing, parsing, pooling.";
   m.attr("__version__") = CLICKFLEET_VERSION;
-  m.def("cpu_level", &clickfleet::cpu_level, "The instruction set the inner loops were chosen for.");
+  m.def("cpu_level", &clickfleet::cpu_level, "Return the CPU level whose inner loops are in use.");
   clickfleet::bind_buckets(m);
   clickfleet::bind_hash(m);
   clickfleet::bind_key_set(m);

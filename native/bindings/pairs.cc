@@ -25,17 +25,17 @@ nb::object array(std::vector<T>&& values) {
 void draw(Pairs& pairs, const Array<const uint64_t>& keys, const Array<const int64_t>& offsets, size_t slots,
           uint64_t seed) {
   need(slots > 0 && ascending(offsets.data(), offsets.size(), keys.size()) && (offsets.size() - 1) % slots == 0,
-       "offsets must not fall or point outside the keys");
+       "offsets must not decrease or point outside the keys, and every row needs one per slot");
   const nb::gil_scoped_release nogil;
   pairs.draw(keys.data(), offsets.data(), (offsets.size() - 1) / slots, slots, seed);
 }
 
-// The number of factors, after the rows were found to be those gathered last.
+// Checks that the arrays match the rows gathered last. Returns the number of factors.
 int width_of(const Pairs& pairs, const Array<const float, 2>& rows, const Array<float, 2>& grads) {
-  need(pairs.is_gathered(), "gather the rows of these pairs first");
+  need(pairs.is_gathered(), "call gather before using the rows of these pairs");
   need(rows.shape(0) == pairs.gathered() && rows.shape(1) >= 1 && rows.shape(1) <= 1 + kMostNeighbours &&
            grads.shape(0) == rows.shape(0) && grads.shape(1) == rows.shape(1),
-       "one row and one gradient per gathered row");
+       "rows and grads must have one row per gathered row");
   return static_cast<int>(rows.shape(1)) - 1;
 }
 
@@ -54,35 +54,36 @@ void bind_pairs(nb::module_& m) {
         }
         return nb::make_tuple(array(std::move(found.keys)), array(std::move(found.offsets)));
       },
-      nb::arg("text"), nb::arg("slot"), "The keys of the words of whole lines, and offsets for two slots a line.");
-  nb::class_<Words>(m, "Words", "A vocabulary: which word a key is, how often it is kept, which words are noise.")
+      nb::arg("text"), nb::arg("slot"),
+      "Return the keys of all words in whole lines, and offsets for two slots per line.");
+  nb::class_<Words>(m, "Words", "A vocabulary: the word of each key, the chance to keep it, and noise words to draw.")
       .def("__init__", [](Words* self, const Array<const uint64_t>& in, const Array<const uint64_t>& out,
                           const Array<const double>& keep, const Array<const double>& noise) {
         if (in.size() == 0 || out.size() != in.size() || keep.size() != in.size() || noise.size() != in.size())
-          throw nb::value_error("a vocabulary needs words, and as many of each column");
-        need(in.size() < size_t{1} << 31, "a vocabulary has fewer than 2^31 words");
+          throw nb::value_error("a vocabulary must not be empty, and its columns must have the same length");
+        need(in.size() < size_t{1} << 31, "a vocabulary must have fewer than 2^31 words");
         double total = 0;
         for (size_t i = 0; i < in.size(); ++i) {
           need(std::isfinite(keep.data()[i]) && std::isfinite(noise.data()[i]) && noise.data()[i] >= 0,
-               "the chances of a word must be finite numbers");
+               "keep and noise must be finite, and noise must not be negative");
           total += noise.data()[i];
         }
-        need(total > 0 && std::isfinite(total), "some word must be drawn as noise");
+        need(total > 0 && std::isfinite(total), "at least one word must have a positive noise weight");
         new (self) Words(in.data(), out.data(), keep.data(), noise.data(), in.size());
       });
-  nb::class_<InPlace>(m, "InPlace", "Rows of a table, trained where they stand.")
+  nb::class_<InPlace>(m, "InPlace", "Rows of a table, trained in place.")
       .def(
           "__init__",
           [](InPlace* self, Table& table, const Array<const uint64_t>& keys) {
             new (self) InPlace(table, keys.data(), keys.size());
           },
           nb::keep_alive<1, 2>());
-  nb::class_<Pairs>(m, "Pairs", "The pairs of some sentences, drawn afresh for every batch.")
+  nb::class_<Pairs>(m, "Pairs", "The skip-gram pairs of some sentences, drawn afresh for every batch.")
       .def(
           "__init__",
           [](Pairs* self, const Words& words, uint32_t window, uint32_t negatives) {
             need(window >= 1 && window <= kMostNeighbours && negatives <= kMostNeighbours,
-                 "window must lie between 1 and 65536, negatives between 0 and 65536");
+                 "window must be between 1 and 65536, negatives between 0 and 65536");
             new (self) Pairs(words, window, negatives);
           },
           nb::arg("words"), nb::arg("window"), nb::arg("negatives"), nb::keep_alive<1, 2>())
@@ -95,7 +96,8 @@ void bind_pairs(nb::module_& m) {
           "rows",
           [](const Pairs& pairs, const Array<uint64_t>& keys, const Array<float>& show, const Array<uint16_t>& slots) {
             const size_t n = pairs.gathered();
-            need(keys.size() == n && show.size() == n && slots.size() == n, "one place per gathered row");
+            need(keys.size() == n && show.size() == n && slots.size() == n,
+                 "keys, show and slots must have one entry per gathered row");
             pairs.rows(keys.data(), show.data(), slots.data());
           },
           nb::arg("keys").noconvert(), nb::arg("show").noconvert(), nb::arg("slots").noconvert())
@@ -121,7 +123,7 @@ void bind_pairs(nb::module_& m) {
       .def(
           "train",
           [](Pairs& pairs, InPlace& held, float lr, bool bias, bool shared) {
-            need(held.size() == 2 * size_t{pairs.vocabulary().size()}, "the rows held are not those of the vocabulary");
+            need(held.size() == 2 * size_t{pairs.vocabulary().size()}, "the rows do not match the vocabulary");
             pairs.train(held, lr, bias, shared);
           },
           nb::arg("held"), nb::arg("lr"), nb::arg("bias"), nb::arg("shared"), nb::call_guard<nb::gil_scoped_release>())
@@ -136,11 +138,13 @@ void bind_pairs(nb::module_& m) {
             return nb::make_tuple(array(std::move(centres)), array(std::move(ends)),
                                   array(std::vector<uint32_t>(pairs.targets())));
           },
-          "Centre words, where the targets of each end, and the targets: a neighbour, then its words of noise.")
+          "Return the centre words, the end of each one's targets, and the targets: each neighbour, then its noise "
+          "words.")
       .def(
           "take_counts",
           [](Pairs& pairs, const Array<float>& in, const Array<float>& out) {
-            need(in.size() == pairs.vocabulary().size() && out.size() == in.size(), "one count per word");
+            need(in.size() == pairs.vocabulary().size() && out.size() == in.size(),
+                 "in_ and out must have one entry per word");
             pairs.take_counts(in.data(), out.data());
           },
           nb::arg("in_").noconvert(), nb::arg("out").noconvert())

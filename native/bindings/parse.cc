@@ -31,7 +31,7 @@ nb::object array(Column<T>& column, bool wanted) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
 }
 
-// (columns by name, rows, lines, number of bad lines, [(line, offset, length, value, its length, field, why, detail)])
+// (columns by name, rows, lines, bad lines, [(line, offset, length, value, value_length, field, why, detail)])
 nb::tuple hand_over(Rows& rows, const Layout& layout) {
   nb::dict columns;
   columns["labels"] = array(rows.labels, layout.label);
@@ -61,22 +61,22 @@ nb::tuple parse_block(const Plan& plan, const In<uint8_t>& block, OnBad on_bad) 
   return hand_over(rows, plan.layout);
 }
 
-using KeysOut = nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu>;  // [rows, 1] of any row stride
+using KeysOut = nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu>;  // [rows, 1], with any row stride
 using DenseOut = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 
 template <class Array>
 size_t checked_stride(const Array& out, size_t rows) {
   if (out.shape(0) != rows || out.shape(1) != 1 || (rows > 1 && out.stride(0) < 1))
-    throw nb::value_error("the output does not fit the values");
+    throw nb::value_error("out must be [n, 1] for n values");
   return static_cast<size_t>(out.stride(0));
 }
 
 template <class Offset>
 size_t fill_text_keys(const Layout& self, size_t slot, const In<Offset>& ends, const In<uint8_t>& bytes, KeysOut out) {
-  if (ends.size() == 0) throw nb::value_error("n values have n + 1 offsets");
+  if (ends.size() == 0) throw nb::value_error("ends must have one more entry than there are values");
   const size_t n = ends.size() - 1, stride = checked_stride(out, n);
   if (slot >= self.slots.size() || !ascending(ends.data(), ends.size(), bytes.size()))
-    throw nb::value_error("the text does not fit its offsets");
+    throw nb::value_error("unknown slot, or offsets that decrease or point outside the text");
   nb::gil_scoped_release nogil;
   return text_keys(self, slot, ends.data(), n, reinterpret_cast<const char*>(bytes.data()), out.data(), stride);
 }
@@ -84,7 +84,7 @@ size_t fill_text_keys(const Layout& self, size_t slot, const In<Offset>& ends, c
 template <class Integer>
 size_t fill_integer_keys(const Layout& self, size_t slot, const In<Integer>& values, KeysOut out) {
   const size_t stride = checked_stride(out, values.size());
-  if (slot >= self.slots.size()) throw nb::value_error("there is no such slot");
+  if (slot >= self.slots.size()) throw nb::value_error("unknown slot");
   nb::gil_scoped_release nogil;
   return integer_keys(self, slot, values.data(), values.size(), out.data(), stride);
 }
@@ -113,11 +113,11 @@ void bind_parse(nb::module_& m) {
       .value("time", Role::time)
       .value("group", Role::group);
 
-  nb::class_<Layout>(m, "Layout", "The columns a parser fills, and how.")
+  nb::class_<Layout>(m, "Layout", "The columns that a parser fills, and the rules for filling them.")
       .def(
           "__init__",
           [](Layout* self, KeyRule rule, int64_t modulus) {
-            if (modulus < 1) throw nb::value_error("the modulus must be at least 1");
+            if (modulus < 1) throw nb::value_error("modulus must be at least 1");
             new (self) Layout();
             self->rule = rule;
             self->modulus = modulus;
@@ -150,7 +150,7 @@ void bind_parse(nb::module_& m) {
       .def(
           "group_keys",
           [](const Layout& self, const In<int32_t>& ends, const In<uint8_t>& bytes, KeysOut out) {
-            need(ascending(ends.data(), ends.size(), bytes.size()), "the text does not fit its offsets");
+            need(ascending(ends.data(), ends.size(), bytes.size()), "offsets decrease or point outside the text");
             const size_t n = ends.size() - 1, stride = checked_stride(out, n);
             for (size_t i = 0; i < n; ++i)
               out.data()[i * stride] =
@@ -162,7 +162,7 @@ void bind_parse(nb::module_& m) {
           "dense_values",
           [](const Layout& self, size_t column, const In<double>& values, DenseOut out) {
             const size_t stride = checked_stride(out, values.size());
-            if (column >= self.dense.size()) throw nb::value_error("there is no such dense column");
+            if (column >= self.dense.size()) throw nb::value_error("unknown dense column");
             nb::gil_scoped_release nogil;
             return dense_values(self, column, values.data(), values.size(), out.data(), stride);
           },
@@ -173,7 +173,7 @@ void bind_parse(nb::module_& m) {
              nb::ndarray<uint64_t, nb::ndim<2>, nb::device::cpu> out, size_t bucket) {
             const size_t n = dense.shape(0), width = dense.shape(1), stride = checked_stride(out, n);
             const Bucket& b = self.buckets.at(bucket);
-            need(static_cast<size_t>(b.column) < width, "there is no such dense column");
+            need(static_cast<size_t>(b.column) < width, "unknown dense column");
             for (size_t i = 0; i < n; ++i)
               out.data()[i * stride] = self.bucket_key(b, dense.data()[i * width + static_cast<size_t>(b.column)]);
           },
@@ -182,8 +182,8 @@ void bind_parse(nb::module_& m) {
           "add_bucket",
           [](Layout& self, int slot, int column, double low, double high, int64_t buckets,
              std::vector<double> boundaries, uint64_t offset) {
-            need(slot >= 0 && static_cast<size_t>(slot) < self.slots.size(), "there is no such slot");
-            need(column >= 0 && static_cast<size_t>(column) < self.dense.size(), "there is no such dense column");
+            need(slot >= 0 && static_cast<size_t>(slot) < self.slots.size(), "unknown slot");
+            need(column >= 0 && static_cast<size_t>(column) < self.dense.size(), "unknown dense column");
             Bucket added{slot, column, low, high, buckets, std::move(boundaries), offset};
             check(added);
             self.buckets.push_back(std::move(added));
@@ -198,16 +198,17 @@ void bind_parse(nb::module_& m) {
         std::vector<KeyColumn> plain;
         for (const auto& [keys, uses] : columns) {
           if ((uses ? uses->size() : keys.size()) != rows || (rows > 0 && keys.size() == 0))
-            throw nb::value_error("the columns have different lengths");
+            throw nb::value_error("columns have different lengths");
           plain.push_back({keys.data(), keys.size(), uses ? uses->data() : nullptr});
         }
-        if (plain.size() != out.shape(1)) throw nb::value_error("the output has another number of columns");
+        if (plain.size() != out.shape(1)) throw nb::value_error("out has a different number of columns");
         nb::gil_scoped_release nogil;
-        if (!weave(plain, rows, out.data())) throw std::invalid_argument("a use points outside its dictionary");
+        if (!weave(plain, rows, out.data())) throw std::invalid_argument("an index points outside its dictionary");
       },
-      "columns"_a, "out"_a.noconvert(), "Columns (keys, and which of them each row uses, or None) side by side.");
+      "columns"_a, "out"_a.noconvert(),
+      "Interleave columns into `out`; each is (keys, the index of every row's key or None).");
 
-  nb::class_<Delimited>(m, "Delimited", "Parses lines of fields between separators.")
+  nb::class_<Delimited>(m, "Delimited", "Parser for lines of fields between separators.")
       .def(
           "__init__",
           [](Delimited* self, const Layout& layout, const std::vector<std::vector<std::pair<Role, int>>>& columns,
@@ -215,7 +216,7 @@ void bind_parse(nb::module_& m) {
             Delimited plan{layout, separator, list_separator, quotes, {}, {}};
             for (const auto& uses : columns) {
               for (size_t i = 1; i < uses.size(); ++i)
-                plan.also.push_back({plan.fields.size(), {uses[i].first, uses[i].second}});
+                plan.further_uses.push_back({plan.fields.size(), {uses[i].first, uses[i].second}});
               plan.fields.push_back(uses.empty() ? Field{Role::skip, 0} : Field{uses[0].first, uses[0].second});
             }
             check(plan);
@@ -228,7 +229,7 @@ void bind_parse(nb::module_& m) {
       .value("name_value", Slotted::Token::name_value)
       .value("value_name", Slotted::Token::value_name)
       .value("name_key_value", Slotted::Token::name_key_value);
-  nb::class_<Slotted>(m, "Slotted", "Parses lines of tokens that name their slot.")
+  nb::class_<Slotted>(m, "Slotted", "Parser for lines of tokens that name their slot.")
       .def(
           "__init__",
           [](Slotted* self, const Layout& layout, Slotted::Token token, const std::vector<DenseGroup>& groups,
@@ -244,7 +245,7 @@ void bind_parse(nb::module_& m) {
           "layout"_a, "token"_a, "groups"_a, "names"_a)
       .def("parse", &parse_block<Slotted>, "block"_a, "on_bad"_a);
 
-  nb::class_<MultiSlot>(m, "MultiSlot", "Parses lines of counted blocks in a fixed order.")
+  nb::class_<MultiSlot>(m, "MultiSlot", "Parser for lines of counted blocks in a fixed order.")
       .def(
           "__init__",
           [](MultiSlot* self, const Layout& layout, const std::vector<DenseGroup>& groups,

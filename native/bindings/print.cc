@@ -16,7 +16,7 @@ namespace {
 template <class T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A column and the arrays it points into.
+// A column and the arrays it points to.
 struct Column {
   PrintColumn column;
   size_t rows = 0;
@@ -24,9 +24,9 @@ struct Column {
 
   template <class T>
   const T* hold(const nb::object& object, size_t& size) {
-    Array<T> array;  // no conversion: a copy would not live as long as the column
+    Array<T> array;  // no conversion: a converted copy would not outlive this call
     if (!nb::try_cast(object, array, false))
-      throw std::invalid_argument("arrays must be contiguous and of their own type");
+      throw std::invalid_argument("arrays must be contiguous and have the expected type");
     held.push_back(object);
     size = array.size();
     return array.data();
@@ -40,9 +40,9 @@ size_t set_values(Column& c, const nb::object& values, const nb::object& ends) {
     size_t bytes = 0, count = 0;
     c.column.values = c.hold<uint8_t>(values, bytes);
     c.column.ends = c.hold<int32_t>(ends, count);
-    if (count == 0) throw std::invalid_argument("ends must have one entry more than there are texts");
+    if (count == 0) throw std::invalid_argument("ends must have one more entry than there are texts");
     for (size_t i = 1; i < count; ++i)
-      if (c.column.ends[i] < c.column.ends[i - 1]) throw std::invalid_argument("ends must not fall");
+      if (c.column.ends[i] < c.column.ends[i - 1]) throw std::invalid_argument("ends must not decrease");
     if (c.column.ends[0] < 0 || static_cast<size_t>(c.column.ends[count - 1]) > bytes)
       throw std::invalid_argument("ends point outside the bytes");
     return count - 1;
@@ -69,7 +69,7 @@ size_t set_values(Column& c, const nb::object& values, const nb::object& ends) {
 }  // namespace
 
 void bind_print(nb::module_& m) {
-  nb::class_<Column>(m, "PrintColumn", "One column of lines to print, and the text around its values.")
+  nb::class_<Column>(m, "PrintColumn", "One column to print, and the text around its values.")
       .def(
           "__init__",
           [](Column* self, const nb::object& values, const nb::object& ends, const nb::object& starts,
@@ -83,10 +83,10 @@ void bind_print(nb::module_& m) {
             size_t size = 0;
             if (!starts.is_none()) {
               c.starts = made.hold<int64_t>(starts, size);
-              if (size == 0) throw std::invalid_argument("starts must have one entry more than there are rows");
+              if (size == 0) throw std::invalid_argument("starts must have one more entry than there are rows");
               made.rows = size - 1;
               for (size_t i = 1; i < size; ++i)
-                if (c.starts[i] < c.starts[i - 1]) throw std::invalid_argument("starts must not fall");
+                if (c.starts[i] < c.starts[i - 1]) throw std::invalid_argument("starts must not decrease");
               if (c.starts[0] < 0 || static_cast<size_t>(c.starts[size - 1]) > count)
                 throw std::invalid_argument("starts point outside the values");
             }
@@ -106,14 +106,14 @@ void bind_print(nb::module_& m) {
             c.skip_absent = skip_absent;
             c.bare = bare;
             c.digits =
-                digits < 0 || digits > 17 ? throw std::invalid_argument("digits must lie between 0 and 17") : digits;
+                digits < 0 || digits > 17 ? throw std::invalid_argument("digits must be between 0 and 17") : digits;
             c.counted = counted;
             new (self) Column(std::move(made));
           },
           "values"_a, nb::kw_only(), "ends"_a = nb::none(), "starts"_a = nb::none(), "present"_a = nb::none(),
           "weights"_a = nb::none(), "before"_a = "", "prefix"_a = "", "suffix"_a = "", "absent"_a = "",
           "between"_a = "", "skip_absent"_a = false, "bare"_a = false, "digits"_a = 0, "counted"_a = false)
-      .def_ro("rows", &Column::rows, "Rows this column has.");
+      .def_ro("rows", &Column::rows, "The number of rows of this column.");
   m.def(
       "print_rows",
       [](const nb::list& columns, const std::string& separator) {
@@ -122,7 +122,7 @@ void bind_print(nb::module_& m) {
         for (nb::handle item : columns) {
           const auto& column = nb::cast<const Column&>(item);
           if (!list.empty() && column.rows != rows)
-            throw std::invalid_argument("columns differ in their number of rows");
+            throw std::invalid_argument("columns have different numbers of rows");
           rows = column.rows;
           list.push_back(column.column);
         }
@@ -135,7 +135,7 @@ void bind_print(nb::module_& m) {
         }
         return nb::bytes(out.data(), out.size());
       },
-      "columns"_a, "separator"_a, "The rows as lines of text.");
+      "columns"_a, "separator"_a, "Return the rows as lines of text.");
 }
 
 }  // namespace clickfleet

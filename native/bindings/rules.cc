@@ -55,12 +55,12 @@ Rule rule_from(const nb::handle& name, const nb::dict& settings) {
                rule.fields());
     found = rule;
   });
-  need(known, "there is no such rule");
+  need(known, "unknown rule");
   return found;
 }
 
 void bind_rules(nb::module_& m) {
-  m.def("rules", &describe, "Every rule: its name, default scale and fields (name, default, help).");
+  m.def("rules", &describe, "Return every rule: its name, default scale and fields (name, default, help).");
   m.def(
       "rule_state",
       [](const std::string& name, const nb::dict& settings, const Array<const float>& weights) {
@@ -77,19 +77,19 @@ void bind_rules(nb::module_& m) {
             rule);
         return state;
       },
-      nb::arg("name"), nb::arg("settings"), nb::arg("weights"), "The state a rule starts from.");
+      nb::arg("name"), nb::arg("settings"), nb::arg("weights"), "Return the initial state of a rule.");
   m.def(
       "apply_rule",
       [](const std::string& name, const nb::dict& settings, const Array<float>& w, const Array<float>& state,
          const Array<const float>& g, float divisor, float lower, float upper, const std::string& level) {
         const Rule rule = rule_from(nb::cast(name), settings);
-        need(level == "base" || level == cpu_level(), "this CPU has no such level");
+        need(level == "base" || level == cpu_level(), "unknown level, or not supported by this CPU");
         need(w.size() <= kMostWeights, "too many weights for one row");
         std::visit(
             [&](const auto& r) {
               const auto n = static_cast<int>(w.size());
               need(g.size() == w.size() && state.size() == static_cast<size_t>(r.state(n)),
-                   "the arrays do not fit each other");
+                   "array shapes do not match");
               kernels(level.c_str())
                   .apply[rule.index()](&r, {lower, upper}, w.data(), state.data(), g.data(), n, 1 / divisor);
             },
@@ -97,7 +97,7 @@ void bind_rules(nb::module_& m) {
       },
       nb::arg("name"), nb::arg("settings"), nb::arg("w").noconvert(), nb::arg("state").noconvert(), nb::arg("g"),
       nb::arg("divisor"), nb::arg("lower"), nb::arg("upper"), nb::arg("level"),
-      "One step of a rule in place, as the table takes it.");
+      "Take one step of a rule in place, exactly as the table does.");
 }
 
 }  // namespace clickfleet

@@ -19,12 +19,12 @@ T get(const nb::dict& from, const char* name) {
   return nb::cast<T>(from[name]);
 }
 
-// The place of a word in a list.
+// Returns the position of a word in a list.
 template <size_t N>
-int one_of(const std::string& word, const char* const (&words)[N]) {
+int index_of(const std::string& word, const char* const (&words)[N]) {
   for (size_t i = 0; i < N; ++i)
     if (word == words[i]) return static_cast<int>(i);
-  throw nb::value_error(("there is no choice " + word).c_str());
+  throw nb::value_error(("unknown choice " + word).c_str());
 }
 
 Part part_from(const nb::dict& from) {
@@ -35,8 +35,8 @@ Part part_from(const nb::dict& from) {
   part.bounds = {get<float>(from, "lower"), get<float>(from, "upper")};
   part.init.a = get<float>(from, "a");
   part.init.b = get<float>(from, "b");
-  part.scale = static_cast<Scale>(one_of(get<std::string>(from, "scale"), scales));
-  part.init.kind = static_cast<Init::Kind>(one_of(get<std::string>(from, "init"), kinds));
+  part.scale = static_cast<Scale>(index_of(get<std::string>(from, "scale"), scales));
+  part.init.kind = static_cast<Init::Kind>(index_of(get<std::string>(from, "init"), kinds));
   return part;
 }
 
@@ -44,12 +44,12 @@ Config config_from(const nb::dict& from) {
   static constexpr const char* ways[] = {"birth", "score", "count", "probability"};
   Config config;
   config.factors = get<int>(from, "factors");
-  need(config.factors >= 0 && config.factors <= kMostFactors, "factors must lie between 0 and 65536");
+  need(config.factors >= 0 && config.factors <= kMostFactors, "factors must be between 0 and 65536");
   config.embed = part_from(get<nb::dict>(from, "embed"));
   config.embedx = part_from(get<nb::dict>(from, "embedx"));
   config.seed = get<uint64_t>(from, "seed");
   config.admission.threshold = get<double>(from, "admission_threshold");
-  config.admission.by = static_cast<Admission::By>(one_of(get<std::string>(from, "admission"), ways));
+  config.admission.by = static_cast<Admission::By>(index_of(get<std::string>(from, "admission"), ways));
   Policy& policy = config.policy;
   policy.nonclick_coeff = get<double>(from, "nonclick_coeff");
   policy.click_coeff = get<double>(from, "click_coeff");
@@ -86,7 +86,7 @@ nb::dict stats(const Table& table) {
   return out;
 }
 
-// Plans number keys by 32 bits.
+// A Plan numbers keys with 32 bits.
 template <class Rows>
 bool fits_rows(const Table& table, const Array<const uint64_t>& keys, const Rows& rows) {
   return keys.size() <= UINT32_MAX && rows.shape(0) == keys.size() &&
@@ -106,7 +106,7 @@ void restore(Table& table, bool full, const Array<const uint64_t>& key, const Ar
            delta_score.size() == n && published.size() == n && embed_w.size() == n &&
            embed_state.size() == n * numbers(layout.embed_state) && embedx.size() >= wide * numbers(layout.factors) &&
            embedx_state.size() >= wide * numbers(layout.embedx_state),
-       "the columns of rows have different lengths");
+       "columns have different lengths");
   const nb::gil_scoped_release nogil;
   table.restore(
       {key.size(), full, key.data(), slot.data(), show.data(), click.data(), unseen_days.data(), delta_score.data(),
@@ -124,12 +124,12 @@ void bind_table(nb::module_& m) {
       PyErr_SetString(nb::module_::import_("clickfleet.errors").attr("TableError").ptr(), e.what());
     }
   });
-  nb::class_<Table>(m, "Table", "The sparse table; `clickfleet.Table` says more clearly what is wrong.")
+  nb::class_<Table>(m, "Table", "The sparse table. Prefer `clickfleet.Table`, whose error messages are clearer.")
       .def("__init__", [](Table* self, const nb::dict& config) { new (self) Table(config_from(config)); })
       .def(
           "pull",
           [](const Table& table, const Array<const uint64_t>& keys, bool training, const Array<float, 2>& out) {
-            need(fits_rows(table, keys, out), "the output does not fit the keys");
+            need(fits_rows(table, keys, out), "out does not match the keys");
             const nb::gil_scoped_release nogil;
             table.pull(keys.data(), keys.size(), training, out.data());
           },
@@ -141,8 +141,8 @@ void bind_table(nb::module_& m) {
              const std::optional<Array<const uint16_t>>& slot, float n, bool distinct, int move) {
             need(fits_rows(table, keys, grads) && fits(show, keys.size()) && fits(click, keys.size()) &&
                      fits(slot, keys.size()),
-                 "the columns do not fit the keys");
-            need(move >= 0 && move <= static_cast<int>(Move::set), "there is no such move");
+                 "the columns do not match the keys");
+            need(move >= 0 && move <= static_cast<int>(Move::set), "unknown move");
             const nb::gil_scoped_release nogil;
             table.push({keys.data(), grads.data(), data_or_null(show), data_or_null(click), data_or_null(slot),
                         keys.size(), n, distinct, static_cast<Move>(move)});
@@ -152,7 +152,7 @@ void bind_table(nb::module_& m) {
       .def(
           "known",
           [](const Table& table, const Array<const uint64_t>& keys, const Array<uint8_t>& out) {
-            need(out.size() == keys.size() && keys.size() <= UINT32_MAX, "one answer per key");
+            need(out.size() == keys.size() && keys.size() <= UINT32_MAX, "out must have one entry per key");
             const nb::gil_scoped_release nogil;
             table.known(keys.data(), keys.size(), out.data());
           },

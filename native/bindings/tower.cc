@@ -17,7 +17,7 @@ void bind_tower(nb::module_& m) {
   m.def(
       "add_bias_relu",
       [](const Array<float, 2>& x, const Array<const float>& bias) {
-        need(bias.size() == x.shape(1), "one bias per column");
+        need(bias.size() == x.shape(1), "bias must have one entry per column");
         const nb::gil_scoped_release nogil;
         add_bias_relu(x.data(), bias.data(), x.shape(0), x.shape(1));
       },
@@ -25,7 +25,7 @@ void bind_tower(nb::module_& m) {
   m.def(
       "relu_backward",
       [](const Array<float, 2>& g, const Array<const float, 2>& h, const Array<float>& d_bias) {
-        need(same_shape(g, h) && d_bias.size() == g.shape(1), "the arrays do not fit each other");
+        need(same_shape(g, h) && d_bias.size() == g.shape(1), "array shapes do not match");
         const nb::gil_scoped_release nogil;
         relu_backward(g.data(), h.data(), d_bias.data(), g.shape(0), g.shape(1));
       },
@@ -35,7 +35,7 @@ void bind_tower(nb::module_& m) {
       [](const Array<const float, 2>& column, const Array<const float, 2>& row, const Array<float, 2>& g,
          const Array<const float, 2>& h, const Array<float>& d_bias) {
         need(same_shape(g, h) && d_bias.size() == g.shape(1) && column.size() == g.shape(0) && row.size() == g.shape(1),
-             "the arrays do not fit each other");
+             "array shapes do not match");
         const nb::gil_scoped_release nogil;
         relu_backward_of_product(column.data(), row.data(), g.data(), h.data(), d_bias.data(), g.shape(0), g.shape(1));
       },

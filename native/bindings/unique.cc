@@ -30,18 +30,19 @@ void bind_unique(nb::module_& m) {
         return nb::make_tuple(nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>>(first, {count}, own_distinct),
                               nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(second, {n}, own_where));
       },
-      nb::arg("keys"), "Each key once, in the order of first occurrence, and where every key went.");
+      nb::arg("keys"),
+      "Return the distinct keys in order of first occurrence, and the position of every key among them.");
   m.def(
       "unique_into",
       [](const Array<const uint64_t>& keys, const Array<uint64_t>& distinct, const Array<uint32_t>& where) {
         const size_t n = keys.size();
         if (n >= (1ULL << 31) || distinct.size() < n || where.size() < n)
-          throw nb::value_error("the arrays must hold as many numbers as there are keys, fewer than 2^31");
+          throw nb::value_error("distinct and where must have one entry per key, fewer than 2^31");
         const nb::gil_scoped_release nogil;
         return unique(keys.data(), n, distinct.data(), where.data());
       },
       nb::arg("keys"), nb::arg("distinct").noconvert(), nb::arg("where").noconvert(),
-      "The same into arrays that are there already; how many distinct keys there are.");
+      "Like `unique`, but write to existing arrays. Return the number of distinct keys.");
 }
 
 }  // namespace clickfleet

@@ -1,4 +1,4 @@
-// What happens to all rows: decay, age, eviction.
+// Operations on all rows: decay, ageing, eviction.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -13,8 +13,8 @@ bool Table::publishable(Row row) const {
          row.unseen_days() <= config_.policy.delta_keep_days;
 }
 
-void Table::mark_if_left(Stripe& stripe, Row row) const {
-  // Readers have it, or will once pending changes are committed, and must forget it.
+void Table::mark_if_unpublishable(Stripe& stripe, Row row) const {
+  // Consumers have this row, or will have it once the pending changes are committed. They must delete it.
   if ((row.flags() & (kListed | kEmitted)) != 0 && !publishable(row)) mark_changed(stripe, row);
 }
 
@@ -40,7 +40,7 @@ uint64_t Table::shrink() {
       remove(stripe, ref, row);
       ++removed;
     } else {
-      mark_if_left(stripe, row);
+      mark_if_unpublishable(stripe, row);
     }
   });
   trim(0);
@@ -53,11 +53,12 @@ void Table::end_day() {
   sweep([&](Stripe& stripe, Ref ref, Row row) {
     touch(stripe, row, ref.full(), mix64(row.key()));
     if (row.unseen_days() < 0xffff) row.set_unseen_days(row.unseen_days() + 1);
-    mark_if_left(stripe, row);
+    mark_if_unpublishable(stripe, row);
   });
 }
 
-// Gives memory of erased rows back where that is much, or, for the kinds of rows named `tightly`, worth anything.
+// Shrinks shelves with many erased rows. For the kinds of rows in the bit mask `tightly`, shrinks whenever it saves
+// anything worthwhile.
 void Table::trim(int tightly) {
   for (const auto& stripe : stripes_)
     for (int full = 0; full < 2; ++full) {
@@ -72,10 +73,10 @@ void Table::trim(int tightly) {
 
 // ---- the memory limit ----
 
-// A shelf grows while rows then take less than 97% of their part of the limit. After that rows take the last free
-// slots, and before the next push the lowest-scored are evicted, worth 5%. While a shelf is copied both copies count.
-// Nothing of this depends on whether a cut is being read, nor on the order in which rows came: a run that goes on from
-// a checkpoint evicts what it would have evicted.
+// A shelf grows while all rows then take less than 97% of their part of the limit. After that, rows use up the
+// remaining free slots; before the next push, the lowest-scored rows are evicted, 5% of that memory. While a shelf is
+// copied, both copies count. None of this depends on whether a cut is being read, or on the order in which rows
+// arrived. A run resumed from a checkpoint therefore evicts the same rows.
 
 bool Table::fits(size_t bytes) const { return config_.memory_limit == 0 || lasting_.used() + bytes <= room(); }
 
@@ -93,25 +94,25 @@ bool Table::may_grow(const Shelf& shelf, bool full) {
 void Table::make_room() {
   if (crowded_ == 0) return;
   const Gate::Pass pass(gate_, true);
-  if (crowded_ == 0) return;  // another thread did it
+  if (crowded_ == 0) return;  // another thread made room
   evict(room() / 100 * 5);
-  trim(~crowded_);  // what rows of the other kind leave is for those that want more
+  trim(~crowded_);  // gives space freed by the other kind of rows to the kind that needs it
   crowded_ = 0;
 }
 
-// What rows are evicted by, lowest first: the score, then a hash of the key. Not mix64 itself: rows are in order of
-// that, and shelves would fill up at one end if rows of equal score always went from the other.
+// The eviction order, lowest first: the score, then a hash of the key. The hash is not mix64 itself because rows are
+// ordered by it: if rows of equal score always left from one end, shelves would fill up at the other.
 uint64_t Table::rank(Row row) const {
   const auto bits = std::bit_cast<uint32_t>(static_cast<float>(config_.policy.score(row.show(), row.click())));
-  const uint32_t ordered = (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;  // floats in the order of integers
+  const uint32_t ordered = (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;  // maps floats to integers of the same order
   return uint64_t{ordered} << 32 | mix64(mix64(row.key())) >> 32;
 }
 
 void Table::evict(size_t bytes) {
-  // Digit by digit from the top, find the rank up to which rows must go to free just enough.
+  // Radix search from the top digit for the rank up to which rows must be evicted to free just enough.
   constexpr int kBits = 12;
   uint64_t found = 0;  // the digits known so far
-  int known = 0;       // and their bits
+  int known = 0;       // and the number of their bits
   size_t left = bytes;
   while (known < 64) {
     const int bits = std::min(kBits, 64 - known), low = 64 - known - bits;
@@ -127,7 +128,7 @@ void Table::evict(size_t bytes) {
     while (digit + 1 < uint64_t{1} << bits && freed[digit] < left) left -= freed[digit++];
     found = found << bits | digit;
     known += bits;
-    if (freed[digit] <= left + bytes / 64) break;  // near enough: all rows with these digits go
+    if (freed[digit] <= left + bytes / 64) break;  // close enough: evict all rows with these digits
   }
   uint64_t removed = 0;
   sweep([&](Stripe& stripe, Ref ref, Row row) {
@@ -139,15 +140,16 @@ void Table::evict(size_t bytes) {
   evicted_ += removed;
 }
 
-// Whether so many new rows may bring the table to its limit.
+// Returns whether this many new rows may bring the table to its limit.
 bool Table::may_fill_up(size_t rows) const {
   return scarce() && lasting_.used() + 2 * rows * static_cast<size_t>(layout_.bytes(true)) > room() / 100 * 90;
 }
 
-// For a push that fills a shelf to the last slot: the lowest of its rows go, a few at a time, as all must be looked at.
+// For a push that fills a shelf completely: evicts the lowest-ranked rows of the shelf. Every call must examine all
+// rows, so it evicts several at a time.
 void Table::evict_some(Stripe& stripe, bool full) {
   const Shelf& shelf = stripe.shelves[full];
-  std::vector<std::pair<uint64_t, uint64_t>> ranks;  // and keys: of two rows of one rank, always the same one
+  std::vector<std::pair<uint64_t, uint64_t>> ranks;  // with keys, to break ties deterministically
   ranks.reserve(shelf.size());
   for (uint32_t slot = 0; slot < shelf.slots(); ++slot)
     if (shelf.used(slot)) ranks.emplace_back(rank(shelf.row(slot)), shelf.key(slot));

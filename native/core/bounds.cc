@@ -5,7 +5,7 @@ namespace clickfleet {
 template <class Offset>
 bool ascending(const Offset* offsets, size_t n, size_t end) {
   if (n == 0) return false;
-  Offset falls = offsets[0] < 0;  // as wide as an offset and without a branch, so that the compiler uses vectors
+  Offset falls = offsets[0] < 0;  // as wide as an offset and branch-free, so that the compiler vectorizes the loop
   for (size_t i = 1; i < n; ++i) falls |= static_cast<Offset>(offsets[i] < offsets[i - 1]);
   return falls == 0 && static_cast<uint64_t>(offsets[n - 1]) <= end;
 }

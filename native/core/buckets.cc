@@ -7,28 +7,28 @@
 namespace clickfleet {
 namespace {
 
-constexpr double kEpsilon = 0x1p-23;  // no loss is infinite: probabilities stay this far away from 0
+constexpr double kEpsilon = 0x1p-23;  // probabilities stay this far from 0, so that no loss is infinite
 constexpr size_t kLanes = 8, kBlock = 16 * kLanes;
 
-// Sums in lanes that do not wait for each other, added up in a fixed order: every CPU gives the same.
+// Independent partial sums, added in a fixed order: the same result on every CPU.
 struct Lanes {
   explicit Lanes(double value = 0.0) { sum.fill(value); }
   double total() const { return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7])); }
   std::array<double, kLanes> sum;
 };
 
-// A block of rows after the first look at them; an invalid row has weight 0 and certainty.
+// A block of preprocessed rows. An invalid row has weight 0 and chance 1.
 struct Block {
   std::array<double, kBlock> weight, p, y, chance, valid;
   std::array<int32_t, kBlock> bucket;
 };
 
-// No branch on the label, which nobody can predict, so that the compiler can use vectors.
-void look(const float* scores, const float* labels, const float* weights, int thresholds, Block& block) {
+// The label is unpredictable, so there is no branch on it, and the compiler can vectorize the loop.
+void preprocess(const float* scores, const float* labels, const float* weights, int thresholds, Block& block) {
   const double scale = thresholds;
   for (size_t i = 0; i < kBlock; ++i) {
     const double score = scores[i], above = score >= 0.0 ? 1.0 : 0.0,
-                 below = score <= 1.0 ? 1.0 : 0.0;  // NaN is neither
+                 below = score <= 1.0 ? 1.0 : 0.0;  // NaN fails both
     const double valid = above * below, p = valid > 0.0 ? score : 0.0, y = labels[i] > 0.0F ? 1.0 : 0.0;
     const double chance = y > 0.0 ? p : 1.0 - p, bounded = chance > kEpsilon ? chance : kEpsilon;
     block.valid[i] = valid;
@@ -48,7 +48,7 @@ void Buckets::update(const Rows& rows) {
     one.fill(1.0F);
     return one;
   }();
-  // the usual weights take the fast way of the loss too
+  // If all weights are 1, the loss takes the fast path too.
   const bool plain =
       !rows.weights || std::all_of(rows.weights, rows.weights + rows.size, [](float w) { return w == 1.0F; });
   Lanes valid, weight, clicks, predicted, absolute, squared, correct;
@@ -56,8 +56,8 @@ void Buckets::update(const Rows& rows) {
   double loss = 0;
   const size_t whole = rows.size - rows.size % kBlock;
   for (size_t start = 0; start < whole; start += kBlock) {
-    look(rows.scores + start, rows.labels + start, rows.weights ? rows.weights + start : ones.data(), thresholds_,
-         block);
+    preprocess(rows.scores + start, rows.labels + start, rows.weights ? rows.weights + start : ones.data(), thresholds_,
+               block);
     Lanes product(1.0);  // of 16 rows each: above 1e-111, so one logarithm is enough
     for (size_t i = 0; i < kBlock; i += kLanes)
       for (size_t j = 0; j < kLanes; ++j) {

@@ -1,4 +1,4 @@
-// Streaming metrics: sums over rows and counts per bucket of the score. All of them merge by addition.
+// Streaming metrics: sums over rows, and counts per score bucket. All of them merge by addition.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,7 @@ struct Rows {  // a batch: `weights` and `ids` may be null
 };
 
 struct Totals {
-  double rows = 0, invalid = 0;  // invalid: the score is no number in [0, 1]; such rows count nowhere else
+  double rows = 0, invalid = 0;  // invalid: scores outside [0, 1] or NaN; such rows count nowhere else
   double weight = 0, clicks = 0, predicted = 0, absolute = 0, squared = 0, correct = 0, loss = 0;
   static constexpr int kCount = 9;
   double* begin() { return &rows; }
@@ -25,11 +25,12 @@ struct Totals {
 };
 static_assert(sizeof(Totals) == Totals::kCount * sizeof(double));
 
-struct CalibrationGroups {  // sums over the groups of buckets that can be judged
+struct CalibrationGroups {  // sums over the groups of buckets that hold enough impressions
   double error = 0, shown = 0, expected = 0, clicked = 0;
 };
 
-// Bucket floor(p * thresholds), so thresholds + 1 of them; label > 0 counts as a click.
+// A row with score p belongs to bucket floor(p * thresholds), so there are thresholds + 1 buckets. A label above 0
+// counts as a click.
 class Buckets {
  public:
   explicit Buckets(int thresholds) : thresholds_(thresholds), counts_(2 * (static_cast<size_t>(thresholds) + 1)) {}
@@ -44,10 +45,11 @@ class Buckets {
 
   void reset() { *this = Buckets(thresholds_); }
 
-  double auc() const;  // trapezoids from the highest score down; 0.5 while one class is missing
+  double auc() const;  // trapezoids from the highest score down; 0.5 if a class has no rows
 
-  // The relative errors of the predicted CTR, times impressions, over groups of neighbouring buckets: a group spans at
-  // most 0.01 of score, and counts once it holds enough impressions for its relative standard error to fall below 5%.
+  // Sums the relative errors of the predicted CTR, weighted by impressions, over groups of adjacent buckets. A group
+  // spans at most 0.01 of the score range. It counts once it holds enough impressions for a relative standard error
+  // below 5%.
   CalibrationGroups calibration_groups() const;
 
   int thresholds() const { return thresholds_; }
@@ -55,7 +57,7 @@ class Buckets {
   double clicks(size_t bucket) const { return counts_[bucket]; }
   double others(size_t bucket) const { return counts_[buckets() + bucket]; }
 
-  // The state as numbers: totals, clicks per bucket, others per bucket.
+  // The state as an array of numbers: totals, clicks per bucket, non-clicks per bucket.
   size_t size() const { return Totals::kCount + counts_.size(); }
   void write(double* out) const {
     out = std::copy_n(totals.begin(), Totals::kCount, out);
@@ -70,10 +72,11 @@ class Buckets {
 
  private:
   int thresholds_;
-  std::vector<double> counts_;  // clicks of every bucket, then the others
+  std::vector<double> counts_;  // clicks of every bucket, then non-clicks of every bucket
 };
 
-// The buckets of each of the last `size` batches; they are summed when asked, so that weights leave no rounding behind.
+// The buckets of each of the last `size` batches. They are summed on request, so that weights leave no rounding errors
+// behind.
 class Window {
  public:
   Window(int thresholds, int size) : ring_(static_cast<size_t>(size), Buckets(thresholds)) {}
@@ -99,7 +102,7 @@ class Window {
   size_t next_ = 0;
 };
 
-// One set of buckets per id, for at most `limit` ids; rows of later ids are summed under `rest`.
+// One set of buckets per id, for at most `limit` ids. The rows of all later ids are summed in `rest`.
 class Slices {
  public:
   Slices(int thresholds, size_t limit) : rest(thresholds), limit_(limit) {}

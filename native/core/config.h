@@ -1,4 +1,4 @@
-// What a table is told when it is made.
+// The settings of a table.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace clickfleet {
 
-struct Part {  // of a row: embed_w, or embedx
+struct Part {  // one part of a row: embed_w or embedx
   Rule rule = Adagrad{};
   Scale scale = Scale::show;
   Bounds bounds;
@@ -28,7 +28,7 @@ struct Part {  // of a row: embed_w, or embedx
 struct Admission {
   enum By : uint8_t { birth, score, count, probability };
   By by = birth;
-  double threshold = 0;  // score: the row's score; count: its shows; probability: the chance of each show
+  double threshold = 0;  // score: the row's score; count: its shows; probability: the chance per show
 };
 
 // How rows are scored, aged, evicted and published.
@@ -49,9 +49,9 @@ struct Config {
   uint64_t seed = 0;
   Admission admission;
   Policy policy;
-  std::optional<uint64_t> padding;  // this key reads zeros and is never trained
-  size_t memory_limit = 0;          // 0: none
-  size_t snapshot_reserve = 0;      // bytes for the undo log of a snapshot
+  std::optional<uint64_t> padding;  // pulls of this key return zeros, and it is never trained
+  size_t memory_limit = 0;          // 0: no limit
+  size_t snapshot_reserve = 0;      // bytes reserved for the undo log of a snapshot
 };
 
 }  // namespace clickfleet

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kBatchRows = 32768;
 constexpr auto kPatience = std::chrono::seconds(60);
 
-thread_local size_t logged = 0;  // images this thread logged since it took room for them
+thread_local size_t logged = 0;  // images this thread logged since it reserved room for them
 
 bool by_hash(uint64_t a, uint64_t b) { return mix64(a) < mix64(b); }
 
@@ -43,14 +43,15 @@ void Table::touch(Stripe& stripe, Row row, bool full, uint64_t hash) {
 
 void Table::take_undo(size_t images) {
   logged = 0;
-  if (cut_ == nullptr) return;  // it cannot change while we are inside the gate
+  if (cut_ == nullptr) return;  // cut_ cannot change while this thread is inside the gate
   std::unique_lock guard(undo_lock_);
   if (!cut_->dropped_ && undo_room_ < static_cast<int64_t>(images)) {
     ++undo_waits_;
     int64_t seen = undo_room_;
     const auto enough = [&] { return cut_->dropped_ || undo_room_ >= static_cast<int64_t>(images); };
     while (!undo_changed_.wait_for(guard, kPatience, enough)) {
-      if (undo_room_ == seen) cut_->dropped_ = cut_->timed_out_ = true;  // nobody reads it: training goes on without
+      if (undo_room_ == seen)
+        cut_->dropped_ = cut_->timed_out_ = true;  // the cut is not being read: continue training without it
       seen = undo_room_;
     }
   }
@@ -71,15 +72,16 @@ void Table::give_undo(size_t images) {
 
 Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files_(files) {
   const Gate::Pass pass(table.gate_, true);
-  if (table.cut_ != nullptr) throw Error("a snapshot of this table is being read: one at a time");
+  if (table.cut_ != nullptr)
+    throw Error("another snapshot of this table is still open; only one can be open at a time");
   if (kind != snapshot && table.pending_ != nullptr)
-    throw Error("the changes cut before are neither committed nor aborted: do that first");
-  if (table.epoch_ == 255) {  // start over: no row may carry an epoch that comes again
+    throw Error("earlier changes are still pending; commit or abort them first");
+  if (table.epoch_ == 255) {  // restart the count: no row may carry an epoch that will be reused
     table.sweep([](Stripe&, Ref, Row row) { row.epoch() = 0; });
     table.epoch_ = 0;
   }
   ++table.epoch_;
-  // Without a memory limit no push ever waits: a row is logged once at most.
+  // Without a memory limit no push ever waits: a row is logged at most once.
   const size_t image = static_cast<size_t>(table.layout_.bytes(true)) + 1;
   table.undo_room_ = table.config_.memory_limit == 0
                          ? INT64_MAX / 2
@@ -104,7 +106,7 @@ Cut::Cut(Table& table, Kind kind, int files) : table_(table), kind_(kind), files
     stripe->deleted.clear();
   }
   if (!memory_.empty()) memory_.push_back(static_cast<uint64_t>(table.crowded_));
-  if (kind == snapshot && table.pending_ != nullptr) {  // saved as if they were aborted
+  if (kind == snapshot && table.pending_ != nullptr) {  // save pending changes as if they were aborted
     for (const auto& keys : table.pending_->deleted_)
       deleted_keys_.insert(deleted_keys_.end(), keys.begin(), keys.end());
     for (const auto& keys : table.pending_->changed_)
@@ -135,7 +137,7 @@ void Cut::close_locked() {
   open_ = false;
   {
     const std::lock_guard guard(table_.undo_lock_);
-    dropped_ = true;  // who waits for room in the log waits no longer
+    dropped_ = true;  // releases threads that wait for room in the log
     table_.undo_changed_.notify_all();
   }
   const Gate::Pass pass(table_.gate_, true);
@@ -147,7 +149,7 @@ void Cut::close_locked() {
   late_.clear();
 }
 
-// ---- what is published ----
+// ---- publishing ----
 
 Cut::Fate Cut::fate(Row row) const {
   if (!wants(row)) return Fate::nothing;
@@ -181,8 +183,8 @@ void Cut::settle() {
 
 void Cut::commit() {
   const std::lock_guard guard(lock_);
-  if (!pending_) throw Error("these changes are committed or aborted already");
-  if (open_) throw Error("read these changes to the end before you commit them");
+  if (!pending_) throw Error("these changes were already committed or aborted");
+  if (open_) throw Error("these changes were not read to the end; read them completely before committing");
   const Gate::Pass pass(table_.gate_, true);
   const auto list = [&](Row row) {
     if ((row.flags() & kPending) == 0) return;
@@ -207,11 +209,11 @@ void Cut::commit() {
 
 void Cut::abort() {
   const std::lock_guard guard(lock_);
-  if (!pending_) throw Error("these changes are committed or aborted already");
+  if (!pending_) throw Error("these changes were already committed or aborted");
   close_locked();
   const Gate::Pass pass(table_.gate_, true);
   const auto clear = [](Row row, int flags) { row.flags() &= static_cast<uint8_t>(~flags); };
-  if (!was_tracking_) {  // nothing is published: everything is a change again, and none is recorded
+  if (!was_tracking_) {  // nothing is published: everything counts as a change again, and changes are not recorded
     table_.sweep([&](Stripe& stripe, Ref ref, Row row) {
       table_.touch(stripe, row, ref.full(), mix64(row.key()));
       clear(row, kChanged | kPending | kEmitted);
@@ -221,7 +223,7 @@ void Cut::abort() {
     const auto owed = static_cast<float>(table_.config_.policy.delta_threshold);
     table_.visit_keys(changed_, [&](Stripe& stripe, Row row) {
       if ((row.flags() & (kPending | kChanged)) == 0) return;
-      row.set_delta_score(std::max(row.delta_score(), owed));  // what was held is not postponed again
+      row.set_delta_score(std::max(row.delta_score(), owed));  // it must not be postponed again
       row.flags() |= kChanged;
       clear(row, kPending | kEmitted);
       stripe.changed.push_back(row.key());
@@ -286,7 +288,7 @@ void Cut::read_range() {
   const int begin = file_ * kStripes / files_, end = (file_ + 1) * kStripes / files_;
   for (int s = begin; s < end; ++s)
     gather(*table_.stripes_[static_cast<size_t>(s)], static_cast<size_t>(s), first, last);
-  if (timed_out_) throw Error("the snapshot was given up: it was not read for 60 s while pushes waited for it");
+  if (timed_out_) throw Error("the snapshot was dropped: nothing read it for 60 s while pushes waited for it");
   ImageLog& late = late_[range_];
   late.each([&](Row row, bool full) {
     if (kind_ == snapshot || fate(row) == Fate::emit)
@@ -297,14 +299,14 @@ void Cut::read_range() {
   table_.give_undo(late.size());
   late.clear();
   ++range_;
-  std::sort(found_.begin(), found_.end(), [](const Found& a, const Found& b) { return a.hash < b.hash; });
+  std::sort(found_.begin(), found_.end(), [](const ImageEntry& a, const ImageEntry& b) { return a.hash < b.hash; });
   emit(false);
   emit(true);
 }
 
 void Cut::gather(Stripe& stripe, size_t s, uint32_t first, uint32_t last) {
   const auto take = [&](Row row, bool full) {
-    if (row.epoch() == table_.epoch_) return;  // written or born after the cut: what it was is in the log
+    if (row.epoch() == table_.epoch_) return;  // written or created after the cut: its image is in the log
     const Fate what = kind_ == snapshot ? Fate::emit : fate(row);
     if (what == Fate::emit)
       take_image(row, full);
@@ -341,7 +343,7 @@ void Cut::take_image(Row row, bool full) {
 void Cut::emit(bool full) {
   const Layout& layout = table_.layout_;
   size_t n = 0;
-  for (const Found& found : found_) n += (images_[found.image] != 0) == full;
+  for (const ImageEntry& found : found_) n += (images_[found.image] != 0) == full;
   if (n == 0) return;
   const auto e = static_cast<size_t>(layout.embed_state), d = static_cast<size_t>(layout.factors),
              x = static_cast<size_t>(layout.embedx_state);
@@ -363,10 +365,10 @@ void Cut::emit(bool full) {
     if (full) batch.embedx_state.resize(n * x);
   }
   size_t i = 0;
-  for (const Found& found : found_) {
+  for (const ImageEntry& found : found_) {
     if ((images_[found.image] != 0) != full) continue;
     const Row row = row_of(images_.data() + found.image, full);
-    // Images are not aligned: copy bytes.
+    // Images are not aligned, so copy bytes.
     const auto weights = [&](size_t first, size_t count, float* to) {
       std::memcpy(to, row.hot + Row::kWeights + 4 * first, 4 * count);
     };
@@ -389,7 +391,7 @@ void Cut::emit(bool full) {
     }
     ++i;
   }
-  if (kind_ == changes)  // a key that was deleted and born again is not deleted: its new row goes out
+  if (kind_ == changes)  // a key that was deleted and created again is not deleted: its new row is emitted
     for (const uint64_t key : batch.key) {
       const auto& deleted = deleted_[static_cast<size_t>(stripe_of(mix64(key)))];
       if (std::binary_search(deleted.begin(), deleted.end(), key, by_hash)) reborn_.push_back(key);

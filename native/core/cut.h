@@ -1,15 +1,16 @@
-// A consistent cut through a table, read while pushes go on.
+// A consistent cut through a table, read while pushes continue.
 //
-// Making the cut waits for pushes under way and raises the table's epoch; that is all the others notice. A row carries
-// the epoch of its last write: its first write after the cut logs the row as it was (Table::touch). Reading goes by
-// ranges of hashes through the files' stripes: a row not written since is copied from its place, any other from the
-// log.
+// Making the cut waits for running pushes and increments the table's epoch; other threads notice nothing else. Every
+// row carries the epoch of its last write. The first write to a row after the cut logs the previous image of the row
+// (Table::touch). Reading proceeds by hash ranges through the stripes of each file. Rows not written since the cut are
+// copied from the table, all others from the log.
 //
-//   snapshot   every row, for a checkpoint
-//   base       every row that may be published, for readers that have nothing
-//   changes    what readers of the last published state must change: rows to replace, keys to delete
+//   snapshot   all rows, for a checkpoint
+//   base       all publishable rows, for consumers that have nothing
+//   changes    what consumers of the last published state must change: rows to replace, keys to delete
 //
-// The latter two stay pending after they are read: `commit` says that readers have them, `abort` puts everything back.
+// A base and changes stay pending after they are read: `commit` records that consumers have them, `abort` puts
+// everything back.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -34,30 +35,31 @@ class Cut {
     std::vector<uint8_t> published;
   };
 
-  Cut(Table& table, Kind kind, int files);  // `files`: a power of two up to 32
+  Cut(Table& table, Kind kind, int files);  // `files` is a power of two, at most 32
   ~Cut();
   Cut(const Cut&) = delete;
   Cut& operator=(const Cut&) = delete;
 
-  static constexpr size_t kNumbers = 6;  // of each stripe
-  // Of a snapshot: per stripe the buckets of short and of full rows, sizes and room of the lists of changed and of
-  // deleted keys; then which rows were crowded. Empty without a memory limit, and while changes are pending.
+  static constexpr size_t kNumbers = 6;  // per stripe
+  // Memory use at a snapshot. Per stripe: the buckets of short and of full rows, then size and capacity of the lists of
+  // changed and of deleted keys. Last: which kinds of rows were crowded. Empty without a memory limit, and while
+  // changes are pending.
   const std::vector<uint64_t>& memory() const { return memory_; }
   Kind kind() const { return kind_; }
-  bool tracking() const { return was_tracking_; }  // something was published before
-  bool next(Batch& batch);                         // false after the last
-  // After the last batch: of a snapshot, the changed keys and the deleted keys at the cut; of the others, keys to
-  // delete.
+  bool tracking() const { return was_tracking_; }  // whether something was published before
+  bool next(Batch& batch);                         // returns false after the last batch
+  // Valid after the last batch. For a snapshot: the changed keys and the deleted keys at the cut. For a base or
+  // changes: the keys to delete.
   const std::vector<uint64_t>& changed_keys() const { return changed_keys_; }
   const std::vector<uint64_t>& deleted_keys() const { return deleted_keys_; }
   void commit();
   void abort();
-  void close();  // stop reading
+  void close();  // stops reading
 
  private:
   friend class Table;
   enum class Fate : uint8_t { nothing, emit, leave, postpone };
-  struct Found {
+  struct ImageEntry {
     uint64_t hash;
     size_t image;
   };
@@ -79,19 +81,19 @@ class Cut {
   const Kind kind_;
   const int files_;
   bool open_ = true, pending_ = false, was_tracking_ = false;
-  std::atomic<bool> dropped_{false};  // nothing is logged any more
+  std::atomic<bool> dropped_{false};  // rows are no longer logged
   std::atomic<bool> timed_out_{false};
-  std::mutex lock_;  // of next, commit, abort, close
+  std::mutex lock_;  // guards next, commit, abort, close
 
   std::vector<CountedVector<uint64_t>> changed_, deleted_;  // taken from the stripes
-  std::vector<size_t> next_changed_;                        // first of changed_ not yet read
+  std::vector<size_t> next_changed_;                        // per stripe: the first entry of changed_ not yet read
 
-  size_t rows_ = 0;  // at the cut, about: how finely a file is divided
+  size_t rows_ = 0;  // approximate number of rows at the cut; decides how finely a file is divided
   int file_ = -1;
   uint32_t range_ = 0, ranges_ = 0;
-  std::vector<ImageLog> late_;  // from the undo log, by range of this file
-  std::vector<char> images_;    // of the range being read
-  std::vector<Found> found_;
+  std::vector<ImageLog> late_;  // images from the undo log, by range of the current file
+  std::vector<char> images_;    // images of the range being read
+  std::vector<ImageEntry> found_;
   std::deque<Batch> ready_;
   std::vector<uint64_t> changed_keys_, deleted_keys_, left_, reborn_, memory_;
 };

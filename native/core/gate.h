@@ -1,5 +1,5 @@
-// Lets many writers through at a time, or one who must be alone: a cut, a shrink, an eviction. Whoever must be alone is
-// not kept waiting by writers that come later.
+// Admits either many writers at a time or one exclusive caller: a cut, a shrink, an eviction. Writers that arrive later
+// do not delay a waiting exclusive caller.
 #pragma once
 #include <condition_variable>
 #include <mutex>
@@ -8,7 +8,7 @@ namespace clickfleet {
 
 class Gate {
  public:
-  class Pass {  // inside until destroyed
+  class Pass {  // inside the gate until destroyed
    public:
     Pass(Gate& gate, bool alone) : gate_(gate), alone_(alone) { alone ? gate.enter_alone() : gate.enter(); }
     ~Pass() { alone_ ? gate_.leave_alone() : gate_.leave(); }

@@ -1,4 +1,4 @@
-// Functions of the bits, frozen for ever because every checkpoint depends on them.
+// Hash functions. They must never change, because every checkpoint depends on them.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace clickfleet {
 
-// A bijection of 64 bits (the SplitMix64 finaliser): spreads keys over virtual shards, stripes and buckets.
+// A bijection of 64 bits (the SplitMix64 finalizer). It spreads keys over virtual shards, stripes and buckets.
 inline constexpr uint64_t mix64(uint64_t x) {
   x ^= x >> 30;
   x *= 0xbf58476d1ce4e5b9ULL;
@@ -37,7 +37,8 @@ inline uint64_t load64(const char* p) {
   return x;
 }
 
-// The 128-bit product folded to 64; the factors stay in the result, so a factor of zero forgets nothing.
+// Folds the 128-bit product to 64 bits. The factors are mixed into the result, so a factor of zero does not discard the
+// other one.
 inline uint64_t fold(uint64_t a, uint64_t b) {
 #if defined(_MSC_VER)
   uint64_t high;
@@ -58,7 +59,7 @@ inline constexpr uint64_t kThird = 0x3243f6a8885a308dULL;   // pi
 
 namespace hashing {
 
-// Up to 8 bytes as a little-endian number; `room` promises that 8 bytes can be read, and spares the branch.
+// Loads up to 8 bytes as a little-endian number. `Room` asserts that 8 bytes are readable, which saves the branch.
 template <bool Room>
 inline uint64_t load_short(const char* p, size_t n) {
   if constexpr (Room) {
@@ -76,8 +77,8 @@ inline uint64_t finish(uint64_t a, uint64_t b, uint64_t seed, size_t length) {
 
 }  // namespace hashing
 
-// Any bytes to 64 bits: up to 8 are one word, up to 16 two overlapping ones; longer ones take a multiplication per 16
-// bytes more.
+// Hashes any bytes to 64 bits. Up to 8 bytes are one word, up to 16 are two overlapping words. Longer inputs take one
+// more multiplication per 16 bytes.
 template <bool Room = false>
 inline uint64_t hash_bytes(uint64_t seed, const char* p, size_t n) {
   using namespace hashing;
@@ -86,22 +87,22 @@ inline uint64_t hash_bytes(uint64_t seed, const char* p, size_t n) {
     return finish(a, a, seed, n);
   }
   if (n <= 16) return finish(load64(p), load64(p + n - 8), seed, n);
-  const char* const last = p + n - 16;  // reaches back into bytes already seen
+  const char* const last = p + n - 16;  // may overlap bytes already hashed
   uint64_t mixed = seed;
   for (; p < last; p += 16) mixed = fold(load64(p) ^ kFirst, load64(p + 8) ^ mixed);
   return finish(load64(last), load64(last + 8), mixed, n);
 }
 
-// The key of a value in a slot is hash64(slot_seed(name), value): the slot's name alone, so that adding a slot changes
-// no other key.
+// The key of a value in a slot is hash64(slot_seed(name), value). The seed depends on the slot's name alone, so adding
+// a slot changes no other key.
 inline uint64_t slot_seed(const char* name, size_t n) { return hash_bytes(hashing::kThird, name, n); }
 template <bool Room = false>
 inline uint64_t hash64(uint64_t seed, const char* value, size_t n) {
   return hash_bytes<Room>(seed, value, n);
 }
 
-// The string hash of 64-bit CPython 2: the ids of the original system. Fed in pieces, since a slot's prefix is always
-// the same.
+// The string hash of 64-bit CPython 2, which the original system used for its ids. It accepts its input in pieces
+// because the prefix of a slot is always the same.
 struct Py2Hash {
   uint64_t x = 0, length = 0;
   void add(const char* p, size_t n) {
@@ -113,7 +114,7 @@ struct Py2Hash {
     const auto signed_value = static_cast<int64_t>(x ^ length);
     return length == 0 ? 0 : signed_value == -1 ? -2 : signed_value;
   }
-  uint64_t modulo(int64_t m) const {  // floored, as Python's %: never negative
+  uint64_t modulo(int64_t m) const {  // floored like Python's %: never negative
     const int64_t r = value() % m;
     return static_cast<uint64_t>(r < 0 ? r + m : r);
   }

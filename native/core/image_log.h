@@ -1,5 +1,5 @@
-// Rows as they were, one behind the other: a byte that tells full from short, then the row's hot and cold part. In
-// small blocks, because a log that doubled would be copied while pushes wait.
+// A log of row images. Each image is one byte that marks full or short rows, followed by the hot and cold parts of the
+// row. The log grows in small blocks: doubling one large buffer would copy it while pushes wait.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -50,7 +50,7 @@ class ImageLog {
     ++size_;
   }
 
-  // visit(row, full) for every image.
+  // Calls visit(row, full) for every image.
   template <class Visit>
   void each(const Visit& visit) const {
     for (const Block& block : blocks_)

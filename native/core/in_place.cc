@@ -8,14 +8,14 @@ namespace clickfleet {
 
 InPlace::InPlace(Table& table, const uint64_t* keys, size_t n) : table_(table), keys_(keys, keys + n), rows_(n) {
   if (table.config_.memory_limit != 0)
-    throw Error("rows of a table with a memory limit may be evicted and cannot be trained in place");
-  if (table.tracking()) throw Error("a table whose changes are published cannot be trained in place");
+    throw Error("cannot train in place with a memory limit, because rows may be evicted");
+  if (table.tracking()) throw Error("cannot train in place while the changes of the table are published");
 }
 
 InPlace::Held::Held(InPlace& self) : self_(self), pass_(self.table_.gate_, false) {
   Table& table = self.table_;
   if (table.cut_ != nullptr && self.imaged_ != table.epoch_) {
-    self.give_images();
+    self.log_images();
     self.imaged_ = table.epoch_;
   }
   for (const auto& stripe : table.stripes_) stripe->lock.lock_shared();
@@ -31,7 +31,7 @@ InPlace::Held::~Held() {
   for (const auto& stripe : self_.table_.stripes_) stripe->lock.unlock_shared();
 }
 
-void InPlace::give_images() {
+void InPlace::log_images() {
   Plan plan;
   plan.make(keys_.data(), keys_.size());
   for (int s = 0; s < kStripes; ++s)
@@ -58,7 +58,7 @@ void InPlace::find_rows() {
     const uint64_t hash = mix64(keys_[i]);
     const Stripe& stripe = *table_.stripes_[stripe_of(hash)];
     const Ref ref = stripe.find(hash, keys_[i]);
-    if (!ref || !ref.full()) throw Error("a row that is to be trained in place is not there, or has no factors");
+    if (!ref || !ref.full()) throw Error("cannot train in place: a row is missing or has no factors");
     rows_[i] = stripe.row(ref).weights();
   }
   versions_ = std::move(now);

@@ -1,8 +1,7 @@
-// Rows of a table trained where they stand, by several threads at once.
+// Rows of a table that several threads train in place.
 //
-// While `work` runs, all stripes are held together with other readers, so that no row can move; a cut has its images of
-// the rows already. Writers among each other lock row by row (skipgram.h). Whoever pulls such a row meanwhile may see
-// it half moved.
+// While `work` runs, all stripes are locked for reading, so no row can move. An open cut already holds images of these
+// rows. Writers lock individual rows among themselves (skipgram.h). A concurrent pull may read a partly updated row.
 #pragma once
 #include <vector>
 
@@ -12,13 +11,13 @@ namespace clickfleet {
 
 class InPlace {
  public:
-  // The rows of these keys must be there already, with their factors.
+  // The rows of these keys must already exist and have factors.
   InPlace(Table& table, const uint64_t* keys, size_t n);
 
   const Table& table() const { return table_; }
   size_t size() const { return keys_.size(); }
 
-  // Calls work(rows): the weights of each key's row, embed_w first.
+  // Calls work(rows), where rows[i] points to the weights of the i-th key's row, embed_w first.
   template <class Work>
   void with(const Work& work) {
     const Held held(*this);
@@ -37,14 +36,14 @@ class InPlace {
     InPlace& self_;
     Gate::Pass pass_;
   };
-  void give_images();
+  void log_images();
   void find_rows();
 
   Table& table_;
   std::vector<uint64_t> keys_;
   std::vector<float*> rows_;
-  std::vector<uint64_t> versions_;  // of the shelves when the rows were found
-  int imaged_ = -1;                 // the epoch whose cut has images of all the rows
+  std::vector<uint64_t> versions_;  // of the shelves when the rows were looked up
+  int imaged_ = -1;                 // the epoch whose cut has images of all these rows
 };
 
 }  // namespace clickfleet

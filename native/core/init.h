@@ -1,4 +1,4 @@
-// Initial weights: a pure function of (seed, key, column), so order of arrival, threads and shards never change them.
+// Initial weights: a pure function of (seed, key, column). Arrival order, threads and shards never change them.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace clickfleet {
 
-// The normal distribution's quantile (Wichura 1988, algorithm AS 241, PPND16): relative accuracy about 1e-16.
+// The quantile function of the normal distribution (Wichura 1988, algorithm AS 241, PPND16), with a relative accuracy
+// of about 1e-16.
 inline double normal_quantile(double p) {
   const double q = p - 0.5;
   if (std::fabs(q) <= 0.425) {
@@ -87,9 +88,9 @@ inline double normal_quantile(double p) {
 struct Init {
   enum Kind : uint8_t { zero, uniform, normal, truncated };
   Kind kind = zero;
-  float a = 0, b = 0;  // uniform(a, b); normal(a) and truncated(a): the standard deviation
+  float a = 0, b = 0;  // uniform(a, b); normal(a) and truncated(a): a is the standard deviation
 
-  // Columns [first, first + n) of the row of `key`; column 0 is embed_w.
+  // Writes columns [first, first + n) of the row of `key`. Column 0 is embed_w.
   void fill(uint64_t seed, uint64_t key, uint32_t first, int n, float* out) const {
     if (kind == zero) {
       for (int i = 0; i < n; ++i) out[i] = 0;
@@ -98,7 +99,7 @@ struct Init {
     constexpr uint64_t step = 0x9e3779b97f4a7c15ULL;
     const uint64_t start = mix64(key ^ mix64(seed + step));
     if (kind == uniform) {
-      // 24 bits fit into an int, which a compiler turns into a float at once, several in a row.
+      // 24 bits fit into an int, and compilers vectorize the conversion from int to float.
       for (int i = 0; i < n; ++i) {
         const uint64_t bits = mix64(start + step * (first + static_cast<uint64_t>(i) + 1));
         out[i] = a + (b - a) * (static_cast<float>(static_cast<int32_t>(bits >> 40)) * 0x1p-24F);
@@ -111,7 +112,7 @@ struct Init {
  private:
   float value(uint64_t bits) const {
     double p = (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
-    constexpr double below = 0.022750131948179207;  // the mass below -2 standard deviations
+    constexpr double below = 0.022750131948179207;  // the probability mass below -2 standard deviations
     if (kind == truncated) p = below + (1 - 2 * below) * p;
     return static_cast<float>(static_cast<double>(a) * normal_quantile(p));
   }

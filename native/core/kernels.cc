@@ -14,8 +14,8 @@ void apply(const void* rule, Bounds bounds, float* w, float* state, const float*
 }
 
 template <bool Moves>
-void pairs(const Window& window, const Motion& motion) {
-  train_window<Moves>(window, motion);
+void pairs(const Window& window, const StepSettings& step_settings) {
+  train_window<Moves>(window, step_settings);
 }
 
 template <int... I>

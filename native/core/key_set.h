@@ -1,4 +1,4 @@
-// Keys that somebody has: added and looked up many at a time, never removed. One thread at a time.
+// A set of keys: added and looked up in batches, never removed. Not thread-safe.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace clickfleet {
 class KeySet {
  public:
   void add(const uint64_t* keys, size_t n) {
-    ahead(keys, n, [&](uint64_t key) {
+    each_with_prefetch(keys, n, [&](uint64_t key) {
       if (2 * (size_ + 1) > slots_.size()) grow();
       put(key);
     });
   }
 
   void has(const uint64_t* keys, size_t n, uint8_t* out) const {
-    ahead(keys, n, [&](uint64_t key) { *out++ = key == 0 ? zero_ : slots_[find(key)] == key; });
+    each_with_prefetch(keys, n, [&](uint64_t key) { *out++ = key == 0 ? zero_ : slots_[find(key)] == key; });
   }
 
   size_t size() const { return size_ + (zero_ ? 1 : 0); }
@@ -34,14 +34,14 @@ class KeySet {
   static constexpr size_t kAhead = 16;
 
   template <class Visit>
-  void ahead(const uint64_t* keys, size_t n, const Visit& visit) const {
+  void each_with_prefetch(const uint64_t* keys, size_t n, const Visit& visit) const {
     for (size_t i = 0; i < n; ++i) {
       if (i + kAhead < n) prefetch(&slots_[home(keys[i + kAhead])]);
       visit(keys[i]);
     }
   }
 
-  // By the upper bits: a shard's keys are alike in the lower ones.
+  // Uses the upper bits: the keys of one shard share their lower bits.
   size_t home(uint64_t key) const { return static_cast<size_t>(mix64(key) >> shift_); }
   size_t find(uint64_t key) const {
     size_t at = home(key);

@@ -1,4 +1,4 @@
-// N floats at a time. Every CPU level does the same operations in the same order, however many it does at once.
+// N floats at a time. Every CPU level does the same operations in the same order, whatever its vector width.
 #pragma once
 #include <cstring>
 
@@ -68,7 +68,7 @@ struct Lanes {
 };
 #endif
 
-// Calls visit(at, Lanes<N>) for [0, n) in pieces of 8, then 4, then 1; the second argument only says how many.
+// Calls visit(at, Lanes<N>) for [0, n) in pieces of 8, then 4, then 1. The second argument only carries N.
 template <class Visit>
 CLICKFLEET_INLINE void by_lanes(int n, const Visit& visit) {
   int i = 0;
@@ -77,7 +77,7 @@ CLICKFLEET_INLINE void by_lanes(int n, const Visit& visit) {
   for (; i < n; ++i) visit(i, Lanes<1>{});
 }
 
-// In sixteen sums, one fixed tree, then the rest in pieces of four and of one.
+// Dot product in sixteen partial sums, added in one fixed tree; then the rest in pieces of four and of one.
 CLICKFLEET_INLINE float dot(const float* a, const float* b, int n) {
   auto even = Lanes<8>::all(0), odd = even;
   int i = 0;

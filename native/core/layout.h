@@ -1,9 +1,11 @@
-// The bytes of a row, in two parts. A pull reads the first only, a push both.
+// The bytes of a row, in two parts. A pull reads only the hot part, a push both.
 //
 //   hot    0 key u64 · 8 delta_score f32 · 12 unseen_days u16 · 14 slot u16 · 16 epoch u8 · 17 flags u8 · 18 lock u8 ·
-//   20 embed_w f32 · [24 embedx f32 × D] cold   0 show f64 · 8 click f64 · 16 state of embed_w · [state of embedx]
+//          20 embed_w f32 · [24 embedx f32 × D]
+//   cold   0 show f64 · 8 click f64 · 16 state of embed_w · [state of embedx]
 //
-// What stands in brackets is absent from a short row. With D = 10 the hot part is one cache line.
+// Short rows lack the fields in brackets. With D = 10 the hot part is one cache line. Byte 19 is padding that aligns
+// the weights.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,10 +14,10 @@
 namespace clickfleet {
 
 enum Flag : uint8_t {
-  kChanged = 1,  // differs from what was last published
-  kListed = 2,   // readers of the published log have it
-  kPending = 4,  // part of changes that were cut and not yet committed
-  kEmitted = 8,  // those changes carry its values (without it: they carry its deletion)
+  kChanged = 1,  // differs from the last published state
+  kListed = 2,   // consumers of the published log have this row
+  kPending = 4,  // part of changes that were read but not yet committed
+  kEmitted = 8,  // those changes set this row (otherwise they delete it)
 };
 
 inline constexpr uint16_t kNoSlot = 0xffff;
@@ -31,7 +33,7 @@ inline void store(char* at, T value) {
   std::memcpy(at, &value, sizeof value);
 }
 
-// A view of one row. Floats are aligned to 4 bytes, the wider fields need not be aligned.
+// A view of one row. Floats are aligned to 4 bytes; wider fields may be unaligned.
 struct Row {
   char *hot, *cold;
 
@@ -54,7 +56,7 @@ struct Row {
   void set_show(double x) const { store(cold, x); }
   void set_click(double x) const { store(cold + 8, x); }
 
-  static constexpr int kLock = 18, kWeights = 20, kState = 16;  // the lock: skipgram.h
+  static constexpr int kLock = 18, kWeights = 20, kState = 16;  // for the lock, see skipgram.h
 };
 
 struct Layout {
@@ -62,12 +64,12 @@ struct Layout {
 
   int hot_bytes(bool full) const {
     const int bytes = Row::kWeights + 4 * (1 + (full ? factors : 0));
-    const int line = (bytes + 63) / 64 * 64;  // whole cache lines where that costs next to nothing
+    const int line = (bytes + 63) / 64 * 64;  // round up to whole cache lines if that costs almost nothing
     return line - bytes <= line / 32 ? line : bytes;
   }
   int cold_bytes(bool full) const { return Row::kState + 4 * (embed_state + (full ? embedx_state : 0)); }
   int bytes(bool full) const { return hot_bytes(full) + cold_bytes(full); }
-  // What a row holds that a user asked for; the rest of `bytes` is ours: epoch, flags, padding.
+  // The bytes of a row that hold its data, without overhead: epoch, flags, padding.
   int own_bytes(bool full) const {
     return 8 + 8 + 8 + 4 + 2 + 2 + 4 * (1 + embed_state + (full ? factors + embedx_state : 0));
   }

@@ -20,7 +20,7 @@ constexpr size_t kLine = 64;
 [[maybe_unused]] constexpr size_t kSmallPage = size_t{1} << 16;  // arm64 has pages of 4, 16 or 64 KB
 #endif
 [[maybe_unused]] constexpr size_t kHugePage = size_t{1} << 21;
-[[maybe_unused]] constexpr size_t kMapped = size_t{1} << 16;  // below this the heap is the better place
+[[maybe_unused]] constexpr size_t kMapped = size_t{1} << 16;  // smaller blocks come from the heap
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -40,11 +40,11 @@ char* allocate_pages(size_t bytes) {
   if (bytes < kMapped) return allocate_small(bytes);
   const bool huge = bytes >= kHugePage;
   const size_t size = round_up(bytes, kSmallPage);
-  // mmap aligns to small pages only: ask for more, then return the ends.
+  // mmap aligns to small pages only: map more than needed, then unmap both ends.
   const size_t want = size + (huge ? kHugePage : 0);
   int flags = MAP_PRIVATE | MAP_ANONYMOUS;
 #ifdef MAP_POPULATE
-  if (!huge) flags |= MAP_POPULATE;  // a shelf uses every page at once: no fault for each of them
+  if (!huge) flags |= MAP_POPULATE;  // a shelf uses every page at once: avoid a page fault for each
 #endif
   void* raw = mmap(nullptr, want, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (raw == MAP_FAILED) throw std::bad_alloc();

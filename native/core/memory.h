@@ -1,5 +1,4 @@
-// Where the table's bytes come from. Every one of them is counted in a Budget, so that a memory limit means what it
-// says.
+// Memory for the table. A Budget counts every byte, so a memory limit is exact.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -9,7 +8,7 @@ namespace clickfleet {
 
 class Budget {
  public:
-  explicit Budget(Budget* whole = nullptr) : whole_(whole) {}  // what is a part of another counts there too
+  explicit Budget(Budget* whole = nullptr) : whole_(whole) {}  // a nested budget also counts towards `whole`
   void take(size_t bytes) {
     if (whole_ != nullptr) whole_->take(bytes);
     const size_t now = used_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
@@ -29,7 +28,7 @@ class Budget {
   std::atomic<size_t> used_{0}, peak_{0};
 };
 
-// Into the second cache: the first can wait for too few lines at a time.
+// Prefetches into the second-level cache: the first level can wait for too few lines at a time.
 inline void prefetch(const void* at) {
 #if defined(__GNUC__)
   __builtin_prefetch(at, 0, 2);
@@ -38,19 +37,19 @@ inline void prefetch(const void* at) {
 #endif
 }
 
-// Zeroed memory at a cache line's start; from 2 MB on it is aligned for huge pages and asks for them: random rows cost
-// TLB misses.
+// Allocates zeroed memory aligned to a cache line. From 2 MB on it is aligned for huge pages and requests them, because
+// random row accesses cost TLB misses.
 char* allocate_pages(size_t bytes);
 void free_pages(char* pages, size_t bytes);
 
-// An allocator for containers of the table: std::vector<T, Counted<T>> counts itself.
+// An allocator for containers of the table: std::vector<T, CountingAllocator<T>> counts its own memory.
 template <class T>
-struct Counted {
+struct CountingAllocator {
   using value_type = T;
   Budget* budget;
-  explicit Counted(Budget* b) : budget(b) {}
+  explicit CountingAllocator(Budget* b) : budget(b) {}
   template <class U>
-  Counted(const Counted<U>& other) : budget(other.budget) {}  // NOLINT(google-explicit-constructor)
+  CountingAllocator(const CountingAllocator<U>& other) : budget(other.budget) {}  // NOLINT(google-explicit-constructor)
   T* allocate(size_t n) {
     budget->take(n * sizeof(T));
     return static_cast<T*>(::operator new(n * sizeof(T)));
@@ -59,10 +58,10 @@ struct Counted {
     budget->give(n * sizeof(T));
     ::operator delete(p);
   }
-  friend bool operator==(const Counted& a, const Counted& b) { return a.budget == b.budget; }
+  friend bool operator==(const CountingAllocator& a, const CountingAllocator& b) { return a.budget == b.budget; }
 };
 
 template <class T>
-using CountedVector = std::vector<T, Counted<T>>;
+using CountedVector = std::vector<T, CountingAllocator<T>>;
 
 }  // namespace clickfleet

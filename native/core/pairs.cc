@@ -7,14 +7,14 @@
 namespace clickfleet {
 namespace {
 
-constexpr uint32_t kScoreEvery = 16;  // windows of which one is scored
+constexpr uint32_t kScoreEvery = 16;  // one window in this many is scored
 
 const Sigmoid& sigmoid() {
   static const Sigmoid table;
   return table;
 }
 
-double log_loss(float logit, bool wanted) {  // -log σ(±x), with neither overflow nor loss of small values
+double log_loss(float logit, bool wanted) {  // -log σ(±x), without overflow or loss of precision for small values
   const double x = wanted ? logit : -logit;
   return x > 0 ? std::log1p(std::exp(-x)) : std::log1p(std::exp(x)) - x;
 }
@@ -65,13 +65,13 @@ void Pairs::draw(const uint64_t* keys, const int64_t* offsets, size_t sentences,
           targets_.push_back(noise == wanted ? Words::kNone : noise);
         }
       }
-      if (targets_.size() > UINT32_MAX) throw std::length_error("too many pairs for one batch: make it smaller");
+      if (targets_.size() > UINT32_MAX) throw std::length_error("too many pairs in one batch; use a smaller batch");
       centres_.push_back({sentence_[i], static_cast<uint32_t>(targets_.size())});
     }
   }
 }
 
-// ---- by pull and push ----
+// ---- training by pull and push ----
 
 size_t Pairs::gather() {
   for (const uint32_t row : gathered_) place_[row % 2][row / 2] = 0;
@@ -105,7 +105,7 @@ void Pairs::rows(uint64_t* keys, float* show, uint16_t* slots) const {
   }
 }
 
-Motion Pairs::motion(int dim, float lr, bool bias, Bounds bounds, Bounds bias_bounds, bool shared) {
+StepSettings Pairs::step_settings(int dim, float lr, bool bias, Bounds bounds, Bounds bias_bounds, bool shared) {
   const auto n = static_cast<size_t>(dim + 15) / 16 * 16;
   scratch_.resize(3 * n + 16);
   true_.clear();
@@ -145,7 +145,7 @@ void Pairs::score(const Window& window) {
 
 void Pairs::move(const float* rows, int dim, float lr, float rule_lr, bool bias, Bounds bounds, Bounds bias_bounds,
                  float* grads) {
-  const Motion m = motion(dim, lr, bias, bounds, bias_bounds, false);
+  const StepSettings m = step_settings(dim, lr, bias, bounds, bias_bounds, false);
   const auto width = static_cast<size_t>(1 + dim);
   const size_t floats = gathered_.size() * width;
   copy_.assign(rows, rows + floats);
@@ -162,11 +162,11 @@ void Pairs::move(const float* rows, int dim, float lr, float rule_lr, bool bias,
 }
 
 void Pairs::gradient(const float* rows, int dim, bool bias, float* grads) {
-  const Motion m = motion(dim, 0, bias, {}, {}, false);
+  const StepSettings m = step_settings(dim, 0, bias, {}, {}, false);
   const auto width = static_cast<size_t>(1 + dim);
   std::fill_n(grads, gathered_.size() * width, 0.0F);
   const auto run = kernels().sum_pairs;
-  auto* const from = const_cast<float*>(rows);  // only read: the kernel moves nothing here
+  auto* const from = const_cast<float*>(rows);  // read only: this kernel does not update rows
   each_window([&](uint32_t id, const uint32_t* targets, uint32_t size) {
     for (uint32_t t = 0; t < size; ++t) {
       const bool none = targets[t] == Words::kNone;
@@ -181,11 +181,11 @@ void Pairs::gradient(const float* rows, int dim, bool bias, float* grads) {
   });
 }
 
-// ---- in place ----
+// ---- training in place ----
 
 void Pairs::train(InPlace& held, float lr, bool bias, bool shared) {
   const Config& config = held.table().config();
-  const Motion m = motion(config.factors, lr, bias, config.embedx.bounds, config.embed.bounds, shared);
+  const StepSettings m = step_settings(config.factors, lr, bias, config.embedx.bounds, config.embed.bounds, shared);
   const auto run = kernels().move_pairs;
   const uint32_t n = vocabulary_.size();
   held.with([&](float* const* rows) {

@@ -1,4 +1,4 @@
-// The keys of a call sorted by stripe; order within a stripe is the caller's.
+// The keys of a call sorted by stripe. Within a stripe they keep the caller's order.
 #pragma once
 #include <vector>
 
@@ -7,8 +7,8 @@
 namespace clickfleet {
 
 struct Plan {
-  std::vector<uint64_t> hash;   // by stripe
-  std::vector<uint32_t> where;  // place in the caller's array
+  std::vector<uint64_t> hash;   // sorted by stripe
+  std::vector<uint32_t> where;  // position in the caller's array
   uint32_t begin[kStripes], end[kStripes];
 
   void make(const uint64_t* keys, size_t n) {
@@ -33,8 +33,8 @@ struct Plan {
     }
   }
 
-  // Calls visit(s) for every stripe with keys once lock(s, wait) got it. Busy stripes come last, so that threads pass
-  // each other.
+  // Calls visit(s) for every stripe that has keys, once lock(s, wait) returns true. Busy stripes come last, so that
+  // threads do not queue behind each other.
   template <class Lock, class Visit>
   void each_stripe(const Lock& lock, const Visit& visit) const {
     int left[kStripes], n = 0;
@@ -43,7 +43,7 @@ struct Plan {
     while (n > 0) {
       int busy = 0;
       for (int i = 0; i < n; ++i) {
-        const bool wait = busy == n - 1;  // all others are busy too
+        const bool wait = busy == n - 1;  // all other stripes are busy too
         if (lock(left[i], wait))
           visit(left[i]);
         else

@@ -3,8 +3,8 @@
 namespace clickfleet {
 namespace {
 
-// visit(b, s, cell, weight) for every key i of every cell, where weight is its value over the count if the slot takes
-// the mean.
+// Calls visit(b, s, cell, i, weight) for every key i of every cell. The weight is the key's value, divided by the
+// number of keys if the slot takes the mean.
 template <class Visit>
 void each_key(const Ragged& keys, const Visit& visit) {
   size_t cell = 0;

@@ -9,7 +9,7 @@ namespace {
 
 using Kind = PrintColumn::Kind;
 
-// Room for any number as text; the longest is a float64 in scientific form.
+// Enough space for any number as text; the longest is a float64 in scientific notation.
 constexpr size_t kNumber = 32;
 
 template <class T>

@@ -1,5 +1,5 @@
-// Reading rows. Three tight loops go over blocks of keys: the tags of one block are fetched while the rows of the block
-// before are, and while those of the block before that are copied.
+// Reads rows. The work is pipelined over blocks of keys: while the rows of one block are copied, the rows of the next
+// block and the tags of the block after that are prefetched.
 #include <algorithm>
 
 #include "floats.h"
@@ -9,14 +9,14 @@
 namespace clickfleet {
 namespace {
 
-constexpr size_t kPiece = 8192;  // keys for which locks are held
+constexpr size_t kPiece = 8192;  // number of keys per lock acquisition
 constexpr size_t kBlock = 32;
 
 thread_local Plan plan;
 
 }  // namespace
 
-// The shelves of one stripe as the loops need them.
+// The shelves of one stripe, in the form the loops need.
 struct alignas(64) Table::View {
   const Stripe* stripe;
   Shelf::View full, brief;
@@ -35,8 +35,8 @@ void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out
   const auto view = [&](int s) {
     views[s] = {stripes_[s].get(), stripes_[s]->shelves[1].view(), stripes_[s]->shelves[0].view()};
   };
-  // With many keys nearly every stripe is needed: if none is busy, have them all at once and leave the keys in their
-  // order.
+  // With many keys, nearly every stripe is needed. If no stripe is busy, lock them all at once and process the keys in
+  // their order.
   if (n >= 8 * kStripes) {
     int locked = 0;
     bool brief = false;
@@ -66,7 +66,7 @@ void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out
       });
 }
 
-// Key number i of the n is keys[at(i)], and home(hash) is its stripe. Without `Brief` there is no short row.
+// Pulls n keys: the i-th is keys[at(i)], and home(hash) is its stripe. Without `Brief` the table has no short rows.
 template <bool Brief, class Home, class At>
 void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const {
   const auto width = static_cast<size_t>(1 + config_.factors);
@@ -74,7 +74,7 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
   const char* rows[2][kBlock];
   bool full[2][kBlock];
   const size_t blocks = (n + kBlock - 1) / kBlock;
-  // The last byte of a full row that is read, unless a row is one whole cache line.
+  // Offset of the last byte read from a full row; 0 if a row is exactly one cache line.
   const size_t beyond = layout_.hot_bytes(true) == 64 ? 0 : Row::kWeights + 4 * width - 1;
   for (size_t step = 0; step < blocks + 2; ++step) {
     if (const size_t begin = step * kBlock; step < blocks) {
@@ -110,7 +110,7 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
       const uint64_t key = keys[place];
       const char* row = rows[b % 2][i];
       float* to = out + place * width;
-      if (row == nullptr || load<uint64_t>(row) != key) {  // unknown, or two keys with one tag
+      if (row == nullptr || load<uint64_t>(row) != key) {  // unknown key, or another key with the same tag
         read_one(*home(hashes[b % 3][i]).stripe, key, training, to);
       } else if (!Brief || full[b % 2][i]) {
         copy_floats(reinterpret_cast<const float*>(row + Row::kWeights), to, width);

@@ -1,9 +1,9 @@
-// The update rules of a row's weights: one header each in rules/, listed once here.
+// The update rules for the weights of a row: one header per rule in rules/, listed once here.
 //
-// A rule has: `name`; `fields()`, from which Python takes keywords, defaults and help; `scale`, what a gradient is
-// divided by unless the user says otherwise; `state(n)`, the floats kept beside n weights; `init(w, s, n)`, their first
-// values; and `apply(w, s, g, n, by)`, one step with the gradient g·by. All of it in float32, in an order that vector
-// widths cannot change.
+// A rule defines: `name`; `fields()`, from which Python takes keywords, defaults and help; `scale`, the default divisor
+// of a gradient; `state(n)`, the number of floats kept beside n weights; `init(w, s, n)`, their initial values; and
+// `apply(w, s, g, n, by)`, one step with the gradient g·by. All arithmetic is in float32, in an order that does not
+// depend on the vector width.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -14,12 +14,12 @@
 #define CLICKFLEET_INLINE __forceinline
 #else
 #define CLICKFLEET_INLINE \
-  [[gnu::always_inline]] inline  // kernels.cc is compiled per CPU level: no shared out-of-line copy
+  [[gnu::always_inline]] inline  // kernels.cc is compiled per CPU level, so no out-of-line copy may be shared
 #endif
 
 namespace clickfleet {
 
-struct Bounds {  // every weight is kept within
+struct Bounds {  // every weight is clamped to these
   float lower = -10.0F, upper = 10.0F;
 };
 
@@ -32,8 +32,8 @@ struct Field {
   const char* help;
 };
 
-// Sum of (g·by)² in eight lanes, one fixed tree and the rest in order, so that scalar, AVX2 and AVX-512 code agree to
-// the bit.
+// Sum of (g·by)² in eight lanes, added in one fixed tree, then the rest in order. Scalar, AVX2 and AVX-512 code agree
+// bit for bit.
 CLICKFLEET_INLINE float sum_squares(const float* g, int n, float by) {
   float lane[8] = {};
   int i = 0;

@@ -1,10 +1,11 @@
-// Rows of one width, found by hash.
+// A hash table of rows of one width.
 //
-// Slots come in buckets of 31. Each bucket has one cache line of 16-bit tags, the 32nd number of which counts the rows
-// that wanted to be in this bucket, or further before, and stand further on. So a look-up reads one line of tags and
-// one row, at any load up to the last slot, and erasing leaves no traces. A row's home is proportional to its hash:
-// slots lie nearly in order of mix64(key), growing is one pass over both arrays, and any range of hashes is a stretch
-// of buckets.
+// Slots are grouped into buckets of 31. Each bucket has one cache line of 16-bit tags. The 32nd number of the line
+// counts the rows whose probing passed over this bucket because it was full. A lookup therefore reads one line of tags
+// and one row, up to a full table, and erasing leaves no tombstones.
+//
+// The home bucket of a row is proportional to its hash. So slots are nearly in order of mix64(key), growing is one pass
+// over both arrays, and a range of hashes is a range of buckets.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -24,7 +25,7 @@ class Shelf {
  public:
   static constexpr uint32_t kNone = UINT32_MAX, kBucket = 31;
 
-  // What a look-up needs, without the way through the shelf.
+  // The fields that a lookup needs, without the indirection through the shelf.
   struct View {
     const uint16_t* tags;
     const char* hot;
@@ -32,7 +33,7 @@ class Shelf {
     uint32_t buckets;
 
     const uint16_t* tags_of(uint64_t hash) const { return tags + (((hash >> 32) * buckets) >> 32) * 32; }
-    // The first row with the right tag, which nearly always is the right one; nullptr if there is none.
+    // Returns the first row with a matching tag, which is almost always the right one, or nullptr.
     const char* guess(uint64_t hash) const {
       if (buckets == 0) return nullptr;
       const uint16_t wanted = tag(hash);
@@ -56,7 +57,7 @@ class Shelf {
   View view() const { return {tags_, hot_, hot_bytes_, buckets_}; }
   uint32_t home(uint64_t hash) const { return static_cast<uint32_t>(((hash >> 32) * buckets_) >> 32); }  // a bucket
   uint32_t size() const { return size_; }
-  uint64_t version() const { return version_; }  // another one after rows may have moved or gone
+  uint64_t version() const { return version_; }  // changes whenever rows may have moved or been erased
   uint32_t slots() const { return buckets_ * kBucket; }
   uint32_t buckets() const { return buckets_; }
   size_t row_bytes() const { return hot_bytes_ + cold_bytes_; }
@@ -69,7 +70,7 @@ class Shelf {
   void prefetch_hot(uint32_t slot) const { prefetch_bytes(hot_ + slot * hot_bytes_, hot_bytes_); }
   void prefetch_cold(uint32_t slot) const { prefetch_bytes(cold_ + slot * cold_bytes_, cold_bytes_); }
 
-  // A slot with the right tag, which nearly always is the right one.
+  // Returns a slot with a matching tag, which is almost always the right one.
   uint32_t guess(uint64_t hash) const {
     return search(hash, [](uint32_t) { return true; });
   }
@@ -80,15 +81,16 @@ class Shelf {
   bool crowded() const { return size_ >= limit_; }
   bool full() const { return size_ == slots(); }
   size_t bytes_if(uint32_t buckets) const { return buckets * (64 + kBucket * row_bytes()); }
-  // Small ones double unless memory is scarce, others grow by a quarter, and by a twelfth once memory is what counts.
+  // The next larger number of buckets. Small shelves double unless memory is scarce. Larger ones grow by a quarter, and
+  // the largest by a twelfth because memory matters more there.
   uint32_t larger(bool scarce) const {
     const bool doubles = buckets_ < 512 && !scarce;
     return buckets_ + std::max(1U, doubles ? buckets_ : buckets_ < 8192 ? buckets_ / 4 : buckets_ / 12);
   }
-  // Buckets for the rows it has, with some room: fewer than now after many rows were erased.
+  // The number of buckets for the current rows with some headroom. It is smaller than now after many rows were erased.
   uint32_t trimmed() const { return std::min(buckets_, size_ / (kBucket * 92 / 100) + 1); }
 
-  // A slot for a new row; its bytes are undefined but for the key. There must be a free one.
+  // Takes a slot for a new row and sets its key; the other bytes are undefined. The shelf must have a free slot.
   uint32_t insert(uint64_t hash, uint64_t k) {
     uint32_t bucket = home(hash);
     for (;; bucket = next(bucket)) {
@@ -128,7 +130,7 @@ class Shelf {
     }
   }
 
-  // Every slot in use whose row may have a hash with first <= hash >> 32 <= last; some beyond.
+  // Visits every used slot whose row may have a hash with first <= hash >> 32 <= last, and some slots beyond.
   template <class Visit>
   void scan(uint32_t first, uint32_t last, const Visit& visit) const {
     if (buckets_ == 0) return;
@@ -149,7 +151,7 @@ class Shelf {
     const auto t = static_cast<uint16_t>(hash >> 16);
     return t == 0 ? 1 : t;
   }
-  static uint32_t match(const uint16_t* tags, uint16_t t) {  // a bit for each of the 31 slots
+  static uint32_t match(const uint16_t* tags, uint16_t t) {  // one bit for each of the 31 slots
 #if defined(__AVX2__)
     const __m256i wanted = _mm256_set1_epi16(static_cast<short>(t));
     const __m256i low = _mm256_cmpeq_epi16(wanted, _mm256_load_si256(reinterpret_cast<const __m256i*>(tags)));
@@ -187,7 +189,7 @@ class Shelf {
     buckets_ = buckets;
     limit_ = slots() / 100 * 94 + slots() % 100 * 94 / 100;
     budget_.take(bytes_if(buckets_));
-    // One piece of memory, so that tags, too few for huge pages of their own, share those of the rows.
+    // One allocation for all arrays: the tags are too small for huge pages of their own and share those of the rows.
     char* const start = allocate_pages(bytes_if(buckets_));
     tags_ = reinterpret_cast<uint16_t*>(start);
     hot_ = start + size_t{buckets_} * 64;

@@ -1,10 +1,10 @@
-// Skip-gram with negative sampling (Mikolov et al. 2013), the inner loop: one centre word against the words around it,
-// each beside a few words of noise. The score of a pair is u·v + β: u the input row's factors, v and β the output
-// row's.
+// The inner loop of skip-gram with negative sampling (Mikolov et al. 2013): one centre word against its neighbours,
+// each with a few noise words. The score of a pair is u·v + β, where u are the factors of the input row, and v and β
+// are the factors and the bias of the output row.
 //
-// Each pair starts from where the one before left the rows. Rows are moved where they stand, under a lock of one byte
-// each where other threads do the same; or, for rules other than gradient descent, their gradients are summed up
-// elsewhere and the rows stay.
+// Each pair starts from the rows as the previous pair left them. Rows are updated in place; if other threads do the
+// same, a one-byte lock per row protects them. For rules other than gradient descent, the gradients are summed
+// elsewhere and the rows stay unchanged.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace clickfleet {
 
-// Linear between 513 values over [-8, 8]; beyond it stays what it is there, so that no pair is ever given up.
+// Linear interpolation between 513 values over [-8, 8]; constant outside, so that no pair is ever skipped.
 struct Sigmoid {
   Sigmoid();
   float operator()(float x) const {
@@ -29,31 +29,31 @@ struct Sigmoid {
 
 // One centre word and all its pairs.
 struct Window {
-  float* centre;           // its row: [1 + dim], the first of which an input row does not use
-  float* centre_gradient;  // where its gradient is added; nullptr: the row is moved
-  float* const* targets;   // rows of the words around it, each followed by `group - 1` of noise; nullptr: none
+  float* centre;           // its row: [1 + dim]; input rows do not use the first float
+  float* centre_gradient;  // the gradient to add to; nullptr: update the row
+  float* const* targets;   // rows of its neighbours, each followed by `group - 1` noise words; nullptr: no word
   float* const* target_gradients;
   uint32_t size, group;
-  float* logits;  // [size] of the pairs; 0 where there is no target
+  float* logits;  // [size], one per pair; 0 if there is no target
 };
 
-struct Motion {
+struct StepSettings {
   int dim;
   float lr;
   Bounds bounds, bias_bounds;
-  bool bias;                  // of output words: used and trained
-  bool shared;                // other threads move rows at the same time
+  bool bias;                  // whether output words use and train a bias
+  bool shared;                // other threads update rows at the same time
   float *start, *here, *sum;  // [dim] scratch
   const Sigmoid* sigmoid;
 };
 
-// Held while a row is read and moved; one at a time, so nobody waits in a circle.
+// Locks a row while it is read and updated. A thread holds one such lock at a time, so there are no deadlocks.
 struct RowLock {
   RowLock(float* weights, bool shared)
       : lock_(shared ? reinterpret_cast<uint8_t*>(weights) - (Row::kWeights - Row::kLock) : nullptr) {
     if (lock_ == nullptr) return;
     for (int tries = 0; std::atomic_ref(*lock_).exchange(1, std::memory_order_acquire) != 0; ++tries)
-      if (tries % 32 == 31) std::this_thread::yield();  // its holder may have lost its core
+      if (tries % 32 == 31) std::this_thread::yield();  // the holder may have been descheduled
   }
   ~RowLock() {
     if (lock_ != nullptr) std::atomic_ref(*lock_).store(0, std::memory_order_release);
@@ -74,8 +74,8 @@ CLICKFLEET_INLINE void copy(const float* from, float* to, int n) {
   by_lanes(n, [&]<class L>(int i, L) { L::load(from + i).store(to + i); });
 }
 
-// What one target does to its row and to the sum of the centre's moves.
-CLICKFLEET_INLINE void move_target(float* row, float g, float* sum, const Motion& m) {
+// Updates the row of one target and adds to the summed updates of the centre.
+CLICKFLEET_INLINE void move_target(float* row, float g, float* sum, const StepSettings& m) {
   by_lanes(m.dim, [&]<class L>(int i, L) {
     const L v = L::load(row + 1 + i), step = L::all(g);
     (L::load(sum + i) + step * v).store(sum + i);
@@ -84,7 +84,7 @@ CLICKFLEET_INLINE void move_target(float* row, float g, float* sum, const Motion
   if (m.bias) row[0] = within(row[0] + g, m.bias_bounds);
 }
 
-CLICKFLEET_INLINE void sum_target(const float* row, float* gradient, float error, float* sum, const Motion& m) {
+CLICKFLEET_INLINE void sum_target(const float* row, float* gradient, float error, float* sum, const StepSettings& m) {
   by_lanes(m.dim, [&]<class L>(int i, L) {
     const L e = L::all(error);
     (L::load(sum + i) - e * L::load(row + 1 + i)).store(sum + i);
@@ -94,7 +94,7 @@ CLICKFLEET_INLINE void sum_target(const float* row, float* gradient, float error
 }
 
 template <bool Moves>
-CLICKFLEET_INLINE void train_window(const Window& w, const Motion& m) {
+CLICKFLEET_INLINE void train_window(const Window& w, const StepSettings& m) {
   float *const here = m.here, *const sum = m.sum;
   const int n = m.dim;
   {
@@ -124,7 +124,7 @@ CLICKFLEET_INLINE void train_window(const Window& w, const Motion& m) {
     const RowLock lock(w.centre, m.shared);
     float* const u = w.centre + 1;
     by_lanes(n, [&]<class L>(int i, L) {
-      const L now = L::load(here + i);  // of what others did meanwhile, nothing is lost
+      const L now = L::load(here + i);  // updates made by other threads in the meantime are kept
       (m.shared ? L::load(u + i) + (now - L::load(m.start + i)) : now).within(m.bounds).store(u + i);
     });
   }

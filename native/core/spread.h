@@ -1,4 +1,4 @@
-// Keys and rows spread over the shards of a cluster, and gathered again.
+// Distributes keys and rows over the shards of a cluster, and gathers them again.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace clickfleet {
 
-// Sorts keys by the shard that owns their virtual shard, keeping their order within a shard. `sorted[i]` is
-// keys[order[i]], and shard s has [starts[s], starts[s + 1]).
+// Sorts keys by the shard that owns their virtual shard, and keeps their order within a shard. `sorted[i]` is
+// keys[order[i]]; shard s has [starts[s], starts[s + 1]).
 inline void split(const uint64_t* keys, size_t n, const uint16_t* owner, size_t shards, uint64_t* sorted,
                   uint32_t* order, int64_t* starts) {
   for (size_t s = 0; s <= shards; ++s) starts[s] = 0;
@@ -29,7 +29,8 @@ inline void take_rows(const uint32_t* where, size_t n, const float* rows, size_t
   for (size_t i = 0; i < n; ++i) std::memcpy(out + i * width, rows + where[i] * width, width * sizeof(float));
 }
 
-// The rows of a push for one shard as a message has them: keys, then gradients, shows, clicks and slots of order[i].
+// Packs the rows of a push for one shard in the layout of a message: keys, then the gradients, shows, clicks and slots
+// of order[i].
 inline void pack_rows(const uint32_t* order, size_t n, const uint64_t* keys, const float* grads, size_t width,
                       const float* show, const float* click, const uint16_t* slots, uint8_t* out) {
   std::memcpy(out, keys, n * sizeof(uint64_t));

@@ -1,4 +1,4 @@
-// A stripe is one of 32 parts of a table, each with its own lock. It holds 32 neighbouring virtual shards.
+// A stripe is one of the 32 parts of a table, each with its own lock. It holds 32 adjacent virtual shards.
 #pragma once
 #include <cstdint>
 #include <shared_mutex>
@@ -10,9 +10,9 @@ namespace clickfleet {
 
 inline constexpr int kStripes = 32;
 inline int stripe_of(uint64_t hash) { return static_cast<int>(hash % kVirtualShards) / (kVirtualShards / kStripes); }
-inline uint32_t upper(uint64_t hash) { return static_cast<uint32_t>(hash >> 32); }  // what rows are in order of
+inline uint32_t upper(uint64_t hash) { return static_cast<uint32_t>(hash >> 32); }  // the sort key of rows
 
-// Which shelf and which slot, in one word: two would be stored apart, read together and stall the pipeline.
+// A shelf and a slot packed into one word. Two fields, stored separately and read together, would stall the pipeline.
 class Ref {
  public:
   Ref() = default;
@@ -30,20 +30,19 @@ struct alignas(64) Stripe {
   Stripe(Budget& lasting, Budget& all, const Layout& layout)
       : shelves{Shelf(lasting, layout.hot_bytes(false), layout.cold_bytes(false)),
                 Shelf(lasting, layout.hot_bytes(true), layout.cold_bytes(true))},
-        changed(Counted<uint64_t>(&lasting)),
-        deleted(Counted<uint64_t>(&lasting)),
-        deleted_if_committed(Counted<uint64_t>(&lasting)),
+        changed(CountingAllocator<uint64_t>(&lasting)),
+        deleted(CountingAllocator<uint64_t>(&lasting)),
+        deleted_if_committed(CountingAllocator<uint64_t>(&lasting)),
         undo(all, layout) {}
 
   mutable std::shared_mutex lock;
   Shelf shelves[2];  // short rows, full rows
 
-  // For publishing: keys of rows with kChanged; keys readers must forget; keys they must forget once pending changes
-  // are committed.
+  // For publishing: keys of rows with kChanged; keys that consumers must delete; keys that they must delete once the
+  // pending changes are committed.
   CountedVector<uint64_t> changed, deleted, deleted_if_committed;
 
-  // For the cut that is being read: rows as they were at the cut, and the upper half of hashes below which rows have
-  // been read.
+  // For the cut being read: images of rows at the cut, and the upper half of the hash below which rows have been read.
   ImageLog undo;
   uint64_t read_below = 0;
 

@@ -1,5 +1,5 @@
-// Walking over rows on behalf of who is alone in the gate. In pieces: between two of them readers get the lock, and the
-// undo log of a cut that is being read may empty.
+// Walks over rows for a caller that is alone in the gate. The walk releases the lock after every piece, so that readers
+// proceed and the undo log of an open cut can drain.
 #pragma once
 #include <algorithm>
 

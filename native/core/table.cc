@@ -10,7 +10,7 @@
 namespace clickfleet {
 namespace {
 
-thread_local Plan plan;  // scratch of the call under way
+thread_local Plan plan;  // scratch memory of the current call
 
 Layout layout_of(const Config& config) {
   const auto state = [](const Rule& rule, int n) {
@@ -47,7 +47,7 @@ Table::Table(const Config& config)
       embedx_rule_(address(config_.embedx.rule)) {
   for (int s = 0; s < kStripes; ++s) stripes_.push_back(std::make_unique<Stripe>(lasting_, budget_, layout_));
   if (config_.memory_limit == 0) return;
-  // Room for a few buckets in every stripe, and for one piece of work in the undo log.
+  // The minimum: a few buckets per stripe, and one piece of work in the undo log.
   const size_t rows = kStripes * 8 * stripes_[0]->shelves[1].bytes_if(1);
   const size_t log = kStripes * ImageLog::kBlock + 4 * kPiece * static_cast<size_t>(layout_.bytes(true) + 1);
   if (config_.snapshot_reserve < log || config_.memory_limit < config_.snapshot_reserve + rows)
@@ -73,7 +73,8 @@ void Table::push(const Push& push) {
   plan.make(push.keys, push.size);
   thread_local std::vector<Item> items;
   const auto piece = [&](uint32_t at, uint32_t n) { return cut_ == nullptr ? n : std::min(n - at, kPiece); };
-  const bool in_order = may_fill_up(push.size);  // who comes first takes the last memory: always the same stripe
+  // Near the limit, the order of stripes decides which rows get the last memory, so it must be deterministic.
+  const bool in_order = may_fill_up(push.size);
   plan.each_stripe(
       [&](int s, bool wait) {
         const uint32_t images = piece(0, plan.end[s] - plan.begin[s]);
@@ -87,7 +88,7 @@ void Table::push(const Push& push) {
         std::unique_lock guard(stripe.lock, std::adopt_lock);
         merge(plan, s, push, items);
         const auto count = plan.end[s] - plan.begin[s], n = static_cast<uint32_t>(items.size());
-        give_back_undo(piece(0, count) - piece(0, n));  // merged keys need less
+        give_back_undo(piece(0, count) - piece(0, n));  // merged keys need less room
         for (uint32_t at = 0, size = piece(0, n); at < n; at += size, size = piece(at, n)) {
           if (at > 0) {
             guard.unlock();
@@ -109,7 +110,8 @@ void Table::known(const uint64_t* keys, size_t n, uint8_t* out) const {
       [&](int s) {
         const Stripe& stripe = *stripes_[s];
         const std::shared_lock guard(stripe.lock, std::adopt_lock);
-        // As in pull.cc: tags of one key, the row of an earlier one, the answer for one before that.
+        // Pipelined as in pull.cc: prefetch the tags of one key, prefetch the row of an earlier key, answer for a still
+        // earlier one.
         constexpr uint32_t kAhead = 16;
         const uint64_t* hash = plan.hash.data() + plan.begin[s];
         const uint32_t *where = plan.where.data() + plan.begin[s], count = plan.end[s] - plan.begin[s];
@@ -125,15 +127,15 @@ void Table::known(const uint64_t* keys, size_t n, uint8_t* out) const {
 
 namespace {
 
-// Finds keys that occur twice in one stripe of a push: a small table that stays in the first cache.
-class Seen {
+// Finds duplicate keys in one stripe of a push: a small table that stays in the first-level cache.
+class DuplicateFinder {
  public:
   void reset(uint32_t n) {
     uint32_t size = 64;
     while (size < 2 * n) size *= 2;
     slots_.assign(size, 0);
   }
-  // The place where `hash` was put first, or `at` if it is new.
+  // Returns the position at which `hash` was first put, or `at` if it is new.
   uint32_t put(uint64_t hash, uint32_t at, const std::vector<uint64_t>& hashes) {
     const auto mask = static_cast<uint32_t>(slots_.size() - 1);
     uint32_t i = static_cast<uint32_t>(hash >> 10) & mask;
@@ -150,15 +152,15 @@ class Seen {
 }  // namespace
 
 void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& items) const {
-  thread_local std::vector<uint64_t> hashes;  // of items
+  thread_local std::vector<uint64_t> hashes;  // of the items
   thread_local std::vector<float> merged;
-  thread_local Seen seen;
+  thread_local DuplicateFinder seen;
   const auto width = static_cast<size_t>(1 + config_.factors);
   const uint32_t count = p.end[s] - p.begin[s];
   items.clear();
   hashes.clear();
   merged.clear();
-  merged.reserve(count * width);  // never moves: items point into it
+  merged.reserve(count * width);  // no reallocation: items point into it
   if (!push.distinct) seen.reset(count);
   for (uint32_t i = p.begin[s]; i < p.end[s]; ++i) {
     const uint32_t from = p.where[i];
@@ -187,7 +189,8 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
 }
 
 void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Push& push) {
-  // As in pull.cc: tags of one block, rows of the block before, updates of the block before that.
+  // Pipelined as in pull.cc: prefetch the tags of one block, prefetch the rows of the previous block, update the block
+  // before that.
   constexpr size_t kBlock = 16;
   Ref guesses[2][kBlock];
   const size_t blocks = (size + kBlock - 1) / kBlock;
@@ -278,7 +281,7 @@ bool Table::admits(Row row, double show) const {
     case Admission::count:
       return row.show() >= admission.threshold;
     case Admission::probability: {
-      // Each show has the same chance, however shows are spread over pushes; the draw depends on nothing but seed, key
+      // Every show has the same chance, however shows are distributed over pushes. The draw depends only on seed, key
       // and shows.
       const uint64_t bits = mix64(mix64(config_.seed ^ row.key()) ^ load<uint64_t>(row.cold));
       const double chance = show > 0 ? 1 - std::pow(1 - admission.threshold, show) : 0;
@@ -305,10 +308,10 @@ void Table::mark_changed(Stripe& stripe, Row row) const {
   stripe.changed.push_back(row.key());
 }
 
-// ---- restoring ----
+// ---- restore ----
 
 void Table::reserve(uint64_t short_rows, uint64_t full_rows) {
-  constexpr uint64_t kMost = uint64_t{1} << 36;  // of each kind: 2^31 slots in each of 32 stripes, and no more
+  constexpr uint64_t kMost = uint64_t{1} << 36;  // of each kind: at most 2^31 slots in each of 32 stripes
   if (short_rows > kMost || full_rows > kMost) throw Error("a table holds at most 2^36 rows of each kind");
   const Gate::Pass pass(gate_, true);
   const double bytes =
@@ -370,9 +373,9 @@ void Table::restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t 
   copy_floats(rows.embedx_state + i * x, layout_.state_of_embedx(row), x);
 }
 
-// The numbers come from a file: none may ask for more memory than the table may have.
+// These numbers come from a file: none of them may request more memory than the table may use.
 void Table::check_memory(const std::vector<uint64_t>& memory) const {
-  const char* const wrong = "these numbers describe no memory of this table";
+  const char* const wrong = "the saved memory layout does not fit this table";
   if (memory.size() != Cut::kNumbers * kStripes + 1 || memory.back() > 6) throw Error(wrong);
   const uint64_t limit = config_.memory_limit;
   uint64_t bytes = 0;
@@ -391,7 +394,7 @@ void Table::prepare(const std::vector<uint64_t>& memory) {
   const Gate::Pass pass(gate_, true);
   check_memory(memory);
   for (const auto& stripe : stripes_)
-    if (stripe->rows() != 0) throw Error("only an empty table can be prepared for saved rows");
+    if (stripe->rows() != 0) throw Error("only an empty table can restore a saved memory layout");
   restoring_ = true;
   for (size_t s = 0; s < kStripes; ++s) {
     const uint64_t* own = &memory[s * Cut::kNumbers];
@@ -411,7 +414,7 @@ void Table::settle(const std::vector<uint64_t>& memory) {
     const uint64_t* own = &memory[s * Cut::kNumbers];
     Stripe& stripe = *stripes_[s];
     const std::unique_lock guard(stripe.lock);
-    // Lists hold keys twice, and of rows that are gone; a key that is no longer one of them takes their place.
+    // The lists may have held duplicates and keys of removed rows. Repeat a key to restore their original size.
     if (stripe.changed.size() < own[2]) stripe.changed.resize(own[2], stripe.changed.empty() ? 0 : stripe.changed[0]);
     if (stripe.deleted.size() < own[4] && !stripe.deleted.empty()) stripe.deleted.resize(own[4], stripe.deleted[0]);
   }

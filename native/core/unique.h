@@ -1,4 +1,4 @@
-// Each key once, in the order of first occurrence, and where every key went.
+// The distinct keys in order of first occurrence, and the position of every key among them.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -8,11 +8,11 @@
 
 namespace clickfleet {
 
-// `where[i]` becomes the position of keys[i] in the result; both arrays hold `n`. Returns how many distinct keys there
-// are.
+// Sets `where[i]` to the position of keys[i] in `distinct`. Both arrays hold `n` entries. Returns the number of
+// distinct keys.
 template <class Index>
 size_t unique(const uint64_t* keys, size_t n, uint64_t* distinct, Index* where) {
-  // Multiplying by an odd constant keeps every bit of a key in play; the table holds positions, so it stays in the
+  // Multiplying by an odd constant makes every bit of a key count. The table holds positions only, so it stays in the
   // cache.
   constexpr uint64_t kSpread = 0x9e3779b97f4a7c15ULL;
   constexpr uint32_t kEmpty = ~0U;

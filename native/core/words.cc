@@ -18,7 +18,7 @@ Words::Words(const uint64_t* in, const uint64_t* out, const double* keep, const 
     index_[i] = static_cast<uint32_t>(id);
   }
 
-  // Every place gets one n-th of the weight: what a light word lacks comes from one heavy word.
+  // Every entry gets one n-th of the total weight: one heavy word makes up for what a light word lacks.
   double total = 0;
   for (size_t i = 0; i < n; ++i) total += noise[i];
   std::vector<double> share(n);

@@ -1,4 +1,4 @@
-// A vocabulary as training needs it: which word a key is, how often it is kept, and words drawn as noise.
+// A vocabulary for training: the word of each key, the chance to keep it, and noise words to draw.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace clickfleet {
 
-// SplitMix64: a counter through mix64; any seed is good.
+// SplitMix64: a counter passed through mix64. Any seed is good.
 struct Random {
   uint64_t state;
   uint64_t operator()() { return mix64(state += 0x9e3779b97f4a7c15ULL); }
-  // Below n, from the upper half of a draw.
+  // Returns a number below n, from the upper half of a draw.
   static uint32_t below(uint64_t bits, uint32_t n) { return static_cast<uint32_t>(((bits >> 32) * n) >> 32); }
 };
 
@@ -20,7 +20,7 @@ class Words {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // Of each word: the keys of its input and output rows, the chance that an occurrence is kept, its weight as noise.
+  // Per word: the keys of its input and output rows, the chance to keep an occurrence, and its weight as a noise word.
   Words(const uint64_t* in, const uint64_t* out, const double* keep, const double* noise, size_t n);
 
   uint32_t size() const { return static_cast<uint32_t>(in_.size()); }
@@ -32,7 +32,7 @@ class Words {
       if (index_[i] == kNone || in_[index_[i]] == in_key) return index_[i];
   }
   bool keeps(uint32_t id, uint64_t bits) const { return (bits >> 32) < keep_[id]; }
-  // A word of noise, by the alias method (Walker 1977): one place in the table and one comparison.
+  // Draws a noise word by the alias method (Walker 1977): one table entry and one comparison.
   uint32_t draw(uint64_t bits) const {
     const uint32_t at = Random::below(bits, size());
     return static_cast<uint32_t>(bits) <= noise_[at].share ? at : noise_[at].other;

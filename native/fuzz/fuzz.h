@@ -1,5 +1,5 @@
-// A fuzz target is FUZZ(name, seeds...) { ... } over `Input& in`: it takes values from the input and gives them to the
-// core. Whatever the input is, nothing may crash, hang or break a CHECK; only a refusal (std::exception) is fine.
+// A fuzz target is FUZZ(name, seeds...) { ... } over `Input& in`. It takes values from the input and passes them to the
+// core. No input may crash it, hang it or fail a CHECK; rejecting an input (std::exception) is fine.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -12,7 +12,7 @@
 
 namespace clickfleet::fuzz {
 
-// The bytes of an input, taken from the front; zeros after the end.
+// The bytes of an input, consumed from the front; zeros after the end.
 class Input {
  public:
   explicit Input(std::string_view bytes) : left_(bytes) {}
@@ -28,7 +28,7 @@ class Input {
     return value;
   }
   size_t below(size_t n) { return take<uint8_t>() % n; }
-  // As many values as are left, at most n; in memory of just that size, so that a sanitizer sees every step beyond.
+  // Takes up to n values, in memory of exactly that size, so that sanitizers detect every access beyond it.
   template <class T>
   std::vector<T> some(size_t n) {
     std::vector<T> values(std::min(n, left_.size() / sizeof(T)));
@@ -61,7 +61,7 @@ struct Add {
   }
 };
 
-// Lines in memory of exactly their size, the last one with its newline.
+// Lines in memory of exactly their size; the last one has its newline.
 struct Block {
   explicit Block(std::string text) : bytes(text.begin(), text.end()) {
     if (bytes.empty() || bytes.back() != '\n') bytes.push_back('\n');
@@ -71,7 +71,7 @@ struct Block {
   std::vector<char> bytes;
 };
 
-// Seeds with zeros in them.
+// Seeds that contain zeros.
 template <size_t N>
 std::string raw(const char (&text)[N]) {
   return std::string(text, N - 1);

@@ -1,5 +1,5 @@
-// core_fuzz RUNS [SEED [TARGET]]: so many inputs for every target, or for one. Inputs that reach something new are kept
-// and changed further. core_fuzz - TARGET FILE runs one input again.
+// core_fuzz RUNS [SEED [TARGET]]: runs this many inputs on every target, or on one. Inputs that reach new code are kept
+// and mutated further. core_fuzz - TARGET FILE repeats one input.
 #include <unistd.h>
 
 #include <csignal>
@@ -12,7 +12,7 @@
 #include "coverage.h"
 #include "fuzz.h"
 
-// Sanitizers abort, so that the handler below writes the input.
+// Makes sanitizers abort, so that the handler below writes the input.
 extern "C" const char* __asan_default_options() {
   return "abort_on_error=1:handle_abort=0:max_allocation_size_mb=2048:allocator_may_return_null=1:detect_leaks=0";
 }
@@ -29,7 +29,7 @@ std::string current, current_name;
 void keep_current() {
   const std::string path = "fuzz-" + current_name;
   std::ofstream(path, std::ios::binary) << current;
-  std::fprintf(stderr, "%s: this input ended it: %s (core_fuzz - %s %s)\n", current_name.c_str(), path.c_str(),
+  std::fprintf(stderr, "%s: crashed on input %s (repeat with core_fuzz - %s %s)\n", current_name.c_str(), path.c_str(),
                current_name.c_str(), path.c_str());
 }
 
@@ -39,7 +39,7 @@ void on_signal(int number) {
   std::raise(number);
 }
 
-// True where the target refused.
+// Returns true if the target rejected the input.
 bool run(const Target& target, const std::string& data) {
   current = data;
   const std::vector<char> exact(data.begin(), data.end());
@@ -153,8 +153,8 @@ void explore(const Target& target, size_t runs, uint64_t seed) {
     refused += run(target, data) ? 1 : 0;
     if (is_new(known) && !given) corpus.push_back(data);
   }
-  std::printf("%s: %zu inputs, %zu refused, %zu kept, %td pairs of places\n", target.name.c_str(), runs, refused,
-              corpus.size(), std::count(known.begin(), known.end(), 1));
+  std::printf("%s: %zu inputs, %zu rejected, %zu kept, %td edges\n", target.name.c_str(), runs, refused, corpus.size(),
+              std::count(known.begin(), known.end(), 1));
   std::fflush(stdout);
 }
 
@@ -165,7 +165,7 @@ int main(int argc, char** argv) {
   using namespace clickfleet::fuzz;
   for (const int number : {SIGABRT, SIGALRM}) std::signal(number, on_signal);
   if (argc < 2) {
-    std::fprintf(stderr, "core_fuzz RUNS [SEED [TARGET]], or core_fuzz - TARGET FILE\n");
+    std::fprintf(stderr, "usage: core_fuzz RUNS [SEED [TARGET]], or core_fuzz - TARGET FILE\n");
     return 2;
   }
   const bool again = std::string_view(argv[1]) == "-" && argc == 4;

@@ -1,4 +1,4 @@
-// Sentences of any words to pairs, and a step of each kind over them.
+// Draws pairs from sentences of arbitrary words and takes one step of each kind.
 #include "fuzz.h"
 #include "pairs.h"
 

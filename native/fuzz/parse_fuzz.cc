@@ -1,4 +1,4 @@
-// Text and columns to rows, under plans that an input makes too.
+// Parses text and columns under plans that also come from the input.
 #include <cmath>
 #include <cstdlib>
 
@@ -43,7 +43,7 @@ Layout any_layout(Input& in) {
   made.values = (flags & 64) != 0;
   for (size_t n = in.below(4); n > 0; --n)
     made.dense.push_back({"d", static_cast<Scale>(in.below(4)), in.take<float>(), in.take<float>(), in.take<float>()});
-  if (made.modulus < 1) made.rule = KeyRule::hash64;  // no key is made before the plan is checked
+  if (made.modulus < 1) made.rule = KeyRule::hash64;  // no key is computed before the plan is checked
   for (size_t n = in.below(4); n > 0; --n) made.add_slot("s", in.below(2) != 0, "p");
   for (size_t n = in.below(3); n > 0; --n) {
     Bucket bucket{in.take<int8_t>(), in.take<int8_t>(), in.take<float>(), in.take<float>(), in.take<int8_t>(), {}, 7};
@@ -74,7 +74,7 @@ void parse_all(const Plan& plan, Input& in) {
   }
   for (const Bad& bad : rows.bad)
     CHECK(bad.offset >= 0 && bad.length >= 0 && bad.offset + bad.length < static_cast<int64_t>(block.bytes.size()));
-  // Every number is used, so that a sanitizer would see one that was never written.
+  // Uses every number, so that a sanitizer reports any that was never written.
   volatile float sum = 0;
   for (size_t i = 0; i < rows.dense.size; ++i) sum = sum + rows.dense.data()[i];
 }
@@ -98,7 +98,7 @@ FUZZ(delimited,
                  {Role::slot, 0},  {Role::slot, 1},  {Role::skip, 0}};
   if (plan.layout.time) {
     for (const Role role : {Role::show, Role::click, Role::weight}) plan.fields.push_back({role, 0});
-    plan.also = {{3, {Role::group, 0}}, {5, {Role::time, 0}}};
+    plan.further_uses = {{3, {Role::group, 0}}, {5, {Role::time, 0}}};
   }
   check(plan);
   parse_all(plan, in);
@@ -153,7 +153,7 @@ FUZZ(any_plan,
     case 0: {
       Delimited plan{layout, '\t', '|', in.below(2) != 0, {}, {}};
       for (size_t n = in.below(6); n > 0; --n) plan.fields.push_back(any_field(in));
-      for (size_t n = in.below(3); n > 0; --n) plan.also.push_back({in.below(8), any_field(in)});
+      for (size_t n = in.below(3); n > 0; --n) plan.further_uses.push_back({in.below(8), any_field(in)});
       check(plan);
       parse_all(plan, in);
       break;

@@ -1,9 +1,9 @@
-// Keys, offsets and rows: pooling, published rows, what a shard gets, metrics.
+// Keys, offsets and rows: pooling, published rows, distribution over shards, metrics.
 #include <cmath>
 
 #include "bounds.h"
 #include "buckets.h"
-#include "frozen.h"
+#include "frozen_rows.h"
 #include "fuzz.h"
 #include "groups.h"
 #include "hash.h"
@@ -77,7 +77,7 @@ FUZZ(frozen, raw("\1\2\3\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\3\0\0\0\0\0\0\0\4\0\0\0
   std::vector<uint8_t> known(asked.size());
   rows.read(asked.data(), asked.size(), out.data());
   rows.known(asked.data(), asked.size(), known.data());
-  const Merged merged = merge(layers, factors, asked.empty() ? 0 : asked[0], ~0ULL, true);
+  const MergedRows merged = merge(layers, factors, asked.empty() ? 0 : asked[0], ~0ULL, true);
   CHECK(merged.full_factors.size() == merged.full_keys.size() * factors);
 }
 

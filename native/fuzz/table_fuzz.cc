@@ -1,4 +1,4 @@
-// A table under any history of calls, and its cuts.
+// A table under any sequence of calls, and its cuts.
 #include <optional>
 
 #include "cut.h"
@@ -28,7 +28,7 @@ Config config_of(Input& in, bool limited) {
   return config;
 }
 
-// Keys of a few bytes, so that they come again.
+// Keys of a few bytes, so that they repeat.
 std::vector<uint64_t> keys_of(Input& in) {
   std::vector<uint64_t> keys(in.below(24));
   for (auto& key : keys) key = in.take<uint8_t>();
@@ -72,7 +72,7 @@ void read_to_the_end(Cut& cut) {
   while (cut.next(batch)) CHECK(batch.size == batch.key.size());
 }
 
-// A caller's order of calls that makes no sense is refused, and the history goes on.
+// A call that is invalid at this point is rejected, and the sequence continues.
 template <class Call>
 void attempt(const Call& call) {
   try {
@@ -88,7 +88,7 @@ void history(Input& in, bool limited) {
     switch (in.below(13)) {
       case 0:
       case 1:
-        if (limited && cut) read_to_the_end(*cut);  // or a push would wait for who reads it
+        if (limited && cut) read_to_the_end(*cut);  // otherwise a push would wait until it is read
         push(table, in);
         break;
       case 2:
@@ -155,7 +155,7 @@ FUZZ(limited_table, raw("\2\0\0\0\0\0\0\0\4abcd\0\0\0\0\1\0\0\x80\x3f\0\2\3abc\1
   history(in, true);
 }
 
-// Numbers that a checkpoint may claim.
+// Numbers that a checkpoint file may contain.
 FUZZ(memory_numbers, raw("\2\0\0\0\0\0\0\1\0\0\0\0\0\0\0")) {
   Table table(config_of(in, true));
   std::vector<uint64_t> numbers(Cut::kNumbers * kStripes + 1);

@@ -116,7 +116,7 @@ TEST(groups_merged_from_parts_have_the_same_gauc_and_keep_the_limit) {
     CHECK(near(left.gauc(), whole.gauc()));
   }
   Groups broken(10);
-  broken.append({}, 1000);  // a level no file should hold
+  broken.append({}, 1000);  // a level that no valid file contains
   broken.update(s.rows(0, 20));
 }
 

@@ -1,4 +1,4 @@
-// A test harness of a few lines: TEST(name) { CHECK(...); } in any file; core_tests [part of a name] runs them.
+// A minimal test harness: TEST(name) { CHECK(...); } in any file. `core_tests [part of a name]` runs the tests.
 #pragma once
 #include <cstdio>
 #include <cstdlib>

@@ -11,7 +11,7 @@ TEST(a_key_set_has_what_was_added_and_nothing_else) {
   KeySet held;
   std::set<uint64_t> wanted;
   std::vector<uint64_t> keys;
-  for (uint64_t i = 0; i < 20'000; ++i) keys.push_back(i % 3 == 0 ? i / 2 : mix64(i));  // 0 and some twice
+  for (uint64_t i = 0; i < 20'000; ++i) keys.push_back(i % 3 == 0 ? i / 2 : mix64(i));  // includes 0 and duplicates
   for (size_t at = 0; at < keys.size(); at += 500) {
     held.add(keys.data() + at, 500);
     wanted.insert(keys.begin() + static_cast<std::ptrdiff_t>(at), keys.begin() + static_cast<std::ptrdiff_t>(at) + 500);

@@ -68,7 +68,7 @@ Text text(uint64_t seed, int sentences) {
   Text out;
   for (int i = 0; i < sentences; ++i) {
     for (int j = 0; j < 12; ++j) out.keys.push_back(in_key(Random::below(random(), kWords)));
-    out.keys.push_back(7);  // no word
+    out.keys.push_back(7);  // not a word
     out.offsets.push_back(static_cast<int64_t>(out.keys.size()));
   }
   return out;
@@ -131,7 +131,8 @@ TEST(in_place_is_the_way_by_pull_and_push) {
   for (size_t i = 0; i < x.size(); ++i) CHECK(std::fabs(x[i] - y[i]) < 1e-5);
 }
 
-// Several threads move the same rows while a snapshot is read: it holds the rows as they were when it was made.
+// Several threads update the same rows while a snapshot is read. It must contain the rows as they were when it was
+// made.
 TEST(a_cut_sees_no_row_half_trained_in_place) {
   const Words words = vocabulary();
   Table table(sgd());
@@ -215,10 +216,10 @@ TEST(pairs_give_the_same_bits_on_every_cpu_level) {
     std::vector<float> rows = start, scratch(3 * kDim), logits(6);
     std::vector<float*> targets;
     for (int i = 1; i < 7; ++i) targets.push_back(rows.data() + i * (1 + kDim));
-    const Motion motion{
+    const StepSettings settings{
         kDim, 0.05F, {}, {}, true, false, scratch.data(), scratch.data() + kDim, scratch.data() + 2 * kDim, &sigmoid};
     const Window window{rows.data(), nullptr, targets.data(), nullptr, 6, 3, logits.data()};
-    kernels(levels[level]).move_pairs(window, motion);
+    kernels(levels[level]).move_pairs(window, settings);
     rows.insert(rows.end(), logits.begin(), logits.end());
     found[level] = rows;
   }

@@ -1,5 +1,5 @@
-// The parsers take any bytes: every line becomes a row or a bad line, and no read or write leaves its array
-// (sanitizers).
+// The parsers accept any bytes: every line becomes a row or a bad line, and no access leaves its array (checked by
+// sanitizers).
 #include <random>
 #include <string>
 
@@ -35,7 +35,7 @@ Delimited delimited(KeyRule rule, bool multi, bool quotes) {
   plan.fields = {{Role::label, 0}, {Role::dense, 0}, {Role::dense, 1},
                  {Role::slot, 0},  {Role::slot, 1},  {Role::skip, 0}};
   plan.layout.group = true;
-  plan.also = {{3, {Role::group, 0}}, {5, {Role::group, 0}}};
+  plan.further_uses = {{3, {Role::group, 0}}, {5, {Role::group, 0}}};
   return plan;
 }
 
@@ -60,7 +60,7 @@ MultiSlot multislot(KeyRule rule) {
   return plan;
 }
 
-// Copied to memory of exactly its size, so that a read beyond its end is seen.
+// Copied to memory of exactly its size, so that sanitizers detect a read beyond its end.
 template <class Plan>
 Rows parse_exactly(const Plan& plan, const std::string& text, OnBad on_bad) {
   const std::vector<char> block(text.begin(), text.end());

@@ -11,7 +11,7 @@
 namespace clickfleet {
 namespace {
 
-// The key that mix64 made this hash from: rows are ordered by the hash alone, so no two keys may share one.
+// The inverse of mix64. Rows are ordered by the hash alone, so no two keys may share one.
 uint64_t unmix64(uint64_t x) {
   x ^= (x >> 31) ^ (x >> 62);
   x *= 0x319642b2d24d8ec3ULL;
@@ -280,7 +280,7 @@ TEST(the_memory_limit_holds) {
   CHECK(table.stats().evicted > 0);
   std::vector<float> rows(keep.size() * 7);
   table.pull(keep.data(), keep.size(), false, rows.data());
-  for (size_t i = 0; i < keep.size(); ++i) CHECK(rows[i * 7] != 0);  // the highest scores stay
+  for (size_t i = 0; i < keep.size(); ++i) CHECK(rows[i * 7] != 0);  // rows with the highest scores stay
 }
 
 }  // namespace clickfleet

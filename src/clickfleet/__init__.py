@@ -8,26 +8,27 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
-    from clickfleet.batch import Batch as Batch
-    from clickfleet.joint import join as join
-    from clickfleet.reader import Reader as Reader
-    from clickfleet.run import train as train
-    from clickfleet.schema import Schema as Schema
-    from clickfleet.table import Table as Table
-    from clickfleet.trained import load as load
+    from clickfleet.data.batch import Batch
+    from clickfleet.data.reader import Reader
+    from clickfleet.data.schema import Schema
+    from clickfleet.online.program import join
+    from clickfleet.store.table import Table
+    from clickfleet.training.model import load
+    from clickfleet.training.run import train
+
+
+__version__ = "0.1.0"
 
 # public name -> its module, imported on first use: `import clickfleet` stays quick
 _HOMES = {
-    "Batch": "clickfleet.batch",
-    "Reader": "clickfleet.reader",
-    "Schema": "clickfleet.schema",
-    "Table": "clickfleet.table",
-    "join": "clickfleet.joint",
-    "load": "clickfleet.trained",
-    "train": "clickfleet.run",
+    "Batch": "clickfleet.data.batch",
+    "Reader": "clickfleet.data.reader",
+    "Schema": "clickfleet.data.schema",
+    "Table": "clickfleet.store.table",
+    "join": "clickfleet.online.program",
+    "load": "clickfleet.training.model",
+    "train": "clickfleet.training.run",
 }
 
 __all__ = ["Batch", "Reader", "Schema", "Table", "__version__", "join", "load", "train"]

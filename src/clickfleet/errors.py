@@ -1,18 +1,18 @@
-"""Every exception we raise.
+"""All exceptions of the package.
 
-ClickfleetError          a user can mend it: one clear message, exit code 1
+ClickfleetError          a problem the user can fix: one clear message, exit code 1
 ├── ConfigError          a setting is unknown, contradictory or out of range
-├── DataError            a line, file or stream cannot be read as declared
-├── TableError           keys or gradients of the wrong shape, a table that cannot do what is asked
-├── TrainingError        training cannot go on: the loss is no number
-├── CheckpointError      a saved file is missing, broken, foreign or too new
-├── ClusterError         a worker or shard is lost, late or foreign
-├── PublishError         an entry of the model log does not fit the chain
+├── DataError            a line, file or stream does not match its format or schema
+├── TableError           keys or gradients have the wrong shape, or the table does not support the operation
+├── TrainingError        training cannot continue: the loss is not finite
+├── CheckpointError      a saved file is missing, damaged, not ours or too new
+├── ClusterError         a worker or shard failed, timed out or does not belong to the run
+├── PublishError         published rows cannot be copied to where they are wanted
 ├── ServeError           a request or an artifact cannot be served
-├── TrustError           a model, a run folder or a server names code or a file that it may not reach
-└── MissingError         an optional part is not installed; the message holds the command that installs it
+├── TrustError           a model, run folder or server refers to code or a file without permission
+└── MissingError         an optional dependency is not installed; the message contains the command to install it
 
-Anything else that escapes is a fault of ours: exit code 3.
+Any other exception is a bug in clickfleet: exit code 3.
 """
 
 import re
@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 
 
 def hide(text: str) -> str:
-    """A text without the passwords of the URLs in it; every error, log line and reply goes through here.
+    """Return a text with the passwords of its URLs masked. Every error, log line and reply passes through here.
 
     >>> hide("cannot reach redis://user:hunter2@db:6379/0?password=x&db=1")
     'cannot reach redis://***@db:6379/0?password=***&db=1'
@@ -35,7 +35,7 @@ def hide(text: str) -> str:
 
 
 class ClickfleetError(Exception):
-    """What went wrong and where; an optional second line says what to do next. Passwords in URLs are not shown."""
+    """What went wrong and where. An optional second line tells the user what to do. Passwords in URLs are masked."""
 
     def __init__(self, what: str, todo: str = "") -> None:
         super().__init__(hide(f"{what}\n  {todo}" if todo else what))

@@ -77,9 +77,9 @@ def test_convert_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         (["stats", "nowhere"], 1, "error: there is no file nowhere"),
         (["synth", "x", "--rows", "0"], 1, "error: rows and parts must be at least 1"),
-        (["synth", "x", "--format", "tfrecord"], 1, "error: cannot write 'tfrecord'"),
-        (["fetch", "avazu"], 1, "error: there is no dataset 'avazu'"),
-        (["fetch", "criteo", "--url", "http://127.0.0.1:9/a", "--mirror", "http://b"], 1, "give one of them"),
+        (["synth", "x", "--format", "tfrecord"], 1, "error: cannot write the format 'tfrecord'"),
+        (["fetch", "avazu"], 1, "error: unknown dataset 'avazu'"),
+        (["fetch", "criteo", "--url", "http://127.0.0.1:9/a", "--mirror", "http://b"], 1, "exclude each other"),
         (["convert", "x", "--from", "criteo", "--to", "csv"], 2, "--out"),
         (["prepare", "x"], 2, "--out"),
         (["stats", "x", "--bad-lines", "quarantine"], 1, "error:"),

@@ -10,7 +10,7 @@ import pytest
 
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
-from clickfleet.logs.synth import Options, synth
+from clickfleet.data.logs.synth import SynthOptions, synth
 
 SMALL = ["model.hidden=[16]", "table.dim=4", "data.batch_size=100", "train.threads=2"]
 
@@ -18,7 +18,7 @@ SMALL = ["model.hidden=[16]", "table.dim=4", "data.batch_size=100", "train.threa
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("log")
-    synth(out, Options(rows=1500, test_rows=500, seed=5))
+    synth(out, SynthOptions(rows=1500, test_rows=500, seed=5))
     return out
 
 
@@ -68,7 +68,7 @@ def test_train_evaluate_predict_inspect_verify(
     assert result(capsys, "verify", "run")["ok"]
     (tmp_path / "run/checkpoints/step-000000000030/state.json").write_text("{}")
     assert run(build(), ["verify", "run"]) == 1
-    assert "state.json is broken" in capsys.readouterr().err
+    assert "state.json is damaged" in capsys.readouterr().err
 
 
 def lines(folder: Path) -> list[str]:
@@ -82,7 +82,7 @@ def test_a_file_with_settings_over_it_and_resume(log: Path, tmp_path: Path, caps
     assert result(capsys, "train", tmp_path / "a.yaml")["test_auc"] is None
     assert (tmp_path / "run/config.yaml").exists()
     assert run(build(), ["train", str(tmp_path / "a.yaml")]) == 1
-    assert "go on with --resume" in capsys.readouterr().err
+    assert "resume it with --resume" in capsys.readouterr().err
     resumed = result(capsys, "train", tmp_path / "a.yaml", "train.epochs=2", "--resume")
     assert (resumed["rows"], resumed["new_rows"]) == (3000, 1500)
 
@@ -91,20 +91,20 @@ def test_rows_trained_on_are_one_number(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the run has learned from, before a resume too, and not only by the last point of a curve."""
-    from clickfleet.workbench.panels import Followed
+    from clickfleet.workbench.dashboard import FollowedRun
 
     monkeypatch.chdir(tmp_path)
     for epochs, more in ((2, []), (3, ["--resume"])):
         wanted = 1500 * epochs
         done = result(capsys, "train", f"data.train={log}/train", f"train.epochs={epochs}", *SMALL, *more)
         assert done["rows"] == wanted
-        followed = Followed(tmp_path / "run")
-        followed.look()
+        followed = FollowedRun(tmp_path / "run")
+        followed.read()
         assert followed.facts()["rows"] == wanted
         assert f"{wanted:,}" in (tmp_path / "run/report.html").read_text()
     assert done["new_rows"] == 1500
     assert run(build(), ["train", f"data.train={log}/train", "train.epochs=4", *SMALL, "--resume"]) == 0
-    assert "6,000 rows (1,500 of them since the resume) in " in capsys.readouterr().out
+    assert "6,000 rows (1,500 since the resume) in " in capsys.readouterr().out
 
 
 def test_what_people_read(
@@ -120,7 +120,7 @@ def test_what_people_read(
     assert run(build(), ["train", "data.train=nowhere/*"]) == 1
     assert "nowhere" in capsys.readouterr().err
     assert run(build(), ["evaluate", "nothing", f"{log}/test"]) == 1
-    assert "there is no nothing" in capsys.readouterr().err
+    assert "nothing does not exist" in capsys.readouterr().err
 
 
 RECIPES = sorted(path for path in (Path(__file__).parents[2] / "runs").glob("*.yaml") if path.stem != "word2vec")
@@ -132,7 +132,7 @@ def test_every_recipe_trains(recipe: Path, log: Path, tmp_path: Path, capsys: py
     text = recipe.read_text()
     assert re.search(r"^#   clickfleet train runs/(\S+)\.yaml ", text, re.MULTILINE)[1] == recipe.stem  # type: ignore[index]
     expected = (
-        r"docs/study\.md has the AUC"
+        r"docs/study\.md lists the AUC"
         if recipe.stem == "small"
         else r"Expect a test AUC of 0\.[5-8]\d* after one epoch on `"
     )

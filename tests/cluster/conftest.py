@@ -1,4 +1,7 @@
-"""One Ray on this machine for all tests of the cluster, and small data to train on."""
+"""One Ray on this machine for all tests of the cluster, and small data to train on.
+
+Tests of the group `cluster` share it, one after the other. Those of `own clusters` start their own, beside it, on the other worker.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clickfleet.logs.synth import Options, synth
+from clickfleet.data.logs.synth import SynthOptions, synth
 from fleet import ROWS, TEST_ROWS
 
 
@@ -35,7 +38,7 @@ def ray() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    synth(folder, Options(rows=ROWS, test_rows=TEST_ROWS, parts=4, seed=3))
+    synth(folder, SynthOptions(rows=ROWS, test_rows=TEST_ROWS, parts=4, seed=3))
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import clickfleet
-from clickfleet.cluster.cuts import Cuts
+from clickfleet.cluster.checkpoints import ClusterCheckpoints
 from fleet import LONG, ROWS, SLOTS, TEST_ROWS, kill, shows, when_saved
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.xdist_group("cluster")
 
 @pytest.mark.parametrize(("mode", "victim"), [("async", "worker 1"), ("sync", "shard 0"), ("geo", "worker 0")])
 def test_a_killed_process_costs_nothing_but_time(ray: Any, config: dict[str, Any], mode: str, victim: str) -> None:
-    config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 30
+    config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 100
     config["data"]["batch_size"] = LONG
     run = Path(config["run"]["dir"])
     watcher = when_saved(run, lambda: kill(run, victim))
     done = clickfleet.train(config, quiet=True)
-    watcher.join(1)
+    watcher.join(60)
     log = (run / "log.txt").read_text()
     assert f"lost {victim}" in log
     assert "back to step" in log
@@ -46,14 +46,14 @@ def test_a_process_killed_in_the_last_cut(
     """The workers have ended their training then, and wait for a shard that may be no more."""
     config["mode"] = {"name": mode}
     run = Path(config["run"]["dir"])
-    begin = Cuts.begin
+    begin = ClusterCheckpoints.begin
 
-    def kill_after(self: Cuts, *arguments: Any, **options: Any) -> None:
+    def kill_after(self: ClusterCheckpoints, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         if self.number == 1:
             kill(run, victim)
 
-    monkeypatch.setattr(Cuts, "begin", kill_after)
+    monkeypatch.setattr(ClusterCheckpoints, "begin", kill_after)
     done = clickfleet.train(config, quiet=True)
     assert f"lost {victim}" in (run / "log.txt").read_text()
     assert done.rows == ROWS

@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from clickfleet.cluster.shard import Shard
-from clickfleet.cluster.simulate import Fleet, Near, with_mode
-from clickfleet.config import load
-from clickfleet.embedding import Push
-from clickfleet.exchange import Link
-from clickfleet.feeds import Feed
-from clickfleet.key_set import KeySet
-from clickfleet.learner import Learner
-from clickfleet.metrics import Metrics
-from clickfleet.modes._replica import Replica
-from clickfleet.schema import Dense, Schema, Slot
-from clickfleet.share import Share
-from clickfleet.table import Table
+from clickfleet.cluster.shard import KeySet, Shard
+from clickfleet.cluster.simulate import SimulatedCluster, SimulatedLink, with_mode
+from clickfleet.config.load import load
+from clickfleet.data.memory import Feed
+from clickfleet.data.schema import Dense, Schema, Slot
+from clickfleet.store.table import Table
+from clickfleet.training.embedding import Push
+from clickfleet.training.learner import Learner
+from clickfleet.training.loop import WorkerJob
+from clickfleet.training.metrics import Metrics
+from clickfleet.training.modes._replica import Replica
+from clickfleet.training.sharding import Link
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"),))
 WORKERS, SHARDS, LR, WIDTH = 3, 2, np.float32(0.1), 3
@@ -108,19 +107,17 @@ class Real:
         config = with_mode(
             load(None, ["model.name=dnn", "model.hidden=[4]", "table.dim=2", *table, *settings]), "geo", k_steps=1
         )
-        self.fleet = Fleet(config, SCHEMA, WORKERS, SHARDS)
+        self.fleet = SimulatedCluster(config, SCHEMA, WORKERS, SHARDS)
         self.fleet.turns = cast(Any, SimpleNamespace(give=lambda worker: None))
         self.replicas = []
         for worker in range(WORKERS):
             learner = Learner(config, SCHEMA, Table.like(self.fleet.first.table.describe()))
-            links = [cast(Link, Near(self.fleet, worker))]
+            links = [cast(Link, SimulatedLink(self.fleet, worker))]
             source = cast(Any, Feed([], SCHEMA))
-            job = Share(
+            job = WorkerJob(
                 learner,
                 source,
                 Metrics(),
-                lambda job: True,
-                lambda job: None,
                 links=links,
                 worker=worker,
                 workers=WORKERS,

@@ -19,7 +19,7 @@ import yaml
 
 from fleet import ROWS, SLOTS, TEST_ROWS, shows
 
-pytestmark = pytest.mark.xdist_group("cluster")
+pytestmark = pytest.mark.xdist_group("own clusters")
 PROGRAMS = Path(sys.executable).parent
 HEAD, OTHER = "10.77.0.1", "10.77.0.2"
 
@@ -70,14 +70,14 @@ class Hosts:
     def _wait_for_both(self) -> None:
         probe = f"import ray; ray.init(address='{HEAD}:6379', logging_level='ERROR'); assert len(ray.nodes()) == 2"
         inside = ["nsenter", f"--target={self.nodes[0].pid}", "--mount", "--net", sys.executable, "-c", probe]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while subprocess.run(inside, env=self.environ, capture_output=True).returncode:
             if time.monotonic() > deadline:
                 pytest.fail("the other host does not join Ray's head")
 
     def _wait_for_head(self) -> None:
         probe = f"import socket; socket.create_connection(('{HEAD}', 6379), 1)"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             command = ["ip", "netns", "exec", self.names[1], sys.executable, "-c", probe]
             if subprocess.run(command, capture_output=True).returncode == 0:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from clickfleet import modes, scoring
-from clickfleet.cluster.simulate import Fleet, with_mode
-from clickfleet.config import Config, load
-from clickfleet.embedding import Push
+from clickfleet.cluster.simulate import SimulatedCluster, with_mode
+from clickfleet.config.load import Config, load
+from clickfleet.config.plugins import module, names
+from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.data.memory import Feed
+from clickfleet.data.reader import Reader
 from clickfleet.errors import ConfigError
-from clickfleet.exchange import Gradient, merged, summed
-from clickfleet.feeds import Feed
-from clickfleet.job import Job
-from clickfleet.learner import Learner
-from clickfleet.logs.synth import Options, synth
-from clickfleet.metrics import Metrics
-from clickfleet.modes._settings import from_environment
-from clickfleet.reader import Reader
+from clickfleet.paddlerec.roles import from_environment
+from clickfleet.training import modes, predict
+from clickfleet.training.embedding import Push
+from clickfleet.training.learner import Learner
+from clickfleet.training.loop import Job
+from clickfleet.training.metrics import Metrics
+from clickfleet.training.sharding import Gradient, merged, summed
 
 BATCH, STEPS = 120, 100
 
@@ -41,14 +43,8 @@ def configured(*settings: str) -> Config:
 
 
 def local(config: Config, schema: Any, batches: list[Any]) -> Learner:
-    learner, seen = Learner(config, schema), []
-
-    def attend(job: Job) -> bool:
-        seen.append(1)
-        return len(seen) == 1
-
-    job = Job(learner, Feed(batches, schema, BATCH), Metrics(), attend, lambda job: None)
-    modes.load(config)(job)
+    learner = Learner(config, schema)
+    modes.load(config)(Job(learner, Feed(batches, schema, BATCH), Metrics()))
     return learner
 
 
@@ -74,7 +70,7 @@ RULES = [
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_sync_is_local_with_the_whole_batches(rule: str, workers: int, batches: list[Any], schema: Any) -> None:
     config = configured(rule)
-    fleet = Fleet(with_mode(config, "sync"), schema, workers, shards=2)
+    fleet = SimulatedCluster(with_mode(config, "sync"), schema, workers, shards=2)
     difference = apart(local(config, schema, batches), fleet.train(slices(batches, schema, workers)), batches)
     assert difference == 0.0 if workers == 1 else difference <= 1e-5
 
@@ -93,20 +89,23 @@ def test_one_worker_is_local_bit_for_bit(shards: int, dense: str, batches: list[
     config, some = configured(dense), batches[:20]
     expected = local(config, schema, some)
     for mode in ("sync", "half_async"):
-        found = Fleet(with_mode(config, mode), schema, 1, shards).train([Feed(some, schema, BATCH)])
+        found = SimulatedCluster(with_mode(config, mode), schema, 1, shards).train([Feed(some, schema, BATCH)])
         assert apart(expected, found, some) == 0.0
 
 
 def test_geo_with_one_worker_is_local(batches: list[Any], schema: Any) -> None:
     config = configured()
-    found = Fleet(with_mode(config, "geo", k_steps=7), schema, 1, 2).train([Feed(batches, schema, BATCH)])
+    found = SimulatedCluster(with_mode(config, "geo", k_steps=7), schema, 1, 2).train([Feed(batches, schema, BATCH)])
     assert apart(local(config, schema, batches), found, batches) <= 1e-5
 
 
 def test_a_seed_decides_the_order_of_workers(batches: list[Any], schema: Any) -> None:
     config = with_mode(configured(), "async", pull_every=2)
     sources = [lambda: slices(batches[:20], schema, 3)] * 3
-    runs = [Fleet(config, schema, 3, 2, seed).train(make()) for seed, make in zip((1, 1, 2), sources, strict=True)]
+    runs = [
+        SimulatedCluster(config, schema, 3, 2, seed).train(make())
+        for seed, make in zip((1, 1, 2), sources, strict=True)
+    ]
     assert apart(runs[0], runs[1], batches[:20]) == 0.0
     assert apart(runs[0], runs[2], batches[:20]) > 0.0
 
@@ -114,7 +113,7 @@ def test_a_seed_decides_the_order_of_workers(batches: list[Any], schema: Any) ->
 def test_staleness_grows_with_the_workers(batches: list[Any], schema: Any) -> None:
     found = {}
     for workers in (1, 4):
-        fleet = Fleet(with_mode(configured(), "async"), schema, workers)
+        fleet = SimulatedCluster(with_mode(configured(), "async"), schema, workers)
         fleet.train(slices(batches[:20], schema, workers))
         found[workers] = fleet.staleness
     assert found[1] < 2 < 3 < found[4]
@@ -129,14 +128,14 @@ def test_threads_of_a_worker_learn_the_sum_of_their_batches(
     config = configured()
     some, size = batches[:20], BATCH // trainers
     parts = [batch[i * size : (i + 1) * size] for batch in some for i in range(trainers)]
-    fleet = Fleet(with_mode(config, mode), schema, 1, 2, trainers=trainers)
+    fleet = SimulatedCluster(with_mode(config, mode), schema, 1, 2, trainers=trainers)
     found = fleet.train([Feed(parts, schema, size)])
     assert apart(local(config, schema, some), found, some) <= 1e-5
 
 
 def test_workers_with_threads_do_not_wait_for_each_other_in_half_async(batches: list[Any], schema: Any) -> None:
     """Two workers with two trainers each, one of them with less data: all batches are learned, two at a time."""
-    fleet = Fleet(with_mode(configured(), "half_async"), schema, 2, 2, trainers=2)
+    fleet = SimulatedCluster(with_mode(configured(), "half_async"), schema, 2, 2, trainers=2)
     metrics = Metrics()
     fleet.train([Feed(batches[:12], schema, BATCH), Feed(batches[12:17], schema, BATCH)], metrics)
     assert [shard.version for shard in fleet.shards] == [6 + 3] * 2
@@ -147,7 +146,7 @@ def test_workers_with_threads_do_not_wait_for_each_other_in_half_async(batches: 
 def test_geo_spreads_what_workers_learn(batches: list[Any], schema: Any) -> None:
     """With k of one step, the shards' rows move by the mean of what two equal workers learn in the first round."""
     config = configured("table.rule={name: sgd, lr: 0.1}", "dense.optimizer=sgd", "dense.lr=0.1")
-    fleet = Fleet(with_mode(config, "geo", k_steps=1), schema, 2, 2)
+    fleet = SimulatedCluster(with_mode(config, "geo", k_steps=1), schema, 2, 2)
     one = batches[:1]
     found = fleet.train([Feed(one, schema, BATCH), Feed(one, schema, BATCH)])
     start, expected = Learner(config, schema), local(config, schema, one)
@@ -161,33 +160,48 @@ def test_geo_spreads_what_workers_learn(batches: list[Any], schema: Any) -> None
 def test_geo_refuses_ftrl(batches: list[Any], schema: Any) -> None:
     config = with_mode(configured("table.rule={name: ftrl}"), "geo")
     with pytest.raises(ConfigError, match="ftrl"):
-        Fleet(config, schema, 1).train([Feed(batches[:1], schema, BATCH)])
+        SimulatedCluster(config, schema, 1).train([Feed(batches[:1], schema, BATCH)])
 
 
-@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
+DISTRIBUTED = [name for name in names("modes") if modes.distributed(with_mode(configured(), name))]
+
+
+@pytest.mark.parametrize("mode", DISTRIBUTED)
 @pytest.mark.parametrize("rule", ["std_adagrad", "adagrad_v2", "shared_adam", "adam"])
 def test_every_rule_learns_in_every_mode(mode: str, rule: str, batches: list[Any], schema: Any) -> None:
     config = with_mode(configured(f"table.rule={{name: {rule}}}"), mode)
-    fleet = Fleet(config, schema, 2, 2)
+    fleet = SimulatedCluster(config, schema, 2, 2)
     model = fleet.train(slices(batches[:10], schema, 2))
-    assert np.isfinite(scoring.evaluate(model, batches[:10])["logloss"])
+    assert np.isfinite(predict.evaluate(model, batches[:10])["logloss"])
     assert len(model.table) == len(np.unique(np.concatenate([batch.keys for batch in batches[:10]])))
+
+
+@pytest.mark.parametrize("mode", DISTRIBUTED)
+def test_a_mode_works_from_a_file_of_any_name(mode: str, batches: list[Any], schema: Any, tmp_path: Path) -> None:
+    """A copy under another name learns the same, bit for bit: all that others know of a mode is what it declares."""
+    copy = tmp_path / "mine.py"
+    copy.write_text(Path(str(module("modes", mode).__file__)).read_text())
+    found = [
+        SimulatedCluster(with_mode(configured(), name), schema, 2, 2, seed=4).train(slices(batches[:10], schema, 2))
+        for name in (mode, str(copy))
+    ]
+    assert apart(found[0], found[1], batches[:10]) == 0.0
 
 
 def test_all_modes_reach_the_auc_of_one_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With their defaults and, where workers take one step together, batches divided by their number."""
     folder, size, workers = tmp_path_factory.mktemp("auc"), 40, 2
-    synth(folder, Options(rows=40_000, test_rows=10_000, parts=2, seed=3))
+    synth(folder, SynthOptions(rows=40_000, test_rows=10_000, parts=2, seed=3))
     batches = list(Reader(str(folder / "train" / "*"), batch_size=size))
     test = list(Reader(str(folder / "test" / "*"), batch_size=1000))
     config, schema = configured(f"data.batch_size={size}"), Reader(str(folder / "train" / "*")).schema
-    alone = scoring.evaluate(local(config, schema, batches), test)["auc"]
+    alone = predict.evaluate(local(config, schema, batches), test)["auc"]
     parts = [[batch[i * size // 2 : (i + 1) * size // 2] for batch in batches] for i in range(workers)]
     whole = [batches[i::workers] for i in range(workers)]
     for mode, shares in (("sync", parts), ("geo", parts), ("half_async", whole), ("async", whole)):
-        fleet = Fleet(with_mode(config, mode), schema, workers, 2)
+        fleet = SimulatedCluster(with_mode(config, mode), schema, workers, 2)
         model = fleet.train([Feed(share, schema, len(share[0])) for share in shares])
-        assert scoring.evaluate(model, test)["auc"] > alone - 0.005, mode
+        assert predict.evaluate(model, test)["auc"] > alone - 0.005, mode
 
 
 def test_merging_adds_and_means() -> None:
@@ -219,6 +233,20 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("FLAGS_communicator_is_sgd_optimizer", "0")
     found = modes.resolve(with_mode(configured(), "async", queue_size=3))
     assert (found.merge, found.queue_size, found.reduce) == (6, 3, "mean")
+    with pytest.raises(ConfigError, match=r"unknown key mode\.merge"):
+        modes.resolve(with_mode(configured(), "sync", merge=2))
     monkeypatch.setenv("FLAGS_communicator_nonsense", "1")
     with pytest.raises(ConfigError, match="FLAGS_communicator_nonsense"):
         from_environment({"merge"})
+
+
+def test_flags_without_effect_are_reported_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Launch scripts export all of them: a run names those that change nothing, and starts."""
+    for name in ("fake_rpc", "thread_pool_size", "max_merge_var_num"):
+        monkeypatch.setenv(f"FLAGS_communicator_{name}", "1")
+    for _ in range(2):
+        modes.resolve(with_mode(configured(), "half_async"))
+    line = "no effect in this mode: FLAGS_communicator_fake_rpc, FLAGS_communicator_max_merge_var_num, "
+    assert capsys.readouterr().err.count(line + "FLAGS_communicator_thread_pool_size\n") == 1

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from clickfleet import published, republished, saving, verification
-from clickfleet.configuring import configure
+from clickfleet.config.check import configure
 from clickfleet.errors import DataError
 from clickfleet.online import rewind
 from clickfleet.online.learn import learn
+from clickfleet.serve import verification
+from clickfleet.store import published, run_folder
+from clickfleet.training import saving
 from fleet import kill, shows, tables
 from streams import HEADER, START, lines, settings, write_days
 
@@ -51,8 +53,8 @@ def test_days_on_a_cluster(ray: Any, days: dict[str, Any], mode: str) -> None:
     assert (done.passes, done.rows, done.day) == (DAYS * SPLITS, DAYS * SPLITS * ROWS, 20260102)
     assert [line.kind for line in entries(run)] == ["base", "delta", "base", "delta", "delta", "base"]
     log = published.Log(run / "published")
-    served = republished.load([log.entry(line) for line in entries(run)][-1:])
-    dense, rows = tables(served, saving.load(saving.resolve(run)))
+    served = saving.load_published([log.entry(line) for line in entries(run)][-1:])
+    dense, rows = tables(served, saving.load(run_folder.resolve(run)))
     assert (dense, rows) == (0.0, 0.0)
     assert verification.verify(run)["entries"] == 6  # as a server takes them, golden requests and all
 
@@ -65,7 +67,7 @@ def test_deltas_on_a_base_are_the_next_base(ray: Any, days: dict[str, Any]) -> N
     learn(days, quiet=True)
     log = published.Log(run / "published")
     chain = [log.entry(line) for line in entries(run)]
-    followed, whole = republished.load(chain[2:5]), republished.load(chain[5:])
+    followed, whole = saving.load_published(chain[2:5]), saving.load_published(chain[5:])
     assert len(followed.table) == len(whole.table)
     assert tables(followed, whole) == (0.0, 0.0)
 
@@ -106,7 +108,7 @@ def test_a_loss_on_a_stream_loses_nothing(ray: Any, days: dict[str, Any], victim
     log = published.Log(run / "published")
     chain = [log.entry(line) for line in entries(run)]
     last = max(i for i, entry in enumerate(chain) if entry.manifest["kind"] == "base")
-    assert tables(republished.load(chain[last:]), done.learner) == (0.0, 0.0)
+    assert tables(saving.load_published(chain[last:]), done.learner) == (0.0, 0.0)
 
 
 def test_a_stopped_stream_goes_on(ray: Any, days: dict[str, Any]) -> None:
@@ -132,7 +134,7 @@ def test_a_cluster_run_is_rewound(ray: Any, days: dict[str, Any]) -> None:
     second = learn(days, quiet=True)
     assert (second.passes, second.rows) == (DAYS * SPLITS, SPLITS * ROWS)
     assert tables(first.learner, second.learner) == (0.0, 0.0)
-    assert tables(republished.load(published.Log(run / "published").newest()), second.learner) == (0.0, 0.0)
+    assert tables(saving.load_published(published.Log(run / "published").newest()), second.learner) == (0.0, 0.0)
     verification.verify(run)
 
 
@@ -141,6 +143,7 @@ def test_rows_in_memory_are_refused(ray: Any, days: dict[str, Any]) -> None:
 
     del days["online"]["dir"], days["online"]["start_day"], days["online"]["end_day"]
     days["mode"] = {"name": "async"}
+    days["cluster"] |= {"shards": 1, "workers": 1}
     with pytest.raises(DataError, match="in memory"):
         learn(days, source=[(pa.table({"click": [1.0]}), 20260101, 1)], quiet=True)
 
@@ -149,7 +152,7 @@ def test_the_passes_of_a_topic_are_shared_by_the_workers(ray: Any, days: dict[st
     """JSON records, some of them bad; each pass is scored as a whole before it is trained on."""
     kafka = pytest.importorskip("confluent_kafka")
     owner = kafka.Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "", "log_level": 0})
-    brokers = ",".join(f"{one.host}:{one.port}" for one in owner.list_topics(timeout=10).brokers.values())
+    brokers = ",".join(f"{one.host}:{one.port}" for one in owner.list_topics(timeout=60).brokers.values())
     sender = kafka.Producer({"bootstrap.servers": brokers, "log_level": 0})
     rows = [dict(zip(HEADER.split(","), line.split(","), strict=True)) for line in lines(160, 1)]
     for i, row in enumerate(rows):
@@ -157,7 +160,7 @@ def test_the_passes_of_a_topic_are_shared_by_the_workers(ray: Any, days: dict[st
         sender.produce("clicks", value, partition=i % 4, timestamp=(START + i) * 1000)
     for partition in range(4):
         sender.produce("clicks", "{}", partition=partition, timestamp=(START + 2 * 86400) * 1000)
-    assert sender.flush(20) == 0
+    assert sender.flush(60) == 0
     section = {"brokers": brokers, "topic": "clicks", "rows_per_pass": 80, "max_rows_per_pass": None, "format": "json"}
     days["online"] |= {"dir": None, "kafka": section, "end_day": 20260101, "validate": "pass"}
     days["mode"], days["data"]["bad_lines"] = {"name": "async"}, "quarantine"

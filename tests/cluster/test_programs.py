@@ -14,7 +14,7 @@ import clickfleet
 from clickfleet.cli import build, frame
 from fleet import ROWS, SLOTS, TEST_ROWS, shows
 
-pytestmark = pytest.mark.xdist_group("cluster")
+pytestmark = pytest.mark.xdist_group("own clusters")
 
 
 def cli(words: list[str]) -> int:
@@ -24,7 +24,7 @@ def cli(words: list[str]) -> int:
 PROGRAM = """
 import json, os, sys
 import clickfleet
-from clickfleet.files import expand
+from clickfleet.data.files import expand
 
 config, train, test = sys.argv[1:4]
 with clickfleet.join(config, quiet=True) as job:
@@ -79,4 +79,4 @@ def test_a_program_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert cli([*words, str(program), "--luck", "today"]) == 1
     assert "worker-0 ended with exit code 1: no --luck today" in capsys.readouterr().err
     assert cli([*words, str(tmp_path / "none.py")]) == 1
-    assert "there is no" in capsys.readouterr().err
+    assert "none.py does not exist" in capsys.readouterr().err

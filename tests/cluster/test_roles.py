@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from clickfleet.cluster import roles
 from clickfleet.errors import ConfigError
+from clickfleet.paddlerec import roles
 from fleet import ROWS, SLOTS, shows, when_saved
+from ports import free_ports
 
 JOB = {
     "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:6170, 10.0.0.2:6170,10.0.0.2:6171",
@@ -71,37 +70,32 @@ def test_without_servers_a_process_is_alone(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"TRAINING_ROLE": "TRAINR"}, "TRAINING_ROLE is 'TRAINR'"),
+        ({"TRAINING_ROLE": "TRAINR"}, "TRAINING_ROLE must be TRAINER or PSERVER, not 'TRAINR'"),
         ({"TRAINING_ROLE": "PSERVER"}, "PADDLE_PSERVERS_IP_PORT_LIST is missing"),
         ({"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINERS_NUM": "2"}, "PADDLE_PSERVERS_IP_PORT_LIST is missing"),
         (JOB, "TRAINING_ROLE is missing"),
         ({**SERVER, "PADDLE_TRAINERS_NUM": ""}, "PADDLE_TRAINERS_NUM is missing"),
         ({**SERVER, "POD_IP": ""}, "POD_IP is missing"),
-        ({**SERVER, "PADDLE_PORT": "no"}, "PADDLE_PORT is 'no'"),
-        ({**SERVER, "PADDLE_PORT": "9"}, r"POD_IP:PADDLE_PORT is 10.0.0.2:9, which is not in PADDLE_PSERVERS"),
+        ({**SERVER, "PADDLE_PORT": "no"}, "PADDLE_PORT must be an integer of at least 1, not 'no'"),
+        (
+            {**SERVER, "PADDLE_PORT": "9"},
+            r"POD_IP:PADDLE_PORT is 10.0.0.2:9, but PADDLE_PSERVERS_IP_PORT_LIST does not contain it",
+        ),
         ({**WORKER, "PADDLE_TRAINER_ID": " "}, "PADDLE_TRAINER_ID is missing"),
-        ({**WORKER, "PADDLE_TRAINER_ID": "2"}, "PADDLE_TRAINER_ID is 2, and PADDLE_TRAINERS_NUM is 2"),
-        ({**WORKER, "PADDLE_TRAINERS_NUM": "0"}, "PADDLE_TRAINERS_NUM is '0'"),
-        ({**WORKER, "PADDLE_TRAINER_ENDPOINTS": "10.0.0.9:1"}, "PADDLE_TRAINER_ENDPOINTS names 1"),
+        ({**WORKER, "PADDLE_TRAINER_ID": "2"}, "PADDLE_TRAINER_ID is 2, but PADDLE_TRAINERS_NUM is 2"),
+        ({**WORKER, "PADDLE_TRAINERS_NUM": "0"}, "PADDLE_TRAINERS_NUM must be an integer of at least 1, not '0'"),
+        ({**WORKER, "PADDLE_TRAINER_ENDPOINTS": "10.0.0.9:1"}, "PADDLE_TRAINER_ENDPOINTS has 1 entries"),
         ({**WORKER, "PADDLE_TRAINER_ENDPOINTS": "10.0.0.3:1,10.0.0.9:1"}, "entry 0 of PADDLE_TRAINER_ENDPOINTS"),
-        ({**WORKER, "CPU_NUM": "many"}, "CPU_NUM is 'many'"),
+        ({**WORKER, "CPU_NUM": "many"}, "CPU_NUM must be an integer of at least 1, not 'many'"),
         ({**WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1"}, "every entry must be ip:port"),
-        ({**WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": "a:1,a:1"}, "a:1 twice"),
+        ({**WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": "a:1,a:1"}, "duplicate entries: a:1"),
         ({**WORKER, "PADDLE_PSERVERS_IP_PORT_LIST": "a:6379"}, "set CLICKFLEET_RAY_PORT"),
-        ({**WORKER, "RAY_ADDRESS": "ray://a:1"}, "RAY_ADDRESS is ray://a:1"),
+        ({**WORKER, "RAY_ADDRESS": "ray://a:1"}, "RAY_ADDRESS must be host:port, not ray://a:1"),
     ],
 )
 def test_what_is_missing_or_contradictory_is_named(environ: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         roles.read(environ)
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 ALL = ("server 0", "server 1", "worker 0", "worker 1")
@@ -157,7 +151,7 @@ class Processes:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.xdist_group("cluster")
+@pytest.mark.xdist_group("own clusters")
 def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(config: dict[str, Any]) -> None:
     """One worker is late, and another one too many."""
     run, processes = Path(config["run"]["dir"]), Processes(config, ("server 0", "server 1", "worker 0", "worker 2"))
@@ -169,8 +163,8 @@ def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(
         processes.start("worker 1")
         said = processes.ends()
     assert surplus.returncode == 1
-    assert "error: worker 2 leaves: this run has all its workers" in told
-    assert "worker 2 came, and was sent away: this run has 2 workers" in said["worker 0"]
+    assert "error: worker 2 leaves: this run was started with fewer workers" in told
+    assert "rejected worker 2: this run has 2 workers" in said["worker 0"]
     assert "waiting for 1 more worker of 2: worker 1 (" in said["worker 0"]
     assert "server 1: waiting for 1 more worker of 2: worker 1 (" in said["server 1"]
     assert "2 shards and 2 workers are there" in said["worker 0"]
@@ -182,7 +176,7 @@ def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(
 
 @pytest.mark.skipif(not os.environ.get("CLICKFLEET_SOAK"), reason="takes a minute each: CLICKFLEET_SOAK=1")
 @pytest.mark.timeout(600)
-@pytest.mark.xdist_group("cluster")
+@pytest.mark.xdist_group("own clusters")
 @pytest.mark.parametrize("victim", ["worker 1", "server 1"])
 def test_a_killed_process_that_is_started_again_takes_its_place(config: dict[str, Any], victim: str) -> None:
     config["data"]["batch_size"], config["run"]["checkpoint_every_steps"], config["train"] = 20, 100, {"epochs": 3}

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 import clickfleet
-from clickfleet import checkpoint, saving
-from clickfleet.cluster.scorers import scorers
+from clickfleet.cluster.run_on_cluster import scorers
+from clickfleet.data.files import expand
 from clickfleet.errors import ClusterError, ConfigError
-from clickfleet.files import expand
+from clickfleet.store import checkpoint, run_folder
 from fleet import LONG, ROWS, SLOTS, TEST_ROWS, kill, shows, tables, when_saved
 from marked import Marked
 
@@ -44,6 +44,50 @@ def test_sync_with_one_worker_is_local_and_models_go_both_ways(
     assert clickfleet.train(more, quiet=True).rows == ROWS
 
 
+TOY = """
+from dataclasses import dataclass
+
+from clickfleet.training.modes import Needs
+from clickfleet.training.sharding import Request
+
+NEEDS = Needs(distributed=True)
+
+
+@dataclass(frozen=True)
+class Config:
+    learns: bool = False
+
+
+def train(job, config):
+    def work(trainer):
+        for batch in job.batches(trainer.clock):
+            reply = job.links[0].ask(Request(pull=trainer.step.embedding.unique(batch), values=True)).wait()
+            job.adopt(reply.values)
+            result = trainer.step(batch, reply.rows)
+            if config.learns:
+                gradient = job.gradient(trainer, result)
+                job.links[0].ask(Request(push=result.push, dense=gradient, seen=reply.seen)).wait()
+            job.report(batch, result)
+
+    job.together(work)
+"""
+
+
+def test_one_file_adds_a_mode(ray: Any, config: dict[str, Any], tmp_path: Path) -> None:
+    """A user's mode that waits for each push, trains like local with one worker."""
+    (tmp_path / "patient.py").write_text(TOY)
+    config["mode"] = {"name": str(tmp_path / "patient.py"), "learns": True}
+    config["cluster"] |= {"workers": 1}
+    done = clickfleet.train(config, quiet=True)
+    here = {**config, "mode": {"name": "local"}, "train": {"deterministic": True, "threads": 1}}
+    alone = clickfleet.train({**here, "run": {**config["run"], "dir": str(tmp_path / "local")}}, quiet=True)
+    assert tables(alone.learner, done.learner) == (0.0, 0.0)
+    assert checkpoint.steps(Path(config["run"]["dir"]) / "checkpoints")
+    config["train"] = {"deterministic": True}
+    with pytest.raises(ConfigError, match=r"train.deterministic is not supported in mode .*patient.py"):
+        clickfleet.train(config, resume=True, quiet=True)
+
+
 def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str, Any]) -> None:
     """Stopped in the middle, resumed on more shards and fewer workers: every row once per epoch, whatever the mode."""
     run = Path(config["run"]["dir"])
@@ -62,7 +106,7 @@ def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str,
         command.kill()
     assert places
     assert places <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}  # nobody else can reach it
-    stopped = saving.read_state(checkpoint.latest(run / "checkpoints"))
+    stopped = run_folder.read_state(checkpoint.latest(run / "checkpoints"))
     config["cluster"] = {"shards": 3, "workers": 1, "threads": 2}
     config["mode"] = {"name": "async"}
     done = clickfleet.train(config, resume=True, quiet=True)
@@ -73,7 +117,7 @@ def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str,
 
 def test_a_hung_worker_is_named_and_replaced(ray: Any, config: dict[str, Any]) -> None:
     run = Path(config["run"]["dir"])
-    config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "sync"}, 20
+    config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "sync"}, 100
     config["cluster"]["heartbeat_timeout"] = "3s"
     config["data"]["batch_size"] = LONG
     when_saved(run, lambda: kill(run, "worker 1", signal.SIGSTOP))
@@ -86,7 +130,7 @@ def test_a_hung_worker_is_named_and_replaced(ray: Any, config: dict[str, Any]) -
 def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any], mode: str, victim: str) -> None:
     run = Path(config["run"]["dir"])
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 200
-    config["cluster"]["on_loss"] = "continue"
+    config["cluster"]["on_failure"] = "continue"
     config["data"]["batch_size"] = LONG
     when_saved(run, lambda: kill(run, victim))
     done = clickfleet.train(config, quiet=True)
@@ -96,7 +140,7 @@ def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any],
     assert done.rows == ROWS
     learned = shows(run)
     assert learned <= ROWS * SLOTS  # something may be lost, nothing is learned twice
-    assert learned > (0.5 if victim.startswith("shard") else 0.99) * ROWS * SLOTS  # of a worker: what was on its way
+    assert learned > (0.5 if victim.startswith("shard") else 0.98) * ROWS * SLOTS  # of a worker: what was on its way
 
 
 @pytest.mark.parametrize("mode", ["sync", "geo"])
@@ -114,7 +158,7 @@ def test_test_data_is_evaluated_in_the_middle_of_an_epoch(ray: Any, config: dict
     there = clickfleet.load(first).evaluate(config["data"]["test"])
     assert there["auc"] == pytest.approx(tests[min(tests)]["auc"], abs=1e-6)
     assert done.best_auc == max(line["auc"] for line in tests.values())
-    assert done.path == done.best == saving.resolve(run)
+    assert done.path == done.best == run_folder.resolve(run)
     assert shows(run / "LATEST") == ROWS * SLOTS
 
 

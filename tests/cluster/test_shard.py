@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clickfleet.cluster.shard import Cut, Rules, Shard
-from clickfleet.embedding import Push
-from clickfleet.exchange import Gradient, Kind, Piece, Request
-from clickfleet.rules import rule
-from clickfleet.sections import Dense
-from clickfleet.table import Table
+from clickfleet.cluster.shard import Rules, Shard, ShardCheckpoint
+from clickfleet.config.sections import DenseSettings
+from clickfleet.store.rules import rule
+from clickfleet.store.table import Table
+from clickfleet.training.embedding import Push
+from clickfleet.training.sharding import Gradient, Kind, Piece, Request
 
 
 def push_of(peer: int, batch: int) -> Request:
@@ -27,16 +27,18 @@ def push_of(peer: int, batch: int) -> Request:
 
 
 def make(waits: bool = False, peers: int = 3) -> tuple[Shard, list[tuple[int, dict[int, float], float]]]:
-    shard = Shard(Table(factors=1, rule=rule("sgd", lr=0.1)), torch.zeros(4), Dense("sgd", lr=1.0), Rules(waits=waits))
+    shard = Shard(
+        Table(factors=1, rule=rule("sgd", lr=0.1)), torch.zeros(4), DenseSettings("sgd", lr=1.0), Rules(waits=waits)
+    )
     shard.begin(range(peers))
     cuts: list[tuple[int, dict[int, float], float]] = []
 
-    def on_cut(cut: Cut) -> None:
+    def on_cut(cut: ShardCheckpoint) -> None:
         with cut.rows as rows:
             found = {int(k): float(s) for part in rows for k, s in zip(part["key"], part["show"], strict=True)}
         cuts.append((cut.number, found, float(cut.dense["values"][0])))
 
-    shard.on_cut = on_cut
+    shard.on_checkpoint = on_cut
     return shard, cuts
 
 
@@ -50,17 +52,20 @@ def test_any_interleaving_of_push_repeat_mark_and_pull(seed: int, peers: int) ->
     for peer in range(peers):
         mine: list[Piece] = []
         for batch in range(1, 9):
-            mine += [Piece(Request(Kind.MARK, cut=c + 1)) for c in range(2) if marks[peer][c] == batch - 1]
+            mine += [Piece(Request(Kind.MARK, checkpoint=c + 1)) for c in range(2) if marks[peer][c] == batch - 1]
             mine += [Piece(push_of(peer, batch), sequence=batch)] * chance.choice([1, 1, 1, 2])
             mine += [Piece(Request(pull=np.array([batch], np.uint64)))] * chance.randrange(2)
-        mine += [Piece(Request(Kind.MARK, cut=c + 1)) for c in range(2) if marks[peer][c] == 8]
+        mine += [Piece(Request(Kind.MARK, checkpoint=c + 1)) for c in range(2) if marks[peer][c] == 8]
         todo.append(mine)
     sent: dict[int, list[Piece]] = {peer: [] for peer in range(peers)}
     while any(todo):
         peer = chance.choice([p for p in range(peers) if todo[p]])
         # The second cut is asked for when the first one is taken.
-        if todo[peer][0].request.kind is Kind.MARK and todo[peer][0].request.cut > shard.cut + 1:
-            if all(not t or (t[0].request.kind is Kind.MARK and t[0].request.cut > shard.cut + 1) for t in todo):
+        if todo[peer][0].request.kind is Kind.MARK and todo[peer][0].request.checkpoint > shard.last_checkpoint + 1:
+            if all(
+                not t or (t[0].request.kind is Kind.MARK and t[0].request.checkpoint > shard.last_checkpoint + 1)
+                for t in todo
+            ):
                 pytest.fail("the first cut is never taken")
             continue
         shard.handle(peer, todo[peer].pop(0))
@@ -98,14 +103,14 @@ class World:
             keys = np.array(sorted(rows[i]), np.uint64)
             shard.table.move(keys, np.zeros((len(keys), 2), np.float32), add=False, show=np.ones(len(keys), np.float32))
             shard.optimizer.values += dense[i]
-            shard.cut = self.cut
+            shard.last_checkpoint = self.cut
 
-            def on_cut(cut: Cut, i: int = i) -> None:
+            def on_cut(cut: ShardCheckpoint, i: int = i) -> None:
                 with cut.rows as found:
                     here = {int(k): float(s) for part in found for k, s in zip(part["key"], part["show"], strict=True)}
                 self.parts.setdefault(cut.number, {})[i] = (here, float(cut.dense["values"][0]))
 
-            shard.on_cut = on_cut
+            shard.on_checkpoint = on_cut
             self.shards.append(shard)
 
     def send(self, peer: int, request: Request, sequence: int = 0) -> None:
@@ -124,7 +129,7 @@ class World:
         elif what < 0.5 and self.marked[peer] <= self.cut:  # a cut is asked for when the one before is complete
             self.marked[peer] = self.cut + 1
             self.at_mark.setdefault(self.cut + 1, {})[peer] = self.sent[peer]
-            self.send(peer, Request(Kind.MARK, cut=self.cut + 1))
+            self.send(peer, Request(Kind.MARK, checkpoint=self.cut + 1))
         elif what < 0.52:
             for (whom, i), way in self.ways.items():
                 self.late += [(whom, i, epoch, piece) for epoch, piece in way[:1]]
@@ -162,7 +167,7 @@ def test_any_interleaving_of_push_pull_cut_and_restart_learns_everything_once(se
             if world.marked[peer] <= world.cut and any(mark > world.cut for mark in world.marked.values()):
                 world.marked[peer] = world.cut + 1  # nobody waits for ever for the rest of a cut
                 world.at_mark.setdefault(world.cut + 1, {})[peer] = world.sent[peer]
-                world.send(peer, Request(Kind.MARK, cut=world.cut + 1))
+                world.send(peer, Request(Kind.MARK, checkpoint=world.cut + 1))
         for (peer, i), way in world.ways.items():
             while way:
                 world.deliver(peer, i, *way.pop(0))
@@ -185,11 +190,11 @@ def test_rounds_wait_for_all_and_are_learned_as_one() -> None:
     assert shard.version == 1
     assert torch.equal(shard.optimizer.values, torch.ones(4))  # Σ gradient / Σ n
     wanted = push_of(0, 2)
-    wanted.cut = 1
+    wanted.checkpoint = 1
     shard.handle(0, Piece(wanted, sequence=2))
     assert cuts == []
     answers = shard.handle(1, Piece(push_of(1, 2), sequence=2))
-    assert [answer.cut for _, answer in answers] == [1, 1]
+    assert [answer.checkpoint for _, answer in answers] == [1, 1]
     assert len(cuts[0][1]) == 4
     shard.handle(0, Piece(push_of(0, 3), sequence=3))
     done: Any = shard.handle(1, Piece(Request(Kind.DONE)))

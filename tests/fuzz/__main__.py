@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))  # what tests share
+
 import fuzz
 from fuzz.engine import Finding, Target, explore
 
@@ -42,11 +44,11 @@ def main() -> int:
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside is None:
-        return watch(options.keep)
+        return monitor(options.keep)
     return work(options.names, options.runs, options.seed, options.keep, options.inside)
 
 
-def watch(keep: Path) -> int:
+def monitor(keep: Path) -> int:
     """Runs the targets in a process of their own and says which input ended it."""
     keep.mkdir(parents=True, exist_ok=True)
     current = keep / "current"

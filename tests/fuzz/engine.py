@@ -177,10 +177,10 @@ def explore(target: Target, runs: int, seed: int, note: Callable[[bytes], None] 
 
 def _run(function: Callable[[bytes], object], data: bytes, coverage: Coverage, outcome: Outcome) -> Finding | None:
     def late(number: int, frame: Any) -> None:
-        raise SlowError(f"took longer than {SECONDS} s")
+        raise SlowError(f"took more than {SECONDS} s of this processor")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         with coverage.watching():
             function(data)
@@ -195,6 +195,6 @@ def _run(function: Callable[[bytes], object], data: bytes, coverage: Coverage, o
         where = f"{Path(last.filename).name}:{last.lineno}"
         return Finding("", f"{type(error).__name__}: {str(error)[:160]}", where, data)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
     return None

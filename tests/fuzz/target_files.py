@@ -12,17 +12,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clickfleet.formats import Format
-from clickfleet.formats.arrow import Arrow
-from clickfleet.formats.criteo import criteo
-from clickfleet.formats.csv import Csv
-from clickfleet.formats.feasign import Feasign
-from clickfleet.formats.libffm import Libffm
-from clickfleet.formats.multislot import Multislot
-from clickfleet.formats.parquet import Parquet
-from clickfleet.formats.sentences import Sentences
-from clickfleet.formats.slots import Slots
-from clickfleet.schema import Bucket, Dense, Schema, Slot, preset
+from clickfleet.data.formats import Format
+from clickfleet.data.formats.arrow import Arrow
+from clickfleet.data.formats.criteo import criteo
+from clickfleet.data.formats.csv import Csv
+from clickfleet.data.formats.feasign import Feasign
+from clickfleet.data.formats.libffm import Libffm
+from clickfleet.data.formats.multislot import Multislot
+from clickfleet.data.formats.parquet import Parquet
+from clickfleet.data.formats.sentences import Sentences
+from clickfleet.data.formats.slots import Slots
+from clickfleet.data.schema import Bucket, Dense, Schema, Slot, preset
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 

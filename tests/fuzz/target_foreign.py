@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clickfleet.migrate import dumps, pickles
+from clickfleet.paddlerec import dumps, pickles
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 

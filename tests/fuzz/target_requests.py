@@ -19,23 +19,21 @@ import numpy as np
 import orjson
 import uvicorn
 
-from clickfleet import exporting
-from clickfleet.engine import Engine
 from clickfleet.errors import ClickfleetError
-from clickfleet.published import Entry
-from clickfleet.serve import grpc, messages, slow
-from clickfleet.serve.admission import Admission
-from clickfleet.serve.batching import Batcher
+from clickfleet.serve import admin, grpc, protobuf
+from clickfleet.serve.auth import Tokens
+from clickfleet.serve.batching import AdmissionControl, Batcher
 from clickfleet.serve.connection import Limits, limited
 from clickfleet.serve.context import Context
-from clickfleet.serve.fields import Fields
+from clickfleet.serve.counters import Meter
+from clickfleet.serve.features import Fields
 from clickfleet.serve.http import App
-from clickfleet.serve.meter import Meter
 from clickfleet.serve.predictor import open_version
-from clickfleet.serve.settings import Settings
-from clickfleet.serve.tokens import Tokens
-from clickfleet.serve.versions import Status
-from clickfleet.serve.watch import Following
+from clickfleet.serve.state_folder import Status, UpdaterHealth
+from clickfleet.serve.supervisor import Settings
+from clickfleet.store.onnx import Engine
+from clickfleet.store.published import Entry
+from clickfleet.training import export
 from served import SCHEMA, Model, features
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
@@ -58,22 +56,22 @@ def context() -> Context:
     async def make() -> Context:
         model = Model()
         model.train(1)
-        entry = exporting.export(model.learner, FOLDER / "artifact", 1)
+        entry = export.export(model.learner, FOLDER / "artifact", 1)
         settings = Settings(str(FOLDER / "artifact"), str(FOLDER), max_rows=200, max_candidates=200, max_body=1 << 17)
         batcher = Batcher(open_version(Entry(entry.path), engine=Engine()), max_queue_s=60)
         meter, none = Meter(FOLDER / "worker-0.json"), Tokens(None, "NO_SUCH_VARIABLE")
         admin = FOLDER / "admin"
         admin.write_text("boss\n")
         status = Status(str(entry.path), [str(entry.path)], 1)
-        gate = Admission(60.0, batcher.counts)
-        return Context(settings, batcher, meter, none, Tokens(str(admin), "NONE"), status, gate, Following())
+        gate = AdmissionControl(60.0, batcher.counts)
+        return Context(settings, batcher, meter, none, Tokens(str(admin), "NONE"), status, gate, UpdaterHealth())
 
     return loop().run_until_complete(make())
 
 
 @cache
 def app() -> App:
-    return App(context(), slow.make(context()))
+    return App(context(), admin.admin_app(context()))
 
 
 async def _ask(path: str, body: bytes, headers: list[tuple[bytes, bytes]], query: bytes, method: str) -> int:
@@ -198,7 +196,7 @@ class _Stream:
 
 
 def call(name: str) -> Callable[[bytes], object]:
-    kind = next(request for method, request, _ in messages.methods() if method == name)
+    kind = next(request for method, request, _ in protobuf.methods() if method == name)
 
     def run(data: bytes) -> object:
         service = grpc.Service(context())
@@ -247,7 +245,7 @@ def raw_tensors() -> bytes:
 
 
 def infer_message(offsets: Any, raw: bool = True) -> bytes:
-    request = messages.message("ModelInferRequest")(model_name="deepfm", id="7")
+    request = protobuf.message("ModelInferRequest")(model_name="deepfm", id="7")
     for name, datatype, values in [*TENSORS[:2], ("offsets", "INT64", offsets)]:
         item = request.inputs.add(name=name, datatype=datatype, shape=list(values.shape))
         if raw:
@@ -277,7 +275,7 @@ HTTP = b'POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{"row
 HEAD = b'POST\n/v1/predict\na=b&format=slots\ncontent-length:13\nx-timeout-ms:100\ncontent-encoding:identity\n\n{"rows":[{}]}'
 INFER = "/v2/models/deepfm/infer"
 
-METADATA = bytes(messages.message("ModelMetadataRequest")(name="deepfm", version="1").SerializeToString())
+METADATA = bytes(protobuf.message("ModelMetadataRequest")(name="deepfm", version="1").SerializeToString())
 
 _TARGETS = [
     ("predict", posts("/v1/predict"), [

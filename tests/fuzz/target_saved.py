@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from clickfleet import checkpoint, published, redis_rows, saving, storage
-from clickfleet.config import Config, checked
-from clickfleet.engine import Engine
-from clickfleet.learner import Learner
-from clickfleet.metrics import Metrics
-from clickfleet.rules import rule
-from clickfleet.schema import Dense, Schema, Slot
-from clickfleet.serve import layers
-from clickfleet.table import Table
+from clickfleet.config.load import Config, checked
+from clickfleet.data.schema import Dense, Schema, Slot
+from clickfleet.serve import overlays
+from clickfleet.store import atomic, checkpoint, published, redis_rows, run_folder
+from clickfleet.store.onnx import Engine
+from clickfleet.store.rules import rule
+from clickfleet.store.table import Table
+from clickfleet.training import saving
+from clickfleet.training.learner import Learner
+from clickfleet.training.metrics import Metrics
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 KEYS = np.arange(1, 41, dtype=np.uint64) * np.uint64(977)
@@ -47,10 +48,10 @@ def sealed(path: Path, name: str, content: bytes) -> None:
     import xxhash
 
     (path / name).write_bytes(content)
-    manifest = json.loads((path / storage.MANIFEST).read_bytes())
+    manifest = json.loads((path / atomic.MANIFEST).read_bytes())
     manifest.pop("hash")
     manifest["files"][name] = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128(content).hexdigest()}
-    (path / storage.MANIFEST).write_bytes(storage.canonical({**manifest, "hash": storage.digest(manifest)}))
+    (path / atomic.MANIFEST).write_bytes(atomic.canonical({**manifest, "hash": atomic.digest(manifest)}))
 
 
 def file_of(name: str, use: Callable[[Path], object]) -> Callable[[bytes], object]:
@@ -74,11 +75,11 @@ def manifest_of(data: bytes) -> object:
     try:
         facts = json.loads(data)
         facts.pop("hash", None)
-        text = storage.canonical({**facts, "hash": storage.digest(facts)})
+        text = atomic.canonical({**facts, "hash": atomic.digest(facts)})
     except (ValueError, AttributeError, RecursionError, TypeError):
         text = data
-    (path / storage.MANIFEST).write_bytes(text)
-    saving.read_schema(path)
+    (path / atomic.MANIFEST).write_bytes(text)
+    run_folder.read_schema(path)
     return checkpoint.load(path)
 
 
@@ -95,10 +96,10 @@ def layer(name: str) -> Callable[[bytes], object]:
         folder.mkdir(exist_ok=True)
         for other, content in rows().items():
             (folder / other).write_bytes(data if other == name else content)
-        found = [layers.open_layer(folder, 2, how) for how in ("mapped", "memory")]
+        found = [overlays.open_layer(folder, 2, how) for how in ("mapped", "memory")]
         shutil.rmtree(FOLDER / "merged", ignore_errors=True)
-        layers.write_merged(found, 2, FOLDER / "merged", True)
-        return [layers.size(each) for each in found]
+        overlays.write_merged(found, 2, FOLDER / "merged", True)
+        return [overlays.size(each) for each in found]
 
     return run
 
@@ -110,9 +111,9 @@ def rows() -> dict[str, bytes]:
     folder = FOLDER / "rows"
     folder.mkdir(exist_ok=True)
     full = [(columns["key"], columns["embed_w"], columns["embedx"].reshape(-1, 2)) for columns in table.snapshot()]
-    made = [layers._core.FrozenLayer(full, [], np.empty(0, np.uint64), full)]
+    made = [overlays._core.FrozenLayer(full, [], np.empty(0, np.uint64), full)]
     shutil.rmtree(folder / "all", ignore_errors=True)
-    layers.write_merged(made, 2, folder / "all", True)
+    overlays.write_merged(made, 2, folder / "all", True)
     return {name: (folder / "all" / name).read_bytes() for name in ("rows.arrow", "deleted.arrow")}
 
 
@@ -125,7 +126,7 @@ def log_lines(data: bytes) -> object:
         try:
             facts = json.loads(text)
             facts.pop("line", None)
-            lines.append(storage.canonical({**facts, "line": storage.digest(facts)}))
+            lines.append(atomic.canonical({**facts, "line": atomic.digest(facts)}))
         except (ValueError, AttributeError, RecursionError, TypeError):
             lines.append(text)
     (folder / published.LOG).write_bytes(b"\n".join(lines))
@@ -176,7 +177,7 @@ def attached(name: str) -> bytes:
 
 LINE = {"sequence": 1, "kind": "base", "name": "000001-base", "hash": "ab", "parent": None, "chain": "c"}
 NEXT = {**LINE, "sequence": 2, "kind": "delta", "name": "000002-delta", "hash": "cd", "parent": "ab"}
-LOG = b"\n".join(storage.canonical(line) for line in (LINE, NEXT)) + b"\n"
+LOG = b"\n".join(atomic.canonical(line) for line in (LINE, NEXT)) + b"\n"
 
 TARGETS = [
     ("manifest", manifest_of, [attached("manifest.json"), b"[" * 3000, b'{"format":"clickfleet/checkpoint","files":{}}']),
@@ -186,7 +187,7 @@ TARGETS = [
     ("checkpoint-optimizer", file_of("optimizer.safetensors", resume), [attached("optimizer.safetensors")]),
     ("checkpoint-metrics", file_of("metrics.safetensors", resume), [attached("metrics.safetensors")]),
     ("checkpoint-state", file_of("state.json", resume), [attached("state.json"), b"[" * 3000]),
-    ("checkpoint-config", file_of("config.yaml", saving.read_config), [attached("config.yaml")]),
+    ("checkpoint-config", file_of("config.yaml", run_folder.read_config), [attached("config.yaml")]),
     ("published-rows", layer("rows.arrow"), [rows()["rows.arrow"]]),
     ("published-deleted", layer("deleted.arrow"), [rows()["deleted.arrow"]]),
     ("published-log", log_lines, [LOG, b'{"sequence":"1"}\n', b"[1]\n" + b"[" * 3000 + b"\n"]),

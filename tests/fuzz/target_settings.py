@@ -7,15 +7,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from clickfleet import config, migrate, rules, schedules
-from clickfleet.config import Config, checked
+from clickfleet.config import load
+from clickfleet.config.load import Config, checked
+from clickfleet.config.sections import Schedule
+from clickfleet.data.schema import KeyRule, Schema, Transform, read_schema
 from clickfleet.errors import ClickfleetError, ConfigError
-from clickfleet.migrate import original
-from clickfleet.policy import Admission
-from clickfleet.schema import KeyRule, Schema, Transform, read_schema
-from clickfleet.sections import Schedule
-from clickfleet.table import Init, Table
-from clickfleet.words.vocabulary import Vocabulary
+from clickfleet.models.word2vec.vocabulary import Vocabulary
+from clickfleet.paddlerec import original, translation
+from clickfleet.store import rules
+from clickfleet.store.policy import Admission, Init
+from clickfleet.store.table import Table
+from clickfleet.training import optimizer
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 
@@ -56,7 +58,7 @@ def written(name: str, data: bytes) -> Path:
 
 
 def load_config(data: bytes) -> object:
-    return config.dump(config.load(written("config.yaml", data)))
+    return load.dump(load.load(written("config.yaml", data)))
 
 
 def load_schema(data: bytes) -> object:
@@ -66,7 +68,7 @@ def load_schema(data: bytes) -> object:
 def override(data: bytes) -> object:
     raw: dict[str, Any] = {}
     for item in data.decode("utf-8", "replace").split("\n"):
-        config.override(raw, item)
+        load.override(raw, item)
     return checked(Config, raw, source="arguments")
 
 
@@ -75,7 +77,7 @@ def translate(data: bytes) -> object:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     path.write_bytes(data)
-    return migrate.translate(original.read(path)) if original.is_paddlerec(path) else None
+    return translation.translate(original.read(path)) if original.is_paddlerec(path) else None
 
 
 def short_texts(data: bytes) -> object:
@@ -108,10 +110,10 @@ def rule(data: bytes) -> object:
 
 
 def schedule(data: bytes) -> object:
-    raw = config.read(data.decode("utf-8", "replace"), "schedule")
+    raw = load.read(data.decode("utf-8", "replace"), "schedule")
     made = checked(Schedule, raw, source="schedule")
-    schedules.check(made)
-    return [schedules.factor(made, step) for step in (0, 1, 10, 10**6)]
+    optimizer.check_schedule(made)
+    return [optimizer.factor(made, step) for step in (0, 1, 10, 10**6)]
 
 
 def vocabulary(data: bytes) -> object:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clickfleet.batch import Batch
-from clickfleet.client import Client
 from clickfleet.cluster import wire
-from clickfleet.config import Config, checked
-from clickfleet.exchange import Answer, Gradient, Kind, Piece, Request, row_bytes, rows_of
-from clickfleet.online.broker import Record
-from clickfleet.online.messages import Spool, columns_of
-from clickfleet.schema import Dense, Schema, Slot, write_schema
+from clickfleet.config.load import Config, checked
+from clickfleet.data.batch import Batch
+from clickfleet.data.schema import Dense, Schema, Slot, write_schema
+from clickfleet.online.sources.broker import Record
+from clickfleet.online.sources.messages import Spool, columns_of
+from clickfleet.serve.client import Client
+from clickfleet.training.sharding import Answer, Gradient, Kind, Piece, Request, row_bytes, rows_of
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 SCHEMA = Schema(dense=(Dense("x"),), slots=(Slot("a"), Slot("b", multi=True)), label="click", time="t")
@@ -46,7 +46,7 @@ def request() -> bytes:
     asked = Request(Kind(0), values=True, training=True, pull=np.arange(3, dtype=np.uint64))
     asked.rows, asked.push = rows, rows_of(rows, WIDTH, 1.0)
     asked.dense = Gradient(np.ones(4, np.float32), 1.0, 1.0, 1)
-    return as_bytes(wire.pack_request(Piece(asked, 1, 1, 1), wire.Identity(1, b"r" * 16, 3), 0))
+    return as_bytes(wire.pack_request(Piece(asked, 1, 1, 1), wire.PeerIdentity(1, b"r" * 16, 3), 0))
 
 
 def answer() -> bytes:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from clickfleet.online.learn import Learned, learn
+from clickfleet.online.learn import OnlineResult, learn
 from streams import settings, write_days
 
 
@@ -23,8 +23,8 @@ def stream(tmp_path: Path, graph: Path) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def online() -> Callable[..., Learned]:
-    def run(config: dict[str, Any], *overrides: str, **more: Any) -> Learned:
+def online() -> Callable[..., OnlineResult]:
+    def run(config: dict[str, Any], *overrides: str, **more: Any) -> OnlineResult:
         return learn(config, *overrides, quiet=True, **more)
 
     return run

@@ -8,10 +8,10 @@ from zoneinfo import ZoneInfo
 import fsspec
 import pytest
 
-from clickfleet import sections
-from clickfleet.online.directories import Directories
+from clickfleet.config import sections
 from clickfleet.online.learn import learn
 from clickfleet.online.passes import Patience, StopWaitingError
+from clickfleet.online.sources.directories import Directories
 from streams import HEADER, lines
 
 
@@ -63,7 +63,7 @@ def test_a_folder_is_read_once_it_is_quiet(folder):
     found = source(folder.parents[1], clock, wall=time.time).after(None, waiting)
     assert [path.rsplit("/", 1)[1] for path in found.data] == ["part-0", "part-1", "part-2", "part-3"]
     assert found.sizes == (1, 1, 2, 3)
-    assert set(waiting.waited) == {f"{folder} to be quiet for 30 s (online.quiet)"}
+    assert set(waiting.waited) == {f"30 s without changes in {folder} (online.quiet)"}
     assert len(waiting.waited) >= 4
 
 
@@ -144,7 +144,7 @@ def test_rows_that_come_after_the_done_file_are_an_alarm(stream, online, tmp_pat
     late = tmp_path / "logs/20260101/1200/part-1.csv"
     late.write_text("\n".join([HEADER, *lines(5, 1)]) + "\n")
     assert online(config, "run.report=true").rows == 120
-    words = f"1 files ({late.stat().st_size} bytes) of {late.parent} came or changed after 20260101 pass 2 was read"
+    words = f"1 files ({late.stat().st_size} bytes) of {late.parent} arrived or changed after 20260101 pass 2 was read"
     assert f"ALARM: {words}" in (tmp_path / "run/log.txt").read_text()
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert kinds.count("late_files") == 1
@@ -153,7 +153,7 @@ def test_rows_that_come_after_the_done_file_are_an_alarm(stream, online, tmp_pat
 
 
 def test_a_half_made_folder_is_waited_for_by_a_run(stream, tmp_path):
-    config = stream(days=1, online={"end_day": 20260101, "done_file": None, "quiet": "700ms"})
+    config = stream(days=1, online={"end_day": 20260101, "done_file": None, "quiet": "1s"})
     half = tmp_path / "logs/20260101/1200"
     for path in half.iterdir():
         path.unlink()
@@ -163,7 +163,10 @@ def test_a_half_made_folder_is_waited_for_by_a_run(stream, tmp_path):
     log = tmp_path / "run/log.txt"
     while not (log.exists() and f"waiting for files in {half}" in log.read_text()):
         assert thread.is_alive()
+        time.sleep(0.01)
     for n in range(4):
-        (half / f"part-{n}.csv").write_text("\n".join([HEADER, *lines(10, n)]) + "\n")
-    thread.join(60)
+        (tmp_path / f"part-{n}.csv").write_text("\n".join([HEADER, *lines(10, n)]) + "\n")
+    for n in range(4):  # at once: the folder must not seem quiet in between
+        (tmp_path / f"part-{n}.csv").rename(half / f"part-{n}.csv")
+    thread.join()
     assert done[0].rows == 60 + 40

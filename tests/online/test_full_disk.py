@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clickfleet import checkpoint, published, run, storage
 from clickfleet.errors import CheckpointError
 from clickfleet.online.learn import learn
+from clickfleet.store import atomic, checkpoint, published
+from clickfleet.training import run
+from online.test_kills import contents
 from streams import HEADER, lines, settings, write_days
-from test_kills import contents
 
 SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
 SIZE = 24 << 20
@@ -91,7 +92,7 @@ def check_whole(folder: Path) -> None:
 def test_it_fills_while_an_entry_or_a_checkpoint_is_written(disk, stream_on, monkeypatch, part):
     config, wanted, anew = stream_on
     folder = anew()
-    began, filled = storage.Writer.__enter__, []
+    began, filled = atomic.FolderWriter.__enter__, []
 
     def fill(self):
         if part in self.path.name and not filled and self.path.name != "000001-base" and disk.used > 200_000:
@@ -99,8 +100,8 @@ def test_it_fills_while_an_entry_or_a_checkpoint_is_written(disk, stream_on, mon
             disk.leave(4096)
         return began(self)
 
-    monkeypatch.setattr(storage.Writer, "__enter__", fill)
-    with pytest.raises(CheckpointError, match=r"the disk is full: .* was not written") as told:
+    monkeypatch.setattr(atomic.FolderWriter, "__enter__", fill)
+    with pytest.raises(CheckpointError, match=r"the disk is full: cannot write ") as told:
         learn(config, quiet=True)
     assert filled
     assert "free space" in str(told.value)
@@ -136,7 +137,7 @@ def test_a_run_that_need_not_be_the_same_holds_entries_and_goes_on(disk, stream_
     config, _, anew = stream_on
     folder = anew()
     config["train"] = {**config["train"], "deterministic": False}
-    began, filled = storage.Writer.__enter__, []
+    began, filled = atomic.FolderWriter.__enter__, []
 
     def fill(self):
         if self.path.name == "000002-delta" and not filled:
@@ -146,13 +147,13 @@ def test_a_run_that_need_not_be_the_same_holds_entries_and_goes_on(disk, stream_
             disk.free()
         return began(self)
 
-    monkeypatch.setattr(storage.Writer, "__enter__", fill)
+    monkeypatch.setattr(atomic.FolderWriter, "__enter__", fill)
     done = learn(config, quiet=True)
     log = published.Log(folder / "published")
     assert [line.kind for line in log.lines()] == ["base", "base", "delta", "delta", "base"]
     assert (done.passes, done.held) == (4, 0)
     said = (folder / "log.txt").read_text()
-    assert f"ALARM: a delta is held back: the disk is full: {filled[0]} was not written" in said
+    assert f"ALARM: a delta is held back: the disk is full: cannot write {filled[0]}" in said
     alarms = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"alarm"' in line]
     assert [alarm["held"] for alarm in alarms] == [1, 2]
     check_whole(folder)

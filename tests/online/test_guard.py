@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from clickfleet import sections
-from clickfleet.metrics import Buckets
-from clickfleet.online.guard import Judge, Window, pack, unpack
+from clickfleet.config import sections
+from clickfleet.online.publisher import PublishGuard, Window, pack, unpack
+from clickfleet.training.metrics import Buckets
 from streams import HEADER, lines
 
 ROWS = 500
@@ -24,7 +24,7 @@ def scored(seed: int, flipped: bool = False, ctr: float = 0.2, rows: int = ROWS,
     return seen
 
 
-def run(judge: Judge, passes: list[Buckets]) -> list[list[str]]:
+def run(judge: PublishGuard, passes: list[Buckets]) -> list[list[str]]:
     """Judges pass after pass, as a run does."""
     out = []
     for seen in passes:
@@ -38,7 +38,7 @@ def run(judge: Judge, passes: list[Buckets]) -> list[list[str]]:
 @pytest.mark.parametrize("ctr", [0.02, 0.2])
 def test_a_good_stream_of_small_passes_never_alarms(ctr):
     for seed in range(10):
-        judge = Judge(sections.Guard())
+        judge = PublishGuard(sections.Guard())
         found = run(judge, [scored(1000 * seed + n, ctr=ctr) for n in range(100)])
         assert not any(found), (seed, found)
 
@@ -46,7 +46,7 @@ def test_a_good_stream_of_small_passes_never_alarms(ctr):
 def test_flipped_labels_are_caught_within_one_window_whatever_the_size_of_passes():
     for rows in (50, 500, 3000):
         guard = sections.Guard(min_rows=2000, copc=None)
-        judge = Judge(guard)
+        judge = PublishGuard(guard)
         good = run(judge, [scored(n, rows=rows) for n in range(20_000 // rows)])
         bad = run(judge, [scored(n, rows=rows, flipped=True) for n in range(10_000 // rows)])
         assert not any(good)
@@ -60,7 +60,7 @@ def test_flipped_labels_are_caught_within_one_window_whatever_the_size_of_passes
 
 
 def test_a_drop_beyond_chance_is_seen_in_large_windows_only():
-    small, large = (Judge(sections.Guard(warmup_rows=0, min_rows=rows)) for rows in (500, 50_000))
+    small, large = (PublishGuard(sections.Guard(warmup_rows=0, min_rows=rows)) for rows in (500, 50_000))
     weaker = [[scored(n, signal=signal) for n in range(200)] for signal in (1.0, 0.8)]  # AUC falls by about 0.04
     assert not any(run(small, weaker[0] + weaker[1]))
     found = run(large, weaker[0] + weaker[1])
@@ -70,13 +70,13 @@ def test_a_drop_beyond_chance_is_seen_in_large_windows_only():
 
 def test_nothing_is_judged_before_the_model_is_warm():
     cold = [scored(n, flipped=True) for n in range(6)]
-    assert not any(run(Judge(sections.Guard(warmup_rows=3000)), cold))
-    assert any(run(Judge(sections.Guard(warmup_rows=0)), cold))
-    assert any(run(Judge(sections.Guard(warmup_rows=3000), warm=True), cold))  # it began as a trained model
+    assert not any(run(PublishGuard(sections.Guard(warmup_rows=3000)), cold))
+    assert any(run(PublishGuard(sections.Guard(warmup_rows=0)), cold))
+    assert any(run(PublishGuard(sections.Guard(warmup_rows=3000), warm=True), cold))  # it began as a trained model
 
 
 def test_the_state_goes_through_json_exactly():
-    one, other = Judge(sections.Guard(min_rows=3000)), Judge(sections.Guard(min_rows=3000))
+    one, other = PublishGuard(sections.Guard(min_rows=3000)), PublishGuard(sections.Guard(min_rows=3000))
     run(one, [scored(n) for n in range(30)])
     other.restore(one.aucs, json.loads(json.dumps(one.state())))
     later = [scored(n, flipped=n > 40) for n in range(30, 60)]
@@ -85,7 +85,7 @@ def test_the_state_goes_through_json_exactly():
 
 
 def test_a_state_of_an_earlier_version_is_taken_up():
-    judge = Judge(sections.Guard())
+    judge = PublishGuard(sections.Guard())
     judge.restore([0.9, 0.9], None)
     assert run(judge, [scored(n) for n in range(2)])[-1][0].startswith("AUC ")  # of 0.7, at once
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clickfleet import checkpoint, published
+from clickfleet.store import checkpoint, published
 from streams import settings, write_days
 
 OF_THE_PROCESS = ("time", "seconds", "table_bytes", "evicted")
@@ -19,7 +19,14 @@ SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
 
 def run(config: Path, kills: int, seed: int) -> int:
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[1] / "killed.py"), str(config), str(kills), str(seed), "online"],
+        [
+            sys.executable,
+            str(Path(__file__).parents[1] / "support" / "killed.py"),
+            str(config),
+            str(kills),
+            str(seed),
+            "online",
+        ],
         capture_output=True,
         text=True,
         timeout=3600,

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.online.learn import learn
-from clickfleet.published import Log
-from clickfleet.run import train
+from clickfleet.store.published import Log
+from clickfleet.training.run import train
 from streams import HEADER, SCHEMA, lines
 
 
@@ -108,7 +108,7 @@ def test_waits_for_a_done_file_and_says_so(stream, tmp_path):
         assert thread.is_alive()
         time.sleep(0.01)
     done.touch()
-    thread.join(30)
+    thread.join()
     assert results[0].passes == 2
 
 
@@ -119,9 +119,9 @@ def test_a_signal_ends_the_waiting_and_the_day_goes_on_later(stream, online, tmp
     log = tmp_path / "run/log.txt"
 
     def stop():
-        while not (log.exists() and "pass 1 trained" in log.read_text()):
+        said = ("000001-base", f"waiting for {late}")  # the first pass is published; the second has to wait
+        while not (log.exists() and all(text in log.read_text() for text in said)):
             time.sleep(0.01)
-        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop).start()
@@ -153,7 +153,7 @@ def test_a_broken_file_stops_the_run_by_name_and_loses_nothing(stream, online, t
         online(config)
     broken.write_text(good)
     assert online(config).passes == 4
-    assert "read as it is now" in (tmp_path / "run/log.txt").read_text()
+    assert "is listed again" in (tmp_path / "run/log.txt").read_text()
     assert kinds(tmp_path) == ["base", "delta", "base", "delta", "delta", "base"]
 
 
@@ -166,14 +166,14 @@ def test_files_that_changed_in_the_middle_of_a_pass_are_refused(stream, online, 
     with pytest.raises(DataError, match=r"1200/part-0\.csv:202"):
         online(config, "data.bad_lines=error")
     late.write_text(text)
-    with pytest.raises(DataError, match="the files of 20260101 pass 2 are not as they were"):
+    with pytest.raises(DataError, match="the files of 20260101 pass 2 changed after it was partly trained on"):
         online(config)
     late.write_text(text + "1,not a time,x\n")
     assert online(config, "data.bad_lines=skip").passes == 2
 
 
 def test_one_trainer_per_run_folder(stream, online, tmp_path):
-    from clickfleet.lock import Lock
+    from clickfleet.store.lock import Lock
 
     config = stream()
     with (
@@ -190,7 +190,7 @@ def test_training_on_files_takes_the_same_lock(stream, online, tmp_path):
     files = {**config, "data": {**config["data"], "train": [str(tmp_path / "logs/20260101/0000")]}}
     del files["online"], files["publish"]
     program = (
-        "import sys, time; from clickfleet.lock import Lock; from pathlib import Path\n"
+        "import sys, time; from clickfleet.store.lock import Lock; from pathlib import Path\n"
         "with Lock(Path(sys.argv[1]), 'trains'): print('held', flush=True); time.sleep(600)"
     )
     other = subprocess.Popen(
@@ -211,13 +211,13 @@ def test_training_on_files_takes_the_same_lock(stream, online, tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("online.kafka={brokers: b, topic: t, rows_per_pass: 5}", "needs one stream"),
+        ("online.kafka={brokers: b, topic: t, rows_per_pass: 5}", "needs exactly one stream"),
         ("online.start_day=null", "online.start_day is missing"),
-        ("online.start_day=20261301", "no day written as YYYYMMDD"),
-        ("online.end_day=20250101", "lies before"),
+        ("online.start_day=20261301", "not a day written as YYYYMMDD"),
+        ("online.end_day=20250101", "is before"),
         ("online.split_interval=90s", "whole minutes"),
-        ("online.splits_per_pass=9", "a day has 2 splits"),
-        ("online.timezone=Mars/Olympus", "is not known"),
+        ("online.splits_per_pass=9", "a day has only 2 splits"),
+        ("online.timezone=Mars/Olympus", "unknown time zone"),
         ("data.test=somewhere", "data.test is for training on files"),
     ],
 )
@@ -277,7 +277,7 @@ def test_event_times_are_followed_to_the_entry(stream, online, tmp_path):
     entry = metrics(tmp_path, "published")[0]
     now = time.time()
     assert entry["event_to_published_p99"] >= entry["event_to_published_p50"] >= entry["event_to_trained_p50"] > 0
-    assert now - entry["event_to_published_p50"] == pytest.approx(1767225600 + 1800, abs=120)
+    assert now - entry["event_to_published_p50"] == pytest.approx(1767225600 + 1800, abs=600)
     assert "freshness is missed" in (tmp_path / "run/log.txt").read_text()
 
 

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clickfleet.bad_lines import BadLines, Counters
-from clickfleet.configuring import configure
+from clickfleet.config.check import configure
+from clickfleet.data.bad_lines import BadLines, Counters, Origins, RecordOrigin, write_origins
+from clickfleet.data.formats import Bad, Parsed
 from clickfleet.errors import DataError
-from clickfleet.formats import Bad, Parsed
-from clickfleet.line_places import Origin, Origins, write_origins
-from clickfleet.online.broker import Record
-from clickfleet.online.messages import Spool, columns_of, fits_of, read_arrow, read_json, split_evenly
+from clickfleet.online.sources.broker import Record
+from clickfleet.online.sources.messages import Spool, columns_of, fits_of, read_arrow, read_json, split_evenly
 from streams import HEADER, SCHEMA, lines, settings
 
 COLUMNS = columns_of(SCHEMA)
@@ -54,22 +53,22 @@ BAD_JSON = {
     "400 digits": (with_field("price", "9" * 400), "is out of range"),
     "5000 digits": (with_field("price", "9" * 5000), "digits"),
     "1e999": (with_field("price", "1e999"), "is out of range"),
-    "NaN": (with_field("price", "NaN"), "NaN is no JSON number"),
-    "Infinity": (with_field("click", "-Infinity"), "-Infinity is no JSON number"),
-    "NaN as text": (with_field("price", '"nan"'), "is no number"),
-    "underscores": (with_field("price", '"1_0"'), "is no number"),
-    "other digits": (with_field("time", '"٣"'), "is no whole number"),
+    "NaN": (with_field("price", "NaN"), "NaN is not a JSON number"),
+    "Infinity": (with_field("click", "-Infinity"), "-Infinity is not a JSON number"),
+    "NaN as text": (with_field("price", '"nan"'), "is not a number"),
+    "underscores": (with_field("price", '"1_0"'), "is not a number"),
+    "other digits": (with_field("time", '"٣"'), "is not an integer"),
     "huge integer": (with_field("time", str(2**64)), "is out of range"),
-    "half a second": (with_field("time", "1.5"), "is no whole number"),
-    "twice": (b'{"click": 1, "click": 0}', "the key 'click' stands twice"),
+    "half a second": (with_field("time", "1.5"), "is not an integer"),
+    "twice": (b'{"click": 1, "click": 0}', "the key 'click' occurs twice"),
     "no UTF-8": (b'{"user": "\xff"}', "byte 10 is not UTF-8"),
     "UTF-16": ('{"click": 1}'.encode("utf-16"), "not UTF-8"),
     "no object": (b"[1]", "it is not an object"),
     "cut off": (b'{"click": ', "Expecting value"),
     "empty": (b"", "the line is empty"),
-    "an object as id": (with_field("user", "{}"), "is no text"),
-    "a float as id": (with_field("user", "1.5"), "is no text"),
-    "true as time": (with_field("time", "true"), "True is no whole number"),
+    "an object as id": (with_field("user", "{}"), "is neither text nor an integer"),
+    "a float as id": (with_field("user", "1.5"), "is neither text nor an integer"),
+    "true as time": (with_field("time", "true"), "True is not an integer"),
 }
 
 
@@ -102,15 +101,15 @@ def raw(line: dict) -> bytes:
 GOOD_ARROW = arrow([ROW, ROW])
 BAD_ARROW = {
     "empty": (b"", "the record is empty"),
-    "cut off": (GOOD_ARROW[: len(GOOD_ARROW) // 2], "no Arrow stream"),
-    "text": (b"1,2,3", "no Arrow stream"),
+    "cut off": (GOOD_ARROW[: len(GOOD_ARROW) // 2], "not an Arrow stream"),
+    "text": (b"1,2,3", "not an Arrow stream"),
     "other columns": (arrow([{"click": 1}], pa.schema([("click", pa.float64())])), "it has no column 'time'"),
     "a column twice": (arrow([], pa.schema([*COLUMNS, ("user", pa.string())])), "more than one column 'user'"),
     "two streams": (GOOD_ARROW + GOOD_ARROW, "bytes follow the end"),
     "wrong types": (arrow([], pa.schema([(name, pa.struct([("a", pa.int8())])) for name in COLUMNS.names])), "cast"),
     "text for a number": (
         arrow([{**ROW, "price": "x"}], COLUMNS.set(2, pa.field("price", pa.string()))),
-        "no Arrow stream of the schema",
+        "not an Arrow stream of the schema",
     ),
 }
 
@@ -215,7 +214,7 @@ def test_every_line_finds_its_record(counts, tmp_path_factory):
         offset += step
         records.append((partition, offset, rows))
     write_origins(path, "clicks", records)
-    expected = [Origin("clicks", partition, offset) for partition, offset, rows in records for _ in range(rows)]
+    expected = [RecordOrigin("clicks", partition, offset) for partition, offset, rows in records for _ in range(rows)]
     assert [Origins(str(path)).of(line + 1) for line in range(len(expected))] == expected
 
 

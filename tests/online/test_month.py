@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from clickfleet.logs.synth import Options, synth
+from clickfleet.data.logs.synth import SynthOptions, synth
 from clickfleet.online.learn import learn
-from clickfleet.online.plots import draw_days
+from clickfleet.online.replay import draw_days
 
 SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
 DAYS, ROWS_A_DAY, LIMIT = 30, 20_000, 24_000_000
@@ -15,7 +15,11 @@ DAYS, ROWS_A_DAY, LIMIT = 30, 20_000, 24_000_000
 
 @pytest.mark.skipif(not SOAK, reason="a minute long: runs in make soak")
 def test_memory_and_auc_over_the_days(tmp_path):
-    synth(tmp_path / "log", Options(rows=DAYS * ROWS_A_DAY, test_rows=0, days=DAYS, split_interval_min=720), threads=1)
+    synth(
+        tmp_path / "log",
+        SynthOptions(rows=DAYS * ROWS_A_DAY, test_rows=0, days=DAYS, split_interval_min=720),
+        threads=1,
+    )
     config = {
         "model": {"name": "fm"},
         "table": {

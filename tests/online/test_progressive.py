@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from clickfleet.batch import Batch
-from clickfleet.configuring import configure
-from clickfleet.learner import Learner
+from clickfleet.config.check import configure
+from clickfleet.data.batch import Batch
 from clickfleet.online.freshness import MOST, Freshness
+from clickfleet.training.learner import Learner
 from streams import SCHEMA
 
 

@@ -1,14 +1,14 @@
 """Backtests and pictures."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
 from clickfleet.cli import build, frame
-from clickfleet.configuring import configure
+from clickfleet.config.check import configure
 from clickfleet.errors import ConfigError, DataError
-from clickfleet.online.plots import draw_days
-from clickfleet.online.replay import replay
+from clickfleet.online.replay import draw_days, replay
 
 
 def test_settings_are_compared_on_the_same_events(stream, tmp_path, graph):
@@ -33,7 +33,9 @@ def test_from_the_command_line(stream, tmp_path, capsys):
     assert frame.run(build(), ["replay", str(path), "--sync", "12h", "--out", str(tmp_path / "out"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed["rows"][0]["sync"] == "12h"
-    assert (tmp_path / "out/replay.svg").stat().st_size > 1000
+    picture = ElementTree.parse(tmp_path / "out/replay.svg").getroot()
+    texts = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"AUC", "Million rows", "Deltas, MB", "admit 0", "12h", "published every"} <= set(texts)
 
     assert frame.run(build(), ["online", str(path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -46,15 +48,16 @@ def test_from_the_command_line(stream, tmp_path, capsys):
     assert frame.run(build(), ["publish", run, "--rollback", "6"]) == 0
     assert frame.run(build(), ["publish", run]) == 2
     capsys.readouterr()
-    assert draw_days(run, tmp_path / "days.svg").stat().st_size > 1000
+    days = ElementTree.parse(draw_days(run, tmp_path / "days.svg")).getroot()
+    assert len(days.findall(".//{http://www.w3.org/2000/svg}polyline")) == 3  # rows, bytes, AUC
 
 
 def test_what_cannot_be_replayed(stream, tmp_path):
     config = stream()
-    for sync, message in (("10min", "must be a multiple"), ("2d", "at most a day"), ("soon", "is no interval")):
+    for sync, message in (("10min", "must be a multiple"), ("2d", "at most a day"), ("soon", "is not an interval")):
         with pytest.raises(ConfigError, match=message):
             replay(configure(config), tmp_path / "out", [sync], [0])
     with pytest.raises(ConfigError, match="needs past logs"):
         replay(configure(config, ["online.end_day=null"]), tmp_path / "out", ["1d"], [0])
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         draw_days(tmp_path, tmp_path / "x.svg")

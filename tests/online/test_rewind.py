@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clickfleet import checkpoint, cli, storage, verification
-from clickfleet.configuring import configure
+from clickfleet import cli
+from clickfleet.config.check import configure
 from clickfleet.errors import CheckpointError, ConfigError
-from clickfleet.online import repair, rewind
-from clickfleet.online.passes import Plan
-from clickfleet.published import Log
-from test_release import base_of, state_of
+from clickfleet.online import rewind
+from clickfleet.online.passes import PassPlan
+from clickfleet.serve import verification
+from clickfleet.store import atomic, checkpoint, published
+from clickfleet.store.published import Log
+from online.test_publisher import base_of, state_of
 
 PASSES = ["20260101/1", "20260101/2", "20260102/1", "20260102/2"]
 
@@ -101,7 +103,7 @@ def test_what_cannot_be_done_is_refused(bad, online, tmp_path, capsys):
     with pytest.raises(CheckpointError, match=rf"(?s)before {PASSES[1]} is kept.*after {PASSES[2]}, to {PASSES[3]} at"):
         rewind.rewind(settings, (20260101, 2), 0, print)
     assert "run.keep" in call(capsys, "online", path, "--rewind", PASSES[0], code=1)["error"]
-    with pytest.raises(ConfigError, match="has begun 1 passes"):
+    with pytest.raises(ConfigError, match="has begun only 1 passes"):
         rewind.rewind(settings, (20260102, 2), 2, print)
     for wrong in ("monday", "20260199/1", "20260101", "20260101/0"):
         with pytest.raises(ConfigError, match="--rewind"):
@@ -109,22 +111,22 @@ def test_what_cannot_be_done_is_refused(bad, online, tmp_path, capsys):
     call(capsys, "online", path, "--skip", "1", code=2)
     with pytest.raises(ConfigError, match="at a URL"):
         rewind.listed(configure(config, ["run.dir=s3://bucket/run"]))
-    with pytest.raises(CheckpointError, match="no run folder"):
+    with pytest.raises(CheckpointError, match="not a run folder"):
         rewind.listed(configure(config, [f"run.dir={tmp_path}/nothing"]))
     broken = tmp_path / f"run/checkpoints/step-{checkpoint.steps(tmp_path / 'run/checkpoints')[0]:012d}/state.json"
     whole = broken.read_bytes()
     broken.write_bytes(whole + b" ")
-    with pytest.raises(CheckpointError, match=r"state\.json is broken"):
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
         rewind.rewind(settings, (20260102, 2), 0, print)
     assert not (tmp_path / "run" / rewind.INTENT).exists()
 
 
 STEPS = [
-    (Plan, "rewind"),
+    (PassPlan, "rewind"),
     (checkpoint, "make_latest"),
     (checkpoint, "forget_after"),
     (rewind, "_restore"),
-    (repair.Log, "append"),
+    (published.Log, "append"),
     (Path, "unlink"),
 ]
 
@@ -181,8 +183,8 @@ def test_a_kill_at_any_step_and_a_plain_restart(bad, killed, online, tmp_path):
 
 def test_a_broken_intent_is_named(bad, online, tmp_path):
     config, _, _ = bad
-    (tmp_path / "run" / rewind.INTENT).write_bytes(storage.canonical({"step": 1}))
-    with pytest.raises(CheckpointError, match=r"rewind\.json is broken"):
+    (tmp_path / "run" / rewind.INTENT).write_bytes(atomic.canonical({"step": 1}))
+    with pytest.raises(CheckpointError, match=r"rewind\.json is damaged"):
         online(config)
 
 

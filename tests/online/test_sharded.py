@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clickfleet import Table, checkpoint, published
+from clickfleet import Table
 from clickfleet.errors import CheckpointError
-from clickfleet.online.repair import in_order, mixed
-from clickfleet.online.sharded import merged
-from clickfleet.serve import layers
-from test_release import content
+from clickfleet.online.on_cluster import merged
+from clickfleet.serve import overlays
+from clickfleet.store import checkpoint, published
+from clickfleet.store.rollback import in_order, mixed
+from online.test_publisher import content
 
 F = np.float32
 
@@ -73,8 +74,8 @@ def test_shards_publish_what_one_table_would(tmp_path: Path, shards: int, admiss
             made.append(log.append(changes, content(turn)))
             changes.commit()
         assert made[0].hash == made[1].hash
-        layer = layers.open_layer(made[1].path, 2)  # what a server does
-        assert layers.size(layer) == made[1].manifest["rows"] + made[1].manifest["deleted"]
+        layer = overlays.open_layer(made[1].path, 2)  # what a server does
+        assert overlays.size(layer) == made[1].manifest["rows"] + made[1].manifest["deleted"]
     assert made[1].manifest["deleted"] > 0
     assert layer.full_rows > 0
     assert (layer.short_rows > 0) == (admission != "birth")
@@ -110,7 +111,7 @@ def test_rows_out_of_order_are_refused_by_the_writer(tmp_path: Path) -> None:
                 yield from changes
 
     log = published.Log(tmp_path)
-    with pytest.raises(CheckpointError, match="not in the order of their hashes"):
+    with pytest.raises(CheckpointError, match="not ordered by their hashes"):
         log.append(Wrong(shards, True), content(1))
     assert not log.lines()
     assert not list(tmp_path.glob("0*"))

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 import clickfleet
-from clickfleet import checkpoint, home, mirror, run
 from clickfleet.errors import CheckpointError
-from clickfleet.online import by_hand
+from clickfleet.online import manual
 from clickfleet.online.learn import learn
-from clickfleet.published import Log
+from clickfleet.store import checkpoint, mirror, run_folder
+from clickfleet.store.published import Log
+from clickfleet.training import run
+from online.test_kills import contents
 from streams import HEADER, lines, settings, write_days
-from test_kills import contents
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
@@ -49,7 +50,7 @@ def test_a_stream_goes_on_from_s3_on_an_empty_machine(tmp_path, graph, bucket):
     entry = json.loads((there / "model/base_donefile.txt").read_text().splitlines()[-1])["input"]
     assert bucket.exists(f"{entry}/manifest.json")
     assert clickfleet.load(url).learner.table.factors == 2
-    made = by_hand.publish(url, "delta")
+    made = manual.publish(url, "delta")
     assert made["entry"] == f"{url}/published/000005-delta"
     assert [line.sequence for line in Log(fetched(bucket, "live", tmp_path / "later") / "published").lines()][-1] == 5
 
@@ -63,7 +64,7 @@ def test_training_at_a_url(tmp_path):
     there = tmp_path / "there"
     assert done.to_dict()["checkpoint"] == f"file://{there}/checkpoints/{done.path.name}"
     assert checkpoint.verify(checkpoint.latest(there / "checkpoints"))
-    with pytest.raises(CheckpointError, match="holds a run already"):
+    with pytest.raises(CheckpointError, match="holds a run"):
         run.train(config, quiet=True)
     more = run.train(config, "train.epochs=2", resume=True, quiet=True)
     assert (more.rows, more.new_rows) == (400, 200)
@@ -73,7 +74,7 @@ def test_training_at_a_url(tmp_path):
 def test_what_cannot_be_put_stays_and_is_named(tmp_path, monkeypatch):
     url = f"file://{tmp_path}/there"
     (tmp_path / "there").write_text("in the way")
-    with pytest.raises(CheckpointError, match="the whole run is in"), home.at_home(url) as (folder, _):
+    with pytest.raises(CheckpointError, match="the whole run is in"), run_folder.at_home(url) as (folder, _):
         (folder / "log.txt").write_text("all of it")
     assert (folder / "log.txt").read_text() == "all of it"
     shutil.rmtree(folder)
@@ -83,7 +84,7 @@ def test_a_name_is_never_put_before_what_it_names(tmp_path):
     """A checkpoint that is replaced while the one before is put: the URL has one that is whole at any time."""
     url = f"file://{tmp_path}/there"
     table = clickfleet.Table(factors=2)
-    with home.at_home(url) as (folder, copy):
+    with run_folder.at_home(url) as (folder, copy):
         checkpoint.write(table, folder / "checkpoints", 1, keep=1)
         real = copy._fs.put_file
 

@@ -3,7 +3,6 @@
 `make test` runs a selection that has every model and every shape several times, `make soak` the whole product.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,24 +15,24 @@ import numpy as np
 import pytest
 
 import clickfleet
-from clickfleet import cli, exporting, parity
-from clickfleet.client import Client, GrpcClient
-from clickfleet.engine import Engine
+import shapes
+from clickfleet import cli
+from clickfleet.data.reader import Reader
+from clickfleet.data.schema import write_schema
 from clickfleet.errors import ConfigError
-from clickfleet.exporting import Publisher
-from clickfleet.outcome import Outcome
-from clickfleet.published import Entry, Log
-from clickfleet.reader import Reader
-from clickfleet.schema import write_schema
-from clickfleet.scored import score_files
-from clickfleet.serve import messages
+from clickfleet.serve import protobuf
+from clickfleet.serve.client import Client, GrpcClient, score_files
 from clickfleet.serve.predictor import open_version
 from clickfleet.serve.uploads import TEXT_FORMATS
-from clickfleet.trained import load
+from clickfleet.store.onnx import Engine
+from clickfleet.store.published import Entry, Log
+from clickfleet.training import export
+from clickfleet.training.export import Publisher
+from clickfleet.training.model import TrainingResult, load
+from clickfleet.workbench import parity
 from clickfleet.workbench.explain import explain
-from scenarios import shapes
-from scenarios.shapes import MODELS, SHAPES, Row, Shape
 from served import Served, running
+from shapes import MODELS, SHAPES, Row, Shape
 
 ALL = [(shape, model) for shape in SHAPES for model in MODELS]
 FAILED_ONCE = [("no_dense", "lr"), ("no_dense", "xdeepfm"), ("one_slot", "deepfefm"), ("no_slots", "dlrm")]
@@ -88,7 +87,7 @@ def files(shape: Shape, folder: Path) -> dict[str, list[Row]]:
     return rows
 
 
-def trained(shape: Shape, model: str, rows: dict[str, list[Row]], run: Path) -> Outcome:
+def trained(shape: Shape, model: str, rows: dict[str, list[Row]], run: Path) -> TrainingResult:
     folder = run.parent
     config = {
         "data": {
@@ -129,10 +128,10 @@ def test_one_model_on_one_shape(name: str, model: str, server: Server, tmp_path:
     (tmp_path / "graph.onnx").write_bytes(artifact.graph())  # the same network: one export is enough
     facts = server.wait(publisher.publish("base", step=1))
     with Client(server.served.url) as client:
-        asked_by_name(case, client)
+        asked_by_name(case, client, server.served)
         asked_by_protocol(case, client, server.served, facts)
         uploaded(case, client, server.served)
-        report = parity.compare(run, server.served.url, [case.test], artifact=artifact.path)
+        report = parity.check_parity(run, server.served.url, [case.test], artifact=artifact.path)
         assert report.ok, report.to_dict()
         learn_more(case)
         server.wait(publisher.publish("delta", step=2))
@@ -150,7 +149,7 @@ class Case:
     rows: list[Row]
     folder: Path
     run: Path
-    done: Outcome
+    done: TrainingResult
     wanted: np.ndarray
 
     @property
@@ -212,17 +211,16 @@ def explained_offline(case: Case) -> None:
 
 
 def exported(case: Case) -> Entry:
-    entry = exporting.export(case.done.learner, case.folder / "artifact", 1)
+    entry = export.export(case.done.learner, case.folder / "artifact", 1)
     entry.verify()
     close(open_version(entry).run(case.batch())["score"], case.wanted)
     close(load(entry.path).predict(case.test), case.wanted)
     return entry
 
 
-def asked_by_name(case: Case, client: Client) -> None:
+def asked_by_name(case: Case, client: Client, served: Served) -> None:
     close(client.predict(case.features), case.wanted)
-    body = {"rows": case.features[:1]}
-    facts = json.loads(client._ask("POST", "/v1/explain", json.dumps(body).encode())[0])
+    facts = served.http.post("/v1/explain", json={"rows": case.features[:1]}).json()
     close(facts["score"], case.wanted[0])
     for part in facts["contributions"][:3]:
         without = {key: value for key, value in case.features[0].items() if key != part["feature"]}
@@ -268,7 +266,7 @@ def as_described(item: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
 
 def infer(address: str, model: str, tensors: list[dict[str, Any]]) -> np.ndarray:
     """The same tensors over gRPC, as bytes."""
-    request = messages.message("ModelInferRequest")(model_name=model)
+    request = protobuf.message("ModelInferRequest")(model_name=model)
     request.outputs.add(name="score")
     for tensor in tensors:
         request.inputs.add(**{key: tensor[key] for key in ("name", "datatype", "shape")})
@@ -280,11 +278,11 @@ def infer(address: str, model: str, tensors: list[dict[str, Any]]) -> np.ndarray
         request.raw_input_contents.append(content)
     with grpc.insecure_channel(address) as channel:
         call: Callable[..., Any] = channel.unary_unary(
-            f"/{messages.SERVICE}/ModelInfer",
+            f"/{protobuf.SERVICE}/ModelInfer",
             request_serializer=type(request).SerializeToString,
-            response_deserializer=messages.message("ModelInferResponse").FromString,
+            response_deserializer=protobuf.message("ModelInferResponse").FromString,
         )
-        reply = call(request, timeout=20)
+        reply = call(request, timeout=60)
     return np.frombuffer(reply.raw_output_contents[0], np.float32)
 
 

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 import clickfleet
+import shapes
 from clickfleet import cli
-from clickfleet.client import Client
-from clickfleet.exporting import Publisher
-from clickfleet.schema import write_schema
-from clickfleet.step import Step
-from clickfleet.trained import load
-from scenarios import shapes
-from scenarios.covering import Choice, pairwise
-from scenarios.shapes import SHAPES, Row, Shape
+from clickfleet.config.plugins import names
+from clickfleet.data.schema import write_schema
+from clickfleet.serve.client import Client
+from clickfleet.training.export import Publisher
+from clickfleet.training.model import load
+from clickfleet.training.step import Step
+from covering import Choice, pairwise
 from scenarios.test_matrix import Server, auc
 from served import running
+from shapes import SHAPES, Row, Shape
 
 FACTORS: dict[str, list[Any]] = {
     "shape": ["no_dense", "no_slots", "only_multi", "twice", "ids", "one_slot", "sides", "criteo"],
@@ -45,7 +46,7 @@ FACTORS: dict[str, list[Any]] = {
     "model": ["wide_deep", "dnn"],
 }
 CHOICES = pairwise(FACTORS)
-MODES = ["sync", "async", "geo", "half_async"]
+MODES = [name for name in names("modes") if name != "local"]
 TEXT = ("txt", "csv", "tsv")
 ROWS = {"train-0": 25, "train-1": 13, "train-2": 8, "test-0": 11, "test-1": 14}
 

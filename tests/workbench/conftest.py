@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import clickfleet
-from clickfleet.logs.synth import Options, synth
+from clickfleet.data.logs.synth import SynthOptions, synth
 from clickfleet.online.learn import learn
 from streams import settings, write_days
 
@@ -14,7 +14,7 @@ from streams import settings, write_days
 @pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("workbench-log")
-    synth(out, Options(rows=1200, test_rows=400, seed=5))
+    synth(out, SynthOptions(rows=1200, test_rows=400, seed=5))
     return out
 
 

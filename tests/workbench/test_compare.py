@@ -15,14 +15,13 @@ import yaml
 
 from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
-from clickfleet.config import dump
-from clickfleet.configuring import configure
+from clickfleet.config.check import configure
+from clickfleet.config.load import dump
 from clickfleet.errors import ConfigError
-from clickfleet.workbench.compare import RESULT, compare
-from clickfleet.workbench.plan import fingerprint, grid, plan
+from clickfleet.workbench.compare import RESULT, compare, fingerprint, grid, plan
 
 BROKEN = """
-from clickfleet.models import Model
+from clickfleet.training.network import Model
 class Broken(Model):
     def __init__(self, config, shape):
         raise ZeroDivisionError("a model that cannot be built")
@@ -65,7 +64,7 @@ def test_settings_are_checked_before_anything_is_trained(config: dict[str, Any],
         planned(config, tmp_path, models=["deepfn"])
     with pytest.raises(ConfigError, match=r"none of the models has model.hidden"):
         planned(config, tmp_path, models=["lr"], sets=["model.hidden=[4]"])
-    with pytest.raises(ConfigError, match=r"not of the form key=a,b,c"):
+    with pytest.raises(ConfigError, match=r"does not have the form key=a,b,c"):
         grid("train.epochs")
 
 
@@ -126,7 +125,7 @@ def test_killed_and_started_again(config: dict[str, Any], tmp_path: Path) -> Non
     """SIGKILL in the middle of a run: its process writes a checkpoint and ends, and the run goes on from there."""
     slow = {
         **config,
-        "train": {"threads": 1, "epochs": 15},
+        "train": {"threads": 1, "epochs": 40},
         "run": {"checkpoint_every_steps": 10, "keep_epochs": False},
     }
     (tmp_path / "c.yaml").write_text(dump(configure({**slow, "run": {**slow["run"], "report": False}})))
@@ -148,5 +147,5 @@ def test_killed_and_started_again(config: dict[str, Any], tmp_path: Path) -> Non
         compare(tmp_path / "c.yaml", "dense.lr=0.1", models=["deepfm"], jobs=1, out=out, say=quiet)
     found = compare(tmp_path / "c.yaml", models=["deepfm"], jobs=1, out=out, say=quiet)
     assert found.runs[0]["resumed"]
-    assert found.runs[0]["rows"] == 15 * 1200 > 100 * step
-    assert "going on from" in (pointer.parents[1] / "log.txt").read_text()
+    assert found.runs[0]["rows"] == 40 * 1200 > 100 * step
+    assert "resuming from" in (pointer.parents[1] / "log.txt").read_text()

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from clickfleet import report
 from clickfleet.errors import ConfigError
-from clickfleet.workbench.dashboard import Dashboard, folders
-from clickfleet.workbench.panels import MOST, Followed
-from clickfleet.workbench.tail import Tail
+from clickfleet.training import report
+from clickfleet.workbench.dashboard import MOST, Dashboard, FollowedRun, MetricsTail, folders
 
 
 def get(port: int, path: str, host: str | None = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    asking = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    asking = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     asking.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}", **headers})
     reply = asking.getresponse()
     found = reply.status, reply.read(), dict(reply.getheaders())
@@ -38,7 +36,7 @@ def test_it_follows_runs_in_a_real_browser(browser: Any, run: Path, stream: Path
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(board.url)
-        expect(page.locator("#growing .state")).to_have_text("waiting for its first numbers")
+        expect(page.locator("#growing .state")).to_have_text("waiting for its first metrics")
 
         lines = [json.loads(line) for line in whole]
         for line in lines:
@@ -54,7 +52,7 @@ def test_it_follows_runs_in_a_real_browser(browser: Any, run: Path, stream: Path
             file.write("".join(json.dumps(line) + "\n" for line in lines[half:]))
         last = [line["step"] for line in lines if line["kind"] == "train"][-1]
         expect(tile).to_contain_text(str(last))
-        expect(page.locator("#growing figcaption", has_text="Growth of the table, rows")).to_have_count(1)
+        expect(page.locator("#growing figcaption", has_text="Table size, rows")).to_have_count(1)
         test_auc = [line for line in lines if line["kind"] == "test"][-1]["auc"]
         expect(page.locator("#growing .tile", has_text="test AUC")).to_contain_text(f"{test_auc:.4f}")
 
@@ -88,14 +86,14 @@ def test_it_follows_runs_in_a_real_browser(browser: Any, run: Path, stream: Path
         assert get(board.port, "/elsewhere")[0] == 404
         url = board.url
         page.evaluate("1")
-    expect(page.locator("#said")).to_have_text("the dashboard does not answer any more")
+    expect(page.locator("#status")).to_have_text("the dashboard has stopped")
     page.close()
     assert url.startswith("http://127.0.0.1:")
 
 
 def test_lines_that_are_half_written_cut_or_foreign(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
+    tail = MetricsTail(path)
     assert tail.lines() == []
     path.write_text('{"kind": "test", "step": 1}\n{"kind": "te')
     assert [line["step"] for line in tail.lines()] == [1]
@@ -112,8 +110,8 @@ def test_many_lines_take_bounded_memory(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         "".join(json.dumps({"kind": "train", "step": n, "time": n}) + "\n" for n in range(5 * MOST))
     )
-    run = Followed(tmp_path)
-    run.look()
+    run = FollowedRun(tmp_path)
+    run.read()
     steps = [line["step"] for line in run.lines["train"]]
     assert len(steps) <= 2 * MOST
     assert steps == sorted(steps)

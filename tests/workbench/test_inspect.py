@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clickfleet import saving
 from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.errors import CheckpointError, ConfigError, DataError
-from clickfleet.scoring import Scorer
-from clickfleet.serve.fields import Fields
-from clickfleet.workbench.explain import explain
-from clickfleet.workbench.explain import words as explained
-from clickfleet.workbench.inspection import describe, removable, scores
-from clickfleet.workbench.movers import movers
-from clickfleet.workbench.row import check_key, key_of, look_up, words
+from clickfleet.serve.features import Fields
+from clickfleet.store import run_folder
+from clickfleet.training import saving
+from clickfleet.training.predict import Scorer
+from clickfleet.workbench.diff import diff
+from clickfleet.workbench.explain import explain, explanation_text
+from clickfleet.workbench.inspection import describe, key_of, look_up, parse_key, removable, row_text, scores
 
 
 def result(capsys: pytest.CaptureFixture[str], *argv: object) -> Any:
@@ -28,7 +27,7 @@ def result(capsys: pytest.CaptureFixture[str], *argv: object) -> Any:
 
 def rows_of(path: Path) -> dict[int, dict[str, Any]]:
     found = {}
-    with saving.load(saving.resolve(path)).table.snapshot() as parts:
+    with saving.load(run_folder.resolve(path)).table.snapshot() as parts:
         for part in parts:
             for i, key in enumerate(part["key"].tolist()):
                 found[key] = {name: part[name][i] for name in ("show", "click", "unseen_days", "embed_w", "slot")}
@@ -40,7 +39,7 @@ def test_what_a_model_is_made_of(stream: Path, capsys: pytest.CaptureFixture[str
     facts, rows = result(capsys, "inspect", stream), rows_of(stream)
     assert facts["rows"] == len(rows) == sum(one["rows"] for one in facts["per_slot"].values())
     assert sum(facts["scores"].values()) == len(rows)
-    learner = saving.load(saving.resolve(stream))
+    learner = saving.load(run_folder.resolve(stream))
     policy = learner.table.policy
     lost = [removable(policy, scores(policy, r["show"], r["click"]), r["unseen_days"]) for r in rows.values()]
     assert facts["removed_at_next_shrink"] == sum(map(bool, lost)) == learner.table.shrink()
@@ -55,58 +54,60 @@ def test_what_a_model_is_made_of(stream: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_row_and_what_becomes_of_it(stream: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rows_of(stream)
-    policy = saving.load(saving.resolve(stream)).table.policy
+    policy = saving.load(run_folder.resolve(stream)).table.policy
     for key, row in list(rows.items())[:40]:
         facts = look_up(stream, key)
         assert (facts["show"], facts["click"], facts["full"]) == (row["show"], row["click"], bool(row["full"]))
         assert facts["embed_w"] == pytest.approx(float(row["embed_w"]))
         gone = removable(policy, scores(policy, row["show"], row["click"]), row["unseen_days"])
         assert facts["shrink"]["removed"] == bool(gone)
-        text = "\n".join(words(facts))
+        text = "\n".join(row_text(facts))
         assert ("not admitted yet: its score is" in text) == (not row["full"])
     full = next(key for key, row in rows.items() if row["full"])
     told = look_up(stream, full)
     there = look_up(stream / "published", full)
     assert there["embed_w"] == told["embed_w"]
-    assert "hold no statistics" in "\n".join(words(there))
+    assert "hold no statistics" in "\n".join(row_text(there))
     assert not look_up(stream, 12345)["found"]
     by_value = result(capsys, "inspect", stream, "--slot", "ad", "--value", "a4")
     assert by_value["slot"] == "ad"
     assert by_value["show"] > 0
-    assert check_key("0xff") == 255
-    with pytest.raises(CheckpointError, match="is no key"):
-        check_key("-3")
+    assert parse_key("0xff") == 255
+    with pytest.raises(CheckpointError, match="is not a key"):
+        parse_key("-3")
     with pytest.raises(ConfigError, match="no slot town"):
-        key_of(saving.load(saving.resolve(stream)).schema, "town", "x")
+        key_of(saving.load(run_folder.resolve(stream)).schema, "town", "x")
 
 
-def test_when_a_row_was_admitted(stream: Path, run: Path, tmp_path: Path) -> None:
+def test_when_a_row_was_first_seen_with_factors(stream: Path, run: Path, tmp_path: Path) -> None:
     checkpoints = sorted((stream / "checkpoints").glob("step-*"))  # one per pass, and one per day
     full = {int(path.name[5:]): {k for k, row in rows_of(path).items() if row["full"]} for path in checkpoints}
-    steps = [0, *full]
     few = shutil.copytree(stream, tmp_path / "few", symlinks=True)
     for path in checkpoints[:-1]:
         shutil.rmtree(few / "checkpoints" / path.name)
-    passes = set()
-    for key in sorted(full[steps[-1]])[:40]:
-        by = max((step for step in full if key not in full[step]), default=0)  # the last one without it
-        after, by = by, next(step for step in full if step > by)
-        found = look_up(stream, key)["admitted"]
-        assert after <= found["after"]["step"] < found["by"]["step"] <= by  # entries may tell more
-        assert found["passes"]["first"] == found["passes"]["last"]
-        passes.add((found["passes"]["first"]["day"], found["passes"]["first"]["pass"]))
-        less = look_up(few, key)["admitted"]  # by its entries
-        assert less["after"]["step"] < by
+    steps = set()
+    for key in sorted(full[max(full)])[:40]:
+        after = max((step for step in full if key not in full[step]), default=0)  # the last checkpoint without factors
+        by = next(step for step in full if step > after)
+        facts = look_up(stream, key)
+        found = facts["admitted"]
+        assert (found["after"] or {"step": 0})["step"] >= after
+        assert after < found["by"]["step"] <= by  # an entry may be earlier
+        steps.add(found["by"]["step"])
+        assert [one["full"] for one in found["seen"]][-1]
+        less = look_up(few, key)["admitted"]  # from its entries
         assert less["by"]["step"] > after
         assert look_up(few / "published", key)["admitted"]["by"] == less["by"]
-        (text,) = [line for line in words(look_up(stream, key)) if line.startswith("admitted by score(2.0), between")]
-        assert f"step {found['by']['step']} ({found['by']['where']}, 20" in text
-        assert f"in pass {found['passes']['last']['pass']} of 2026" in text
-    assert len(passes) > 1
+        (text,) = [
+            line for line in row_text(facts) if line.startswith("admitted by score(2.0); first seen with factors")
+        ]
+        assert f"in {found['by']['where']} (step {found['by']['step']}, 20" in text
+    assert len(steps) > 1
     key = next(iter(rows_of(run)))
-    assert "made whole by their first push: this one came, between step" in look_up(run, key)["admission"]
-    alone = shutil.copytree(saving.resolve(run), tmp_path / "alone" / "model")
-    assert "nothing is kept here that tells when" in look_up(alone, key)["admission"]
+    text = look_up(run, key)["admission"]
+    assert text.startswith("rows get factors with their first push; first seen with factors in step-")
+    alone = shutil.copytree(run_folder.resolve(run), tmp_path / "alone" / "model")
+    assert "no checkpoint or entry here shows when" in look_up(alone, key)["admission"]
     assert look_up(alone, 12345)["admitted"] is None
 
 
@@ -124,17 +125,17 @@ def test_what_moved_between_two_checkpoints(stream: Path, capsys: pytest.Capture
     assert [one["key"] for one in facts["movers"]] == both[order].tolist()
     np.testing.assert_allclose([one["moved"] for one in facts["movers"]], far[order], rtol=1e-5)
     assert all(share > 0 for share in facts["dense"].values())
-    same = movers(last, last)
+    same = diff(last, last)
     assert (same["moved"], same["born"], same["gone"], same["movers"]) == (0, 0, 0, [])
     entries = sorted((stream / "published").glob("0*"))
-    told = movers(stream / "published", entries[0], 3)["movers"]
+    told = diff(stream / "published", entries[0], 3)["movers"]
     assert [one["show"] for one in told] == [None] * 3  # not 0: readers get no statistics
 
 
 def test_why_a_row_is_scored_so(stream: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"price": 0.5, "user": "u3", "ad": "a4", "site": ["s4", "s0"]}
     facts = result(capsys, "inspect", stream, "--explain", json.dumps(row))
-    learner = saving.load(saving.resolve(stream))
+    learner = saving.load(run_folder.resolve(stream))
     fields = Fields(learner.schema)
     names = list(row)
     batch = fields.rows([row, *({k: v for k, v in row.items() if k != name} for name in names)])
@@ -152,10 +153,10 @@ def test_why_a_row_is_scored_so(stream: Path, capsys: pytest.CaptureFixture[str]
     assert from_file["score"] == pytest.approx(explain(stream, as_json)["score"], abs=1e-6)
     assert from_file["label"] == float(text[0])
     part = next(part for part in from_file["contributions"] if part["field"] == "ad")
-    assert f"ad (key {part['keys'][0]})  {part['show']:g} shows" in "\n".join(explained(from_file))
+    assert f"ad (key {part['keys'][0]})  {part['show']:g} shows" in "\n".join(explanation_text(from_file))
     there = explain(stream / "published", row)
     assert {part.get("show") for part in there["contributions"]} == {None}
-    assert "shows" not in "\n".join(explained(there))
+    assert "shows" not in "\n".join(explanation_text(there))
     with pytest.raises(DataError, match="has only 60 rows"):
         explain(stream, str(data), line=61)
 
@@ -176,6 +177,6 @@ def test_a_model_without_factors(tmp_path: Path, config: dict[str, Any]) -> None
     clickfleet.train({**config, "model": "lr", "run": {"dir": str(tmp_path / "lr")}}, quiet=True)
     facts = describe(tmp_path / "lr")
     assert facts["factors"] == 0
-    assert movers(tmp_path / "lr", tmp_path / "lr")["moved"] == 0
+    assert diff(tmp_path / "lr", tmp_path / "lr")["moved"] == 0
     key = next(iter(rows_of(tmp_path / "lr")))
     assert look_up(tmp_path / "lr", key)["embed_w"] != 0

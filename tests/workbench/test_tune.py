@@ -10,12 +10,12 @@ import yaml
 
 from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
-from clickfleet.config import load
-from clickfleet.configuring import configure
+from clickfleet.config.check import configure
+from clickfleet.config.load import load
+from clickfleet.config.sections import Dimension
 from clickfleet.errors import ConfigError, MissingError
-from clickfleet.sections import Dimension
-from clickfleet.workbench.space import applied, check_space, distribution, values
-from clickfleet.workbench.tune import _Search, open_study
+from clickfleet.workbench.runner import RunEnd, RunResult
+from clickfleet.workbench.tune import StudyRunner, check_space, distribution, open_study, values, with_settings
 
 SPACE = {
     "dense.lr": {"low": 1e-4, "high": 0.1, "log": True},
@@ -35,7 +35,7 @@ def said(text: str) -> None:
         ({"dense.lr": {}}, r"tune.space.dense.lr needs either choices, or low and high"),
         ({"dense.lr": {"low": 0.1, "high": 0.01}}, "low below high"),
         ({"dense.lr": {"low": 0.0, "high": 1.0, "log": True}}, "log needs low above 0"),
-        ({"dense.lr": {"low": 0.1, "high": 0.2, "step": 3.0}}, "step must lie"),
+        ({"dense.lr": {"low": 0.1, "high": 0.2, "step": 3.0}}, "step must be above 0"),
         ({"dense.optimizer": {"choices": ["adam", "adma"]}}, r"tune.space.dense.optimizer: .*'adam'"),
         ({"dense.rate": {"low": 0.1, "high": 0.2}}, "unknown key dense.rate"),
     ],
@@ -61,7 +61,7 @@ def test_what_is_tried_becomes_settings(config: dict[str, Any]) -> None:
     ]
     assert type(distribution(Dimension(1.0, 2.0))).__name__ == "FloatDistribution"
     found = values(space, {"dense.lr": 0.01, "table.dim": 4, "model.hidden": "[4, 4]"})
-    made = applied(configure(config), found)
+    made = with_settings(configure(config), found)
     assert (made.dense.lr, made.table.dim, made.model.settings["hidden"]) == (0.01, 4, [4, 4])
 
 
@@ -87,8 +87,8 @@ def test_a_search_goes_on_and_its_best_can_be_trained(
 
     # A search that was killed left a trial running: it is taken up, in its own folder, with its own values.
     settings = load(tmp_path / "t.yaml")
-    search = _Search(open_study(settings, out), settings, out, 1, said)
-    left = search._ask()
+    search = StudyRunner(open_study(settings, out), settings, out, 1, said)
+    left = search.ask()
     asked = left.config.dense.lr
     assert command(build(), [*argv, "--jobs", "2"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -116,7 +116,7 @@ def test_a_search_goes_on_and_its_best_can_be_trained(
     ]
     assert len(page.query_selector_all("svg")) == 4  # the history, and a slice per setting
     page.close()
-    with pytest.raises(ConfigError, match="a search with other settings"):
+    with pytest.raises(ConfigError, match="holds a search with other settings"):
         open_study(configure({**config, "table": {"dim": 3}, "tune": tune}), out)
 
 
@@ -124,18 +124,16 @@ def test_bad_trials_are_given_up_early(config: dict[str, Any], tmp_path: Path) -
     """The pruner decides by what runs write down as they go."""
     how = {"space": {"dense.lr": {"choices": [0.01, 0.02]}}, "warmup_trials": 0, "pruner": "median"}
     settings = configure({**config, "tune": how})
-    search = _Search(open_study(settings, tmp_path), settings, tmp_path, 1, said)
+    search = StudyRunner(open_study(settings, tmp_path), settings, tmp_path, 1, said)
     for aucs in ((0.7, 0.71), (0.72, 0.73), (0.5, 0.5)):
-        order = search._ask()
-        trial, _, tail = search._running[order.name]
+        order = search.ask()
         order.folder.mkdir(parents=True)
         (order.folder / "metrics.jsonl").write_text(
             "".join(json.dumps({"kind": "test", "step": i, "auc": auc}) + "\n" for i, auc in enumerate(aucs))
         )
         stopped: list[Any] = []
-        search._report(order.name, stopped.append)
+        search.report(order.name, stopped.append)
         assert bool(stopped) == (aucs[0] == 0.5)
-        search._tell(order, {"stopped": 15} if stopped else {"test_auc": aucs[1], "logloss": 0.5})
-        assert tail.lines() == []
-        assert trial.number == search.study.trials[-1].number
+        result = RunResult(0.5, 0.7, aucs[1], 0.5, 1e3, 10, 5, 5, 1.0, 100, False, None)
+        search.record(order, RunEnd(stopped=15) if stopped else RunEnd(result))
     assert [row["state"] for row in search.rows()] == ["done", "done", "given up"]

@@ -1,4 +1,4 @@
-// Whether a plan stays inside its columns: parsers index by what a plan says, without a further look.
+// Checks that a plan stays within its columns. Parsers use the indices of a plan without further checks.
 #pragma once
 #include <cmath>
 #include <stdexcept>
@@ -12,33 +12,33 @@ namespace clickfleet::parse {
 class PlanCheck {
  public:
   explicit PlanCheck(const Layout& layout) : layout_(layout), dense_(layout.dense.size()), slots_(layout.slots.size()) {
-    if (layout.modulus < 1) throw std::invalid_argument("the modulus must be at least 1");
+    if (layout.modulus < 1) throw std::invalid_argument("modulus must be at least 1");
     for (const Bucket& bucket : layout.buckets) {
-      check(bucket.slot, slots_, "a bucket has no such slot");
-      check(bucket.column, dense_, "a bucket has no such dense column");
+      check(bucket.slot, slots_, "a bucket refers to an unknown slot");
+      check(bucket.column, dense_, "a bucket refers to an unknown dense column");
       slots_[static_cast<size_t>(bucket.slot)] = true;
     }
   }
 
-  // A field that takes one dense column.
+  // Checks a field that fills one dense column.
   void column(const Field& field) {
-    if (field.role == Role::dense) take(field.index, dense_, "there is no such dense column");
+    if (field.role == Role::dense) take(field.index, dense_, "a field refers to an unknown dense column");
     other(field);
   }
 
-  // A field that takes a group of them.
+  // Checks a field that fills a group of dense columns.
   void grouped(const Field& field, const std::vector<DenseGroup>& groups) const {
     if (field.role == Role::dense && (field.index < 0 || static_cast<size_t>(field.index) >= groups.size()))
-      throw std::invalid_argument("there is no such group of dense columns");
+      throw std::invalid_argument("a field refers to an unknown group of dense columns");
   }
 
   void group(const DenseGroup& columns) {
-    for (const int column : columns) take(column, dense_, "there is no such dense column");
+    for (const int column : columns) take(column, dense_, "a field refers to an unknown dense column");
   }
 
-  // A role needs the column it fills; a parser that refuses labels by itself says so.
+  // Checks that the layout has the column a role fills. Pass `refuses_labels` if the parser itself rejects labels.
   void other(const Field& field, bool refuses_labels = false) {
-    if (field.role == Role::slot) take(field.index, slots_, "there is no such slot");
+    if (field.role == Role::slot) take(field.index, slots_, "a field refers to an unknown slot");
     const bool filled = field.role == Role::label    ? layout_.label || refuses_labels
                         : field.role == Role::show   ? layout_.show
                         : field.role == Role::click  ? layout_.click
@@ -46,12 +46,12 @@ class PlanCheck {
                         : field.role == Role::time   ? layout_.time
                         : field.role == Role::group  ? layout_.group
                                                      : true;
-    if (!filled) throw std::invalid_argument("a field fills a column that the layout has not");
+    if (!filled) throw std::invalid_argument("a field fills a column that is not in the layout");
   }
 
-  // What nothing fills would be handed over as the memory happened to be.
-  void all_dense() const { all(dense_, "a dense column has no field"); }
-  void all_slots() const { all(slots_, "a slot has no field"); }
+  // A column that no field fills would contain uninitialized memory.
+  void all_dense() const { all(dense_, "no field fills a dense column"); }
+  void all_slots() const { all(slots_, "no field fills a slot"); }
 
  private:
   static void check(int index, const std::vector<bool>& of, const char* what) {
@@ -73,8 +73,8 @@ class PlanCheck {
 inline void check(const Delimited& plan) {
   PlanCheck it(plan.layout);
   for (const Field& field : plan.fields) it.column(field);
-  for (const auto& [column, field] : plan.also) {
-    if (column >= plan.fields.size()) throw std::invalid_argument("there is no such column");
+  for (const auto& [column, field] : plan.further_uses) {
+    if (column >= plan.fields.size()) throw std::invalid_argument("a field refers to an unknown column");
     it.column(field);
   }
   it.all_dense();
@@ -101,17 +101,17 @@ inline void check(const MultiSlot& plan) {
       if (field.role != Role::dense) continue;
       const DenseGroup& group = plan.groups[static_cast<size_t>(field.index)];
       if (step.width < 0 || static_cast<size_t>(step.width) != group.size())
-        throw std::invalid_argument("a block of dense values has another width than its columns");
+        throw std::invalid_argument("the width of a dense block differs from its number of columns");
       it.group(group);
     }
   it.all_dense();
 }
 
-// Equal buckets, or intervals between boundaries: either is computed from numbers.
+// A bucket is defined by equal widths or by boundaries; both need valid numbers.
 inline void check(const Bucket& bucket) {
   const bool equal = std::isfinite(bucket.low) && std::isfinite(bucket.high) && bucket.low < bucket.high &&
                      std::isfinite(bucket.high - bucket.low) && bucket.buckets >= 1 && bucket.buckets <= 1LL << 53;
-  if (bucket.boundaries.empty() && !equal) throw std::invalid_argument("buckets need finite limits, low below high");
+  if (bucket.boundaries.empty() && !equal) throw std::invalid_argument("buckets need finite limits with low < high");
 }
 
 }  // namespace clickfleet::parse

@@ -1,4 +1,4 @@
-// Whole columns of values (Arrow, NumPy) to keys and dense values, by the same functions that read text.
+// Converts whole columns of values (Arrow, NumPy) to keys and dense values, with the same functions that read text.
 #pragma once
 #include <charconv>
 #include <cmath>
@@ -7,7 +7,8 @@
 
 namespace clickfleet::parse {
 
-// Values [ends[i], ends[i + 1]) of `bytes` to out[i * stride]; returns the first value that is no key, or n.
+// Writes the keys of the texts [ends[i], ends[i + 1]) of `bytes` to out[i * stride]. Returns the index of the first
+// value that is not a valid key, or n.
 template <class Offset>
 size_t text_keys(const Layout& layout, size_t slot, const Offset* ends, size_t n, const char* bytes, uint64_t* out,
                  size_t stride) {
@@ -17,7 +18,7 @@ size_t text_keys(const Layout& layout, size_t slot, const Offset* ends, size_t n
   return n;
 }
 
-// Integers to keys: as decimal text, or as they are under the raw rule, where a negative one is none.
+// Converts integers to keys: as decimal text, or unchanged under the raw rule, which rejects negative ones.
 template <class Integer>
 size_t integer_keys(const Layout& layout, size_t slot, const Integer* values, size_t n, uint64_t* out, size_t stride) {
   const SlotColumn& column = layout.slots[slot];
@@ -34,14 +35,14 @@ size_t integer_keys(const Layout& layout, size_t slot, const Integer* values, si
   return n;
 }
 
-// Columns side by side into rows, some rows at a time so that those stay in the cache.
+// Interleaves columns into rows, a few rows at a time so that they stay in the cache.
 struct KeyColumn {
   const uint64_t* keys;
   size_t size;
-  const int32_t* uses;  // entry of `keys` per row, or null: one per row
+  const int32_t* uses;  // index into `keys` for every row; nullptr: one key per row
 };
 
-// False where a use points outside its keys; `out` is [rows, columns].
+// Returns false if a use points outside its keys; `out` is [rows, columns].
 inline bool weave(const std::vector<KeyColumn>& columns, size_t rows, uint64_t* out) {
   constexpr size_t kSome = 128;
   bool inside = true;
@@ -60,7 +61,7 @@ inline bool weave(const std::vector<KeyColumn>& columns, size_t rows, uint64_t* 
   return inside;
 }
 
-// Not a number is missing. Returns the first value that is out of range, or n.
+// NaN means missing. Returns the index of the first value that is out of range, or n.
 inline size_t dense_values(const Layout& layout, size_t index, const double* values, size_t n, float* out,
                            size_t stride) {
   const DenseColumn& column = layout.dense[index];

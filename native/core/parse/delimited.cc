@@ -29,14 +29,14 @@ class Pass {
       const char* const newline = begin_ + index_.ends()[next - 1];
       row_.start();
       if (careful_)
-        carefully(line, newline);
+        parse_careful(line, newline);
       else if (next - field != plan_.fields.size())
         row_.fail_line(Why::field_count);
       else if (Flat && plan_.layout.rule == KeyRule::hash64 && line - begin_ >= 8 && end_ - newline >= 8)
-        quickly(line, ends);
+        parse_fast(line, ends);
       else
-        plainly(line, ends);
-      if (!careful_ && row_.good()) use_again(line, ends);
+        parse_plain(line, ends);
+      if (!careful_ && row_.good()) parse_further_uses(line, ends);
       if (row_.good()) row_.commit();
       bool go_on = true;
       if (!row_.good()) {
@@ -53,8 +53,8 @@ class Pass {
   }
 
  private:
-  // Field f of the line ends at ends[f]; a carriage return before the newline belongs to the line's end.
-  void plainly(const char* p, const uint32_t* ends) {
+  // Field f of the line ends at ends[f]. A carriage return before the newline belongs to the line ending.
+  void parse_plain(const char* p, const uint32_t* ends) {
     const size_t n = plan_.fields.size();
     for (size_t f = 0; f < n; ++f) {
       const char* const stop = begin_ + ends[f];
@@ -63,8 +63,8 @@ class Pass {
     }
   }
 
-  void use_again(const char* line, const uint32_t* ends) {
-    for (const auto& [f, what] : plan_.also) {
+  void parse_further_uses(const char* line, const uint32_t* ends) {
+    for (const auto& [f, what] : plan_.further_uses) {
       const char* const p = f == 0 ? line : begin_ + ends[f - 1] + 1;
       const char* const stop = begin_ + ends[f];
       const bool last = f + 1 == plan_.fields.size();
@@ -72,8 +72,8 @@ class Pass {
     }
   }
 
-  // As `plainly`, where eight bytes before and after the line are readable and keys are hashed.
-  void quickly(const char* p, const uint32_t* ends) {
+  // The fast path: eight bytes before and after the line are readable, and keys are hashed.
+  void parse_fast(const char* p, const uint32_t* ends) {
     const size_t n = plan_.fields.size();
     for (size_t f = 0; f < n; ++f) {
       const Field& what = plan_.fields[f];
@@ -89,8 +89,8 @@ class Pass {
     }
   }
 
-  // The line is cut out first, checked for NUL bytes, and its quotes are removed.
-  void carefully(const char* p, const char* const newline) {
+  // The slow path: checks the line for NUL bytes and removes its quotes.
+  void parse_careful(const char* p, const char* const newline) {
     const char* const stop = newline > p && newline[-1] == '\r' ? newline - 1 : newline;
     if (std::memchr(p, 0, static_cast<size_t>(stop - p)) != nullptr) {
       row_.fail_line(Why::nul_byte);
@@ -122,7 +122,8 @@ class Pass {
     if (f != plan_.fields.size()) row_.fail_line(Why::field_count);
   }
 
-  // The text up to the closing quote goes to unquoted_; what follows the quote, or null where it is not closed well.
+  // Copies the text up to the closing quote to unquoted_. Returns the position after the quote, or nullptr if the quote
+  // is not closed properly.
   const char* unquote(const char* p, const char* stop) {
     unquoted_.clear();
     for (; p < stop; ++p) {
@@ -136,7 +137,7 @@ class Pass {
   }
 
   bool every_use(size_t f, const char* p, const char* end) {
-    for (const auto& [column, what] : plan_.also)
+    for (const auto& [column, what] : plan_.further_uses)
       if (column == f && !use(f, what, p, end)) return false;
     return field(f, p, end);
   }

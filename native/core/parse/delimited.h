@@ -1,4 +1,4 @@
-// Lines of fields between separators (criteo, csv): every field has one role, fixed by its column.
+// Lines of fields between separators (criteo, csv). The column of a field decides its role.
 #pragma once
 #include <string_view>
 #include <utility>
@@ -14,9 +14,10 @@ struct Delimited {
   char list_separator = '\0';  // between the values of a multi-valued slot; zero: a field is one value
   bool quotes = false;         // "…" may hide separators; a newline may not be hidden
   std::vector<Field> fields;
-  std::vector<std::pair<size_t, Field>> also;  // further uses of a column: a user may be a slot and the group
+  // Further uses of a column: a user id may be both a slot and the group.
+  std::vector<std::pair<size_t, Field>> further_uses;
 
-  // `block` holds whole lines, the last one with its newline.
+  // `block` must hold whole lines, each with its newline.
   Rows parse(std::string_view block, OnBad on_bad) const;
 };
 

@@ -1,4 +1,4 @@
-// The keys of one line in the order they were met, brought into the order of the slots.
+// Collects the keys of one line in the order they occur, and writes them in the order of the slots.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -26,7 +26,7 @@ class Entries {
     filled_ += counts_[slot]++ == 0;
   }
 
-  // Appends a row; a single-valued slot without a value gets the key of the empty one.
+  // Appends a row. A single-valued slot without a value gets the key of the empty value.
   void commit(const Layout& layout, Rows& out) {
     if (filled_ < counts_.size())
       for (size_t s = 0; s < counts_.size(); ++s)
@@ -35,7 +35,7 @@ class Entries {
     out.keys.reserve(base + n);
     if (layout.values) out.values.reserve(base + n);
     const bool one_each = filled_ == n && n == counts_.size();
-    if (out.one_each && !one_each) {  // the first such row: until now, offsets just counted
+    if (out.one_each && !one_each) {  // the first such row: write the offsets that were implied so far
       out.one_each = false;
       out.offsets.reserve(base + 1);
       for (size_t i = 0; i <= base; ++i) out.offsets.data()[i] = static_cast<int64_t>(i);
@@ -54,7 +54,7 @@ class Entries {
   }
 
  private:
-  // Where the keys of each slot begin, and the row's offsets where they are needed.
+  // Computes where the keys of each slot begin, and appends the row's offsets if they are needed.
   void place(Rows& out, size_t base) {
     if (!out.one_each) out.offsets.reserve(out.offsets.size + counts_.size());
     auto position = static_cast<int64_t>(base);

@@ -1,5 +1,5 @@
-// What the parsers of all text formats share: the layout of a row, the rows of a block, and how a field becomes a
-// number or a key.
+// What the parsers of all text formats share: the layout of a row, the rows of a block, and the conversion of a field
+// to a number or a key.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -19,7 +19,7 @@ enum class Scale { none, minmax, log1p, standard };
 struct DenseColumn {
   std::string name;
   Scale scale;
-  double a, b;  // subtracted, then divided by; unused by none and log1p
+  double a, b;  // subtrahend and divisor; unused by none and log1p
   float missing;
 };
 
@@ -31,8 +31,8 @@ struct SlotColumn {
   uint64_t missing;  // the key of the empty value
 };
 
-// A slot whose value is the bucket of a (transformed) dense value: `buckets` equal ones in [low, high], or between the
-// boundaries.
+// A slot whose value is the bucket of a (transformed) dense value: one of `buckets` equal buckets over [low, high], or
+// an interval between the boundaries.
 struct Bucket {
   int slot, column;
   double low, high;
@@ -41,16 +41,16 @@ struct Bucket {
   uint64_t offset;
 };
 
-// Why a line was refused. The texts stand in Python, beside the advice.
+// Why a line was rejected. The messages are in Python, together with the advice.
 enum class Why : int {
   none,
-  field_count,  // detail: fields found
+  field_count,  // detail: number of fields
   not_a_number,
   not_a_key,
   not_an_integer,
   out_of_range,
-  repeated,     // a second value where there can be one
-  value_count,  // detail: values found
+  repeated,     // a second value where only one is allowed
+  value_count,  // detail: number of values
   no_label,
   has_label,
   no_time,
@@ -61,13 +61,13 @@ enum class Why : int {
   trailing,  // text after the last field
   nul_byte,
   quote,
-  not_a_label,  // a number other than 0 and 1
+  not_a_label,  // a number other than 0 or 1
 };
 
 struct Bad {
   int64_t line, offset, length;  // in the block, zero-based
-  int64_t value, value_length;   // the text complained about, in the block
-  int field;                     // column of a delimited line, token or block of others; -1: the whole line
+  int64_t value, value_length;   // position of the offending text in the block
+  int field;                     // column of a delimited line, or number of the token or block; -1: the whole line
   Why why;
   int64_t detail;
 };
@@ -79,7 +79,7 @@ struct Field {
   int index;  // of the dense column (or group of columns) or slot
 };
 
-// A growing array without initialisation, handed over to NumPy as it is.
+// A growing, uninitialized array whose memory is handed to NumPy without a copy.
 template <class T>
 class Column {
  public:
@@ -110,7 +110,7 @@ class Column {
 
 struct Rows {
   size_t rows = 0, lines = 0, bad_lines = 0;
-  bool one_each = true;  // every slot of every row has exactly one key: offsets stays empty
+  bool one_each = true;  // every slot of every row has exactly one key; offsets stays empty
   Column<float> labels, shows, clicks, weights, dense, values;
   Column<uint64_t> keys, groups;
   Column<int64_t> offsets, times;
@@ -125,7 +125,7 @@ struct Layout {
   std::vector<DenseColumn> dense;
   std::vector<SlotColumn> slots;
   std::vector<Bucket> buckets;
-  std::vector<float> small_logs;  // log1p of 0, 1, 2 …: counts are small, logarithms dear
+  std::vector<float> small_logs;  // log1p of 0, 1, 2, …: most counts are small, and logarithms are expensive
 
   Layout() {
     for (int i = 0; i < 16384; ++i) small_logs.push_back(static_cast<float>(std::log1p(static_cast<double>(i))));
@@ -138,7 +138,7 @@ struct Layout {
     if (rule != KeyRule::raw) key(slots.back(), nullptr, 0, slots.back().missing);
   }
 
-  // The key of a value; false where the raw rule meets something that is not an unsigned integer.
+  // Computes the key of a value. Returns false if the raw rule finds anything but an unsigned integer.
   bool key(const SlotColumn& slot, const char* p, size_t n, uint64_t& out) const {
     if (rule == KeyRule::hash64) {
       out = hash64(slot.seed, p, n);
@@ -169,7 +169,7 @@ struct Layout {
     }
   }
 
-  // One non-empty dense field.
+  // Converts one non-empty dense field.
   bool dense_value(const DenseColumn& column, const char* p, const char* end, float& out, Why& why) const {
     double x;
     if (!to_double(p, end, x)) {
@@ -187,7 +187,7 @@ struct Layout {
     if (!b.boundaries.empty()) {
       while (i < static_cast<int64_t>(b.boundaries.size()) && x >= b.boundaries[static_cast<size_t>(i)]) ++i;
     } else {
-      const double clamped = !(x >= b.low) ? b.low : x > b.high ? b.high : x;  // not a number: the lowest
+      const double clamped = !(x >= b.low) ? b.low : x > b.high ? b.high : x;  // NaN: the lowest bucket
       i = static_cast<int64_t>((clamped - b.low) / (b.high - b.low) * static_cast<double>(b.buckets));
     }
     if (rule != KeyRule::hash64) return b.offset + static_cast<uint64_t>(i);
@@ -197,7 +197,7 @@ struct Layout {
   }
 };
 
-// `stop`: after the first bad line; `some`: remember a few and count the rest; `all`: remember every one (quarantine).
+// `stop`: stop at the first bad line; `some`: record a few and count the rest; `all`: record every one (quarantine).
 enum class OnBad { stop, some, all };
 
 }  // namespace clickfleet::parse

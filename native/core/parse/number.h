@@ -1,4 +1,5 @@
-// Text to numbers without locale, allocation or table: a number is right to the last bit, or it is refused.
+// Converts text to numbers without locale, allocation or lookup table. A number is exact to the last bit, or it is
+// rejected.
 #pragma once
 #include <charconv>
 #include <cmath>
@@ -9,7 +10,7 @@
 
 namespace clickfleet::parse {
 
-// Eight decimal digits, first one in the lowest byte, to their value; `valid` turns false on anything else.
+// Converts eight decimal digits, the first one in the lowest byte. Sets `valid` to false if any byte is not a digit.
 inline uint64_t eight_digits(uint64_t w, bool& valid) {
   w ^= 0x3030303030303030ULL;
   valid = (((w + 0x0606060606060606ULL) | w) & 0xf0f0f0f0f0f0f0f0ULL) == 0;
@@ -20,7 +21,8 @@ inline uint64_t eight_digits(uint64_t w, bool& valid) {
   return w & 0xffffffffULL;
 }
 
-// 0 to 8 digits that end at `end`; eight readable bytes must stand before it. Of a longer text, its last eight.
+// Converts 0 to 8 digits that end at `end`; the eight bytes before it must be readable. Of a longer text, converts the
+// last eight.
 inline uint64_t few_digits(const char* end, size_t n, bool& valid) {
   const uint64_t keep = n == 0 ? 0 : n >= 8 ? ~0ULL : ~0ULL << (64 - 8 * n);
   return eight_digits((hashing::load64(end - 8) & keep) | (0x3030303030303030ULL & ~keep), valid);
@@ -50,7 +52,7 @@ inline bool to_i64(const char* p, const char* end, int64_t& out) {
 inline constexpr double kPowersOfTen[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,  1e8,  1e9,  1e10, 1e11,
                                           1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
 
-// Reads digits into `x` (which wraps if there are too many) and moves past them.
+// Reads digits into `x` (which wraps if there are too many) and advances past them.
 inline void read_digits(const char*& p, const char* end, uint64_t& x) {
   while (end - p >= 8) {
     bool valid;
@@ -62,7 +64,7 @@ inline void read_digits(const char*& p, const char* end, uint64_t& x) {
   for (; p < end && static_cast<unsigned char>(*p - '0') <= 9; ++p) x = x * 10 + static_cast<unsigned>(*p - '0');
 }
 
-// [+-] digits [. digits] [e [+-] digits], finite. Up to 15 digits and a small exponent need one exact division.
+// Parses [+-] digits [. digits] [e [+-] digits], finite. Up to 15 digits without an exponent need one exact division.
 inline bool to_double(const char* p, const char* end, double& out) {
   const char* const text = p;
   const bool negative = p < end && *p == '-';

@@ -1,5 +1,5 @@
-// The slow path of text to a real number: std::from_chars, or strtod where the standard library has none for them
-// (libc++ before 20).
+// The slow path for real numbers: std::from_chars, or strtod if the standard library lacks it for them (libc++ before
+// 20).
 #pragma once
 #include <charconv>
 #include <version>
@@ -18,11 +18,11 @@
 
 namespace clickfleet::parse {
 
-// Whether all of [start, end) is one decimal number; digits, sign and point were looked at already.
+// Returns whether all of [start, end) is one decimal number. The caller has already checked digits, sign and point.
 inline bool read_real(const char* start, const char* end, double& out) {
 #if defined(CLICKFLEET_STRTOD)
   const std::string text(start, end);
-  if (text.find_first_not_of("+-.0123456789eE") != std::string::npos) return false;  // hexadecimal, for one
+  if (text.find_first_not_of("+-.0123456789eE") != std::string::npos) return false;  // such as hexadecimal
   errno = 0;
   char* stop = nullptr;
 #if defined(_WIN32)

@@ -1,11 +1,11 @@
-// Writes one row at a time into the columns; a row that fails leaves no trace.
+// Writes one row at a time into the columns. A row that fails leaves nothing behind.
 #pragma once
 #include "entries.h"
 #include "layout.h"
 
 namespace clickfleet::parse {
 
-// `Flat`: every slot takes exactly one key per row, so keys go straight to their place.
+// `Flat`: every slot takes exactly one key per row, so keys are written directly to their place.
 template <bool Flat>
 class RowWriter {
  public:
@@ -60,7 +60,7 @@ class RowWriter {
     return x == 0.0f || x == 1.0f || fail(field, Why::not_a_label, p, end);
   }
 
-  // `room`: eight bytes before `end` are readable.
+  // `room`: the eight bytes before `end` are readable.
   bool dense(size_t field, size_t index, const char* p, const char* end, bool room) {
     if (p == end) {
       dense_missing(index);
@@ -71,7 +71,7 @@ class RowWriter {
     return layout_.dense_value(layout_.dense[index], p, end, dense_[index], why) || fail(field, why, p, end);
   }
 
-  // Up to eight digits, or nothing: most of what there is, without a branch that depends on how many.
+  // The common case, up to eight digits or an empty field, without a branch on their number.
   bool quick_dense(size_t index, const char* p, const char* end) {
     const DenseColumn& column = layout_.dense[index];
     const auto n = static_cast<size_t>(end - p);
@@ -85,7 +85,7 @@ class RowWriter {
     return true;
   }
 
-  // The key of a text under the rule hash64, with eight readable bytes from `p` on.
+  // Computes a key under the hash64 rule. Eight bytes from `p` on must be readable.
   void quick_key(size_t index, const char* p, const char* end) {
     keys_[index] = hash64<true>(layout_.slots[index].seed, p, static_cast<size_t>(end - p));
   }
@@ -105,7 +105,7 @@ class RowWriter {
     }
   }
 
-  // show, click, weight, time and group; an empty one counts as absent.
+  // Reads a show, click, weight, time or group. An empty field counts as absent.
   bool side(size_t field, Role role, const char* p, const char* end) {
     if (p == end) return true;
     seen_ |= 1U << static_cast<int>(role);
@@ -126,7 +126,7 @@ class RowWriter {
     }
   }
 
-  // The row is complete: fills in what was absent. False (and no row) where that cannot be.
+  // Completes the row with defaults for absent fields. Returns false, without a row, if a required field is absent.
   bool commit() {
     if (layout_.label && !has(Role::label)) return fail_line(Why::no_label);
     if (layout_.time && !has(Role::time)) return fail_line(Why::no_time);
@@ -154,7 +154,7 @@ class RowWriter {
     return true;
   }
 
-  // Notes the failed line [line, newline); false when parsing should stop there.
+  // Records the failed line [line, newline). Returns false if parsing should stop there.
   bool refuse(const char* line, const char* newline, OnBad on_bad) {
     bad.line = static_cast<int64_t>(out.lines);
     bad.offset = line - block_;
@@ -182,7 +182,7 @@ class RowWriter {
     return std::isfinite(static_cast<float>(x)) || fail(field, Why::out_of_range, p, end);
   }
 
-  // A number that is not negative: how many rows a row stands for, or how much it counts.
+  // Reads a non-negative number: how many rows a row represents, or how much it counts.
   bool amount(size_t field, const char* p, const char* end, Column<float>& column) {
     return number(field, p, end, column) && (column.data()[out.rows] >= 0 || fail(field, Why::out_of_range, p, end));
   }

@@ -1,5 +1,5 @@
-// Finds every separator and newline of a block, 64 bytes at a time, before the fields are looked at: the loops over
-// fields then run without a search, and so without its mispredicted branches.
+// Finds every separator and newline of a block, 64 bytes at a time, before any field is parsed. The loops over fields
+// then need no search, and avoid its mispredicted branches.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace clickfleet::parse {
 
-// Kept by each thread for its next block: fresh memory from the system costs more than the search.
+// Memory that each thread keeps for its next block: fresh pages from the system cost more than the search.
 struct IndexSpace {
   std::unique_ptr<uint32_t[]> ends;
   size_t size = 0;
@@ -26,9 +26,9 @@ class Index {
   Index(std::string_view block, char separator) : Index(block, separator, separator) {}
 
   Index(std::string_view block, char separator, char other) {
-    if (block.size() >= UINT32_MAX) throw std::invalid_argument("a block is smaller than 4 GiB");
+    if (block.size() >= UINT32_MAX) throw std::invalid_argument("a block must be smaller than 4 GiB");
     lines_.clear();
-    if (space_.size < block.size() + 16) {  // a field may end at every byte; pages that are not used cost nothing
+    if (space_.size < block.size() + 16) {  // a field may end at every byte; unused pages cost nothing
       space_.size = block.size() + 16;
       space_.ends = std::make_unique_for_overwrite<uint32_t[]>(space_.size);
     }
@@ -39,13 +39,13 @@ class Index {
     if (at < block.size()) {
       char last[64] = {};
       std::memcpy(last, begin + at, block.size() - at);
-      const uint64_t keep = ~0ULL >> (64 - (block.size() - at));  // a separator of zero must not match the padding
+      const uint64_t keep = ~0ULL >> (64 - (block.size() - at));  // a zero separator must not match the padding
       add(last, at, separator, other, keep);
     }
   }
 
   const uint32_t* ends() const { return ends_; }                 // where each field ends
-  const std::vector<uint32_t>& lines() const { return lines_; }  // how many fields there are up to each newline
+  const std::vector<uint32_t>& lines() const { return lines_; }  // the number of fields up to each newline
 
  private:
   void add(const char* p, size_t at, char separator, char other, uint64_t keep) {
@@ -63,7 +63,7 @@ class Index {
       }
       out += 8;
     };
-    eight();  // more than there are is harmless: the next ones overwrite them
+    eight();  // writing too many is harmless: the next ones overwrite them
     for (unsigned done = 8; done < n; done += 8) eight();
   }
 

@@ -1,4 +1,4 @@
-// Plain text: a sentence per line, words separated by blanks.
+// Plain text: one sentence per line, words separated by whitespace.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -9,11 +9,11 @@
 namespace clickfleet {
 
 struct Sentences {
-  std::vector<uint64_t> keys;    // of the words under one slot's seed
-  std::vector<int64_t> offsets;  // after each line twice: its words belong to the first of two slots
+  std::vector<uint64_t> keys;    // of the words, under the seed of one slot
+  std::vector<int64_t> offsets;  // two per line: its words belong to the first of two slots
 };
 
-// The text is whole lines; a carriage return is a blank.
+// The text must consist of whole lines. A carriage return counts as whitespace.
 inline Sentences parse_sentences(std::string_view text, uint64_t seed) {
   Sentences found;
   found.keys.reserve(text.size() / 5);

@@ -21,7 +21,7 @@ size_t count_lines(std::string_view block) {
   return static_cast<size_t>(std::count(block.begin(), block.end(), '\n'));
 }
 
-// Calls `parse_line(begin, end)` for every line without its newline; the row is complete when that returns true.
+// Calls `parse_line(begin, end)` for every line without its newline, which returns whether the row is complete.
 template <class Row, class ParseLine>
 Rows each_line(std::string_view block, OnBad on_bad, Row& row, ParseLine parse_line) {
   const char* const end = block.data() + block.size();
@@ -46,7 +46,7 @@ Rows each_line(std::string_view block, OnBad on_bad, Row& row, ParseLine parse_l
   return std::move(row.out);
 }
 
-// How many values each dense group has had in this line.
+// Counts the values of each dense group in a line.
 class Groups {
  public:
   explicit Groups(const std::vector<DenseGroup>& groups) : groups_(groups), seen_(groups.size()) {}
@@ -59,7 +59,7 @@ class Groups {
     return row.dense(field, static_cast<size_t>(groups_[g][i]), p, end, room);
   }
 
-  // A group is given whole or not at all.
+  // A group must be complete or absent.
   template <class Row>
   bool finish(Row& row, const char* line, const char* end) const {
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -97,7 +97,7 @@ class SlottedPass {
   }
 
  private:
-  // `mark` walks over the blanks and colons of the line, its newline last.
+  // `mark` advances over the blanks and colons of the line; the last mark is its newline.
   bool line(const char* const first, const char* const end, const uint32_t* mark) {
     const char* p = first;
     groups_.clear();
@@ -138,7 +138,7 @@ class SlottedPass {
     return row_.label(0, text, stop);
   }
 
-  // The token [p, stop) with its first two colons, null where there are none.
+  // Parses the token [p, stop), given its first two colons (nullptr if absent).
   bool token(size_t n, const char* p, const char* colon, const char* second, const char* stop) {
     if (colon == nullptr) return row_.fail(n, Why::not_a_token, p, stop);
     const char *name = p, *name_end = colon, *value = colon + 1, *value_end = second != nullptr ? second : stop;
@@ -161,7 +161,7 @@ class SlottedPass {
     return true;
   }
 
-  // Lines are mostly alike: the name at this place in the line before is tried first.
+  // Lines are usually alike, so try the name at the same position of the previous line first.
   const std::vector<Field>* find(size_t n, std::string_view name) {
     if (n < guesses_.size() && guesses_[n].name == name) return guesses_[n].uses;
     const std::vector<Field>* const found = plan_.find(name);
@@ -216,7 +216,7 @@ class MultiSlotPass {
     const char *p, *end;
   };
 
-  // The next text between blanks; empty at the end of the line.
+  // Returns the next text between blanks; empty at the end of the line.
   static Text next(const char*& p, const char* end) {
     while (p < end && blank(*p)) ++p;
     const char* const start = p;

@@ -1,4 +1,5 @@
-// Lines of tokens that name their slot (slots, feasign, libffm), and of counted blocks in a fixed order (multislot).
+// Lines of tokens that name their slot (slots, feasign, libffm), and lines of counted blocks in a fixed order
+// (multislot).
 #pragma once
 #include <string>
 #include <string_view>
@@ -9,12 +10,12 @@
 
 namespace clickfleet::parse {
 
-// Several dense columns that share a name: its first value goes to the first, and so on.
+// Several dense columns that share a name: the first value fills the first column, and so on.
 using DenseGroup = std::vector<int>;
 
 struct Slotted {
   enum class Token {
-    name_value,      // slots: name:value, a further colon ends the value
+    name_value,      // slots: name:value; a further colon ends the value
     value_name,      // feasign: value:name, after an optional id and a tab
     name_key_value,  // libffm: a label, then name:value:weight
   };
@@ -25,7 +26,7 @@ struct Slotted {
 
   void name(const std::string& text, Field field) { fields_[text].push_back(field); }
   Rows parse(std::string_view block, OnBad on_bad) const;
-  const std::vector<Field>* find(std::string_view text) const;  // all uses of a name, or null
+  const std::vector<Field>* find(std::string_view text) const;  // all uses of a name, or nullptr
 
   struct Hash {
     using is_transparent = void;

@@ -1,4 +1,5 @@
-// AdaGrad with one sum per row: a row slows down by the gradients it has already seen. The first step has size lr.
+// AdaGrad with one sum of squares per row: the more gradients a row has seen, the smaller its steps. The first step has
+// size lr.
 #pragma once
 
 namespace clickfleet {
@@ -8,8 +9,11 @@ struct Adagrad {
   static constexpr auto name = "adagrad";
   static constexpr Scale scale = Scale::show;
   static constexpr auto fields() {
-    return std::tuple{Field<Adagrad>{"lr", &Adagrad::lr, "step size"},
-                      Field<Adagrad>{"initial_g2sum", &Adagrad::initial_g2sum, "how slowly the step shrinks at first"}};
+    return std::tuple{
+        Field<Adagrad>{"lr", &Adagrad::lr, "learning rate"},
+        Field<Adagrad>{
+            "initial_g2sum", &Adagrad::initial_g2sum,
+            "initial sum of squared gradients: with larger values the learning rate falls more slowly at first"}};
   }
   static int state(int) { return 1; }
   void init(const float*, float* s, int) const { *s = 0; }

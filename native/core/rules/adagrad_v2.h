@@ -1,5 +1,5 @@
-// AdaGrad with one sum per row, added before the step, so that no gradient, however large, moves a row by more than lr
-// (root mean square). With a start value above 0 a row that was seen once or twice moves less than one seen often.
+// AdaGrad with one sum of squares per row, updated before the step. No gradient, however large, moves a row by more
+// than lr (root mean square). With an initial value above 0, a row seen once or twice moves less than a row seen often.
 #pragma once
 
 namespace clickfleet {
@@ -9,8 +9,8 @@ struct AdagradV2 {
   static constexpr auto name = "adagrad_v2";
   static constexpr Scale scale = Scale::show;
   static constexpr auto fields() {
-    return std::tuple{Field<AdagradV2>{"lr", &AdagradV2::lr, "step size"},
-                      Field<AdagradV2>{"initial_g2sum", &AdagradV2::initial_g2sum, "where the sum of squares begins"}};
+    return std::tuple{Field<AdagradV2>{"lr", &AdagradV2::lr, "learning rate"},
+                      Field<AdagradV2>{"initial_g2sum", &AdagradV2::initial_g2sum, "initial sum of squared gradients"}};
   }
   static int state(int) { return 1; }
   void init(const float*, float* s, int) const { *s = 0; }

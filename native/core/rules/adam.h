@@ -1,4 +1,4 @@
-// Adam (arXiv:1412.6980), lazy: only rows that are pushed move, each with its own clock.
+// Lazy Adam (arXiv:1412.6980): only pushed rows move, each with its own step counter.
 #pragma once
 
 namespace clickfleet {
@@ -8,10 +8,11 @@ struct Adam {
   static constexpr auto name = "adam";
   static constexpr Scale scale = Scale::batch;
   static constexpr auto fields() {
-    return std::tuple{Field<Adam>{"lr", &Adam::lr, "step size"},
-                      Field<Adam>{"beta1", &Adam::beta1, "memory of the first moment"},
-                      Field<Adam>{"beta2", &Adam::beta2, "memory of the second moment"},
-                      Field<Adam>{"epsilon", &Adam::epsilon, "added to the root of the second moment"}};
+    return std::tuple{
+        Field<Adam>{"lr", &Adam::lr, "learning rate"},
+        Field<Adam>{"beta1", &Adam::beta1, "decay rate of the first moment"},
+        Field<Adam>{"beta2", &Adam::beta2, "decay rate of the second moment"},
+        Field<Adam>{"epsilon", &Adam::epsilon, "added to the root of the second moment to avoid division by zero"}};
   }
   static int state(int n) { return 2 * n + 2; }  // m[n], v[n], beta1^t, beta2^t
   void init(const float*, float* s, int n) const {

@@ -8,13 +8,14 @@ struct Ftrl {
   static constexpr auto name = "ftrl";
   static constexpr Scale scale = Scale::batch;
   static constexpr auto fields() {
-    return std::tuple{Field<Ftrl>{"lr", &Ftrl::lr, "step size, the paper's alpha"},
-                      Field<Ftrl>{"beta", &Ftrl::beta, "how slowly the step shrinks at first"},
-                      Field<Ftrl>{"l1", &Ftrl::l1, "pulls weights to exactly zero"},
-                      Field<Ftrl>{"l2", &Ftrl::l2, "pulls weights towards zero"}};
+    return std::tuple{
+        Field<Ftrl>{"lr", &Ftrl::lr, "learning rate, alpha in the paper"},
+        Field<Ftrl>{"beta", &Ftrl::beta, "smooths the learning rate: with larger values it falls more slowly at first"},
+        Field<Ftrl>{"l1", &Ftrl::l1, "strength of L1 regularization, which sets small weights to exactly zero"},
+        Field<Ftrl>{"l2", &Ftrl::l2, "strength of L2 regularization"}};
   }
   static int state(int n) { return 2 * n; }  // z[n], then the sums of squared gradients
-  // z such that the closed form below gives back the initial weight: factors that start random stay so.
+  // Chooses z such that the closed form below returns the initial weight, so that random factors stay random.
   void init(const float* w, float* s, int n) const {
     for (int i = 0; i < n; ++i) {
       const float sign = w[i] > 0 ? 1.0F : w[i] < 0 ? -1.0F : 0.0F;

@@ -7,7 +7,7 @@ struct Sgd {
   float lr = 0.05F;
   static constexpr auto name = "sgd";
   static constexpr Scale scale = Scale::batch;
-  static constexpr auto fields() { return std::tuple{Field<Sgd>{"lr", &Sgd::lr, "step size"}}; }
+  static constexpr auto fields() { return std::tuple{Field<Sgd>{"lr", &Sgd::lr, "learning rate"}}; }
   static int state(int) { return 0; }
   void init(const float*, float*, int) const {}
   CLICKFLEET_INLINE void apply(float* w, float*, const float* g, int n, float by) const {

@@ -1,4 +1,4 @@
-// Adam whose weights share one first and one second moment per row: four floats of state instead of 2n + 2.
+// Adam with one first and one second moment per row, shared by all weights: four floats of state instead of 2n + 2.
 #pragma once
 
 namespace clickfleet {
@@ -8,10 +8,11 @@ struct SharedAdam {
   static constexpr auto name = "shared_adam";
   static constexpr Scale scale = Scale::batch;
   static constexpr auto fields() {
-    return std::tuple{Field<SharedAdam>{"lr", &SharedAdam::lr, "step size"},
-                      Field<SharedAdam>{"beta1", &SharedAdam::beta1, "memory of the first moment"},
-                      Field<SharedAdam>{"beta2", &SharedAdam::beta2, "memory of the second moment"},
-                      Field<SharedAdam>{"epsilon", &SharedAdam::epsilon, "added to the root of the second moment"}};
+    return std::tuple{Field<SharedAdam>{"lr", &SharedAdam::lr, "learning rate"},
+                      Field<SharedAdam>{"beta1", &SharedAdam::beta1, "decay rate of the first moment"},
+                      Field<SharedAdam>{"beta2", &SharedAdam::beta2, "decay rate of the second moment"},
+                      Field<SharedAdam>{"epsilon", &SharedAdam::epsilon,
+                                        "added to the root of the second moment to avoid division by zero"}};
   }
   static int state(int) { return 4; }  // m, v, beta1^t, beta2^t
   void init(const float*, float* s, int) const {

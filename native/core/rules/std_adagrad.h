@@ -1,4 +1,4 @@
-// AdaGrad with a sum per weight.
+// AdaGrad with one sum of squares per weight.
 #pragma once
 
 namespace clickfleet {
@@ -9,8 +9,10 @@ struct StdAdagrad {
   static constexpr Scale scale = Scale::show;
   static constexpr auto fields() {
     return std::tuple{
-        Field<StdAdagrad>{"lr", &StdAdagrad::lr, "step size"},
-        Field<StdAdagrad>{"initial_g2sum", &StdAdagrad::initial_g2sum, "how slowly the step shrinks at first"}};
+        Field<StdAdagrad>{"lr", &StdAdagrad::lr, "learning rate"},
+        Field<StdAdagrad>{
+            "initial_g2sum", &StdAdagrad::initial_g2sum,
+            "initial sum of squared gradients: with larger values the learning rate falls more slowly at first"}};
   }
   static int state(int n) { return n; }
   void init(const float*, float* s, int n) const {

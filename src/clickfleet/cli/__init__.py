@@ -1,6 +1,6 @@
-"""The command line: argv -> one call of the library; one file per group of commands.
+"""The command line: each command parses its arguments and makes one call to the library. One file per group of commands.
 
-Each file of this folder has an `add(app)` that registers its commands; heavy imports stay inside the commands, so that `--help` is quick.
+The `add(app)` of each file registers its commands. Heavy imports stay inside the commands, so that `--help` is fast.
 """
 
 import sys
@@ -18,11 +18,9 @@ GROUPS = (
     "training",
     "cluster",
     "online",
-    "publishing",
     "serving",
     "inspecting",
     "workbench",
-    "bench",
     "words",
     "migrating",
 )
@@ -31,9 +29,9 @@ GROUPS = (
 def build() -> typer.Typer:
     app = typer.Typer(
         name="clickfleet",
-        help="Click-through-rate prediction at any scale: read logs, train, keep training, publish, serve.",
+        help="Click-through-rate prediction at any scale: read logs, train, learn online, publish, serve.",
         no_args_is_help=True,
-        rich_markup_mode=None,  # help by Rich takes half a second to import
+        rich_markup_mode=None,  # importing Rich for help takes half a second
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -41,7 +39,7 @@ def build() -> typer.Typer:
     @app.callback()
     def root(
         version: Annotated[
-            bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_version)
+            bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
         ] = False,
     ) -> None: ...
 

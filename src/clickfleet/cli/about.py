@@ -1,4 +1,4 @@
-"""`doctor`: what is installed, what is missing and how to get it."""
+"""The command `doctor`."""
 
 import importlib.metadata
 import os
@@ -11,7 +11,7 @@ import typer
 import clickfleet
 from clickfleet.cli.frame import Result, command, say
 
-# part -> (extra that brings it, distributions it needs)
+# part -> (the extra that installs it, the distributions it needs)
 PARTS = {
     "training": ("", ("numpy", "pyarrow", "torch", "safetensors")),
     "remote files": ("", ("fsspec",)),
@@ -19,15 +19,15 @@ PARTS = {
     "serving": ("serve", ("onnxruntime", "uvicorn", "starlette", "msgspec", "orjson", "grpcio", "prometheus-client")),
     "rows in Redis": ("redis", ("redis",)),
     "Kafka topics": ("kafka", ("confluent-kafka",)),
-    "search for settings": ("tune", ("optuna",)),
+    "hyperparameter search": ("tune", ("optuna",)),
 }
-PROGRAMS: dict[str, str] = {"wrk": "benchmarks/serve.py"}  # program -> what needs it
+PROGRAMS: dict[str, str] = {"wrk": "benchmarks/serve.py"}  # program -> what uses it
 
 
 def add(app: typer.Typer) -> None:
     @command(app)
     def doctor() -> Result:
-        """Show what is installed, what is missing and how to get it."""
+        """Show the installed components, the missing ones, and how to install them."""
         from clickfleet import _core
 
         parts = {part: _versions(names) for part, (_, names) in PARTS.items()}

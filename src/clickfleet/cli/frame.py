@@ -1,7 +1,7 @@
-"""What every command shares: one result, the `--json` line, and errors turned into an exit code.
+"""The frame of every command: its result, the `--json` line, and the exit code of an error.
 
-A command returns its result as a dictionary; with `--json` the frame prints it as the last line of stdout. Everything else a person
-reads goes through `say` to stderr when `--json` is given and to stdout otherwise.
+A command returns its result as a dictionary. With `--json` the frame prints it as the last line of stdout. `say` prints all other
+messages: to stderr with `--json`, otherwise to stdout.
 """
 
 import functools
@@ -16,31 +16,32 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from clickfleet.appended import FULL
 from clickfleet.errors import ClickfleetError, hide
+from clickfleet.store.atomic import FULL
 
-USER_ERROR, USAGE_ERROR, OUR_FAULT = 1, 2, 3
+USER_ERROR, USAGE_ERROR, INTERNAL_ERROR = 1, 2, 3
 
 Result = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Result | None])
 
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Run code that the model or server names: own Python files, commands of a pipe."),
+    typer.Option("--trust", help="Allow code named by the model or server to run: Python files and pipe commands."),
 ]
 
 _json = False
 
 
 def say(text: str) -> None:
-    """Prints a line for a person, without passwords."""
+    """Print a message, with passwords hidden."""
     print(hide(text), file=sys.stderr if _json else sys.stdout, flush=True)
 
 
 def command(app: typer.Typer, name: str | None = None, *, verbatim: bool = False) -> Callable[[F], F]:
-    """Registers `function` as a command that also takes `--json`; `verbatim`: what follows its first argument holds no options.
+    """Register a function as a command that also accepts `--json`.
 
-    The function's docstring is its help, its signature its options; it returns the keys of the `--json` line.
+    The function's docstring is the help, its signature defines the options, and it returns the keys of the `--json` line.
+    With `verbatim`, everything after the first argument is passed on unparsed.
     """
 
     def register(function: F) -> F:
@@ -52,9 +53,9 @@ def command(app: typer.Typer, name: str | None = None, *, verbatim: bool = False
                 result = function(*args, **kwargs)
                 if json:
                     print(to_json(result or {}), flush=True)
-                if result and result.get("ok") is False:  # a check that failed is the user's to mend
+                if result and result.get("ok") is False:  # a failed check exits like a user error
                     raise typer.Exit(USER_ERROR)
-            except BrokenPipeError:  # who reads our output has seen enough, as in `clickfleet inspect run | head`
+            except BrokenPipeError:  # the consumer closed the pipe, as in `clickfleet inspect run | head`
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
         signature = inspect.signature(function, eval_str=True)
@@ -63,11 +64,11 @@ def command(app: typer.Typer, name: str | None = None, *, verbatim: bool = False
             inspect.Parameter.KEYWORD_ONLY,
             default=False,
             annotation=Annotated[
-                bool, typer.Option("--json", help="Print the result as one JSON line, last on stdout.")
+                bool, typer.Option("--json", help="Print the result as one line of JSON, the last on stdout.")
             ],
         )
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-        summary = (function.__doc__ or "").strip().partition("\n")[0]  # whole, where it would be cut short
+        summary = (function.__doc__ or "").strip().partition("\n")[0]  # click would truncate it
         settings = {"allow_interspersed_args": False} if verbatim else {}
         app.command(name or function.__name__.replace("_", "-"), short_help=summary, context_settings=settings)(run)
         return function
@@ -76,7 +77,7 @@ def command(app: typer.Typer, name: str | None = None, *, verbatim: bool = False
 
 
 def to_json(result: Result) -> str:
-    """One line of strict JSON: a number that is not finite becomes null, a password in a URL is hidden."""
+    """Return one line of strict JSON. Non-finite numbers become null, passwords in URLs are hidden."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -91,7 +92,7 @@ def to_json(result: Result) -> str:
 
 
 def run(app: typer.Typer, argv: list[str] | None = None) -> int:
-    """The exit code of one command: 0 success, 1 a user's error, 2 wrong usage, 3 a fault of ours."""
+    """Run one command and return its exit code: 0 success, 1 user error, 2 wrong usage, 3 internal error."""
     try:
         app(args=argv, standalone_mode=True)
     except SystemExit as stop:
@@ -108,6 +109,6 @@ def run(app: typer.Typer, argv: list[str] | None = None) -> int:
             print(f"error: the disk is full{where}\n  free space and try again", file=sys.stderr)
             return USER_ERROR
         print(hide(traceback.format_exc()), file=sys.stderr)
-        print("\nThis is a fault of clickfleet, not yours: please report it with the lines above.", file=sys.stderr)
-        return OUR_FAULT
+        print("\nThis is a bug in clickfleet: please report it with the lines above.", file=sys.stderr)
+        return INTERNAL_ERROR
     return 0

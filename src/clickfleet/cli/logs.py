@@ -7,19 +7,36 @@ import typer
 
 from clickfleet.cli.frame import Result, command, say
 
-Inputs = Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are decompressed.", metavar="DATA"),
+]
 Format = Annotated[
     str,
     typer.Option(
-        "--format", help="Format of the files: criteo, slots, feasign, multislot, libffm, csv, parquet, arrow."
+        "--format",
+        help="Format of the files: criteo, slots, feasign, multislot, libffm, csv, parquet or arrow.",
+        metavar="FORMAT",
     ),
 ]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option("--schema", help="YAML file that names the columns (default: what the format means, else Criteo's)."),
+    typer.Option("--schema", help="YAML file with the columns (default: the columns of the format, else Criteo's)."),
 ]
-BadLines = Annotated[str, typer.Option("--bad-lines", help="What a line that cannot be read does: error or skip.")]
-Keys = Annotated[str | None, typer.Option("--keys", help="How values become keys: hash64, py2, py2 mod M, or raw.")]
+BadLines = Annotated[
+    str,
+    typer.Option(
+        "--bad-lines", help="On a line that cannot be parsed: stop (error) or drop it (skip).", metavar="error|skip"
+    ),
+]
+Keys = Annotated[
+    str | None,
+    typer.Option(
+        "--keys",
+        help="How values become keys: hash64, py2, 'py2 mod M' or raw (default: the schema's rule).",
+        metavar="RULE",
+    ),
+]
 
 
 def add(app: typer.Typer) -> None:
@@ -31,53 +48,70 @@ def add(app: typer.Typer) -> None:
 
 
 def synth(
-    out: Annotated[Path, typer.Argument(help="Folder to write into: train/ and test/, or one folder per day.")],
-    rows: Annotated[int, typer.Option(help="Rows to train on, in all.")] = 500_000,
-    test_rows: Annotated[int, typer.Option(help="Rows to test on.")] = 50_000,
+    out: Annotated[
+        Path, typer.Argument(help="Folder for the log: train/ and test/, or one folder per day.", metavar="OUT")
+    ],
+    rows: Annotated[int, typer.Option(help="Total number of training rows.")] = 500_000,
+    test_rows: Annotated[int, typer.Option(help="Number of test rows.")] = 50_000,
     format: Annotated[  # noqa: A002
-        str, typer.Option(help="criteo, csv, parquet, arrow (raw values); slots, multislot, feasign, libffm (keys).")
+        str,
+        typer.Option(
+            help="Format to write: criteo, csv, parquet, arrow (raw values); slots, multislot, feasign, libffm (keys).",
+            metavar="FORMAT",
+        ),
     ] = "criteo",
     parts: Annotated[int, typer.Option(help="Files per folder.")] = 1,
     days: Annotated[
-        int, typer.Option(help="Days of timed folders <day>/<HHMM>/ with done files, for online training.")
+        int, typer.Option(help="Write folders <day>/<HHMM>/ with done files for so many days, for online learning.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same rows.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same rows.")] = 7,
     drift: Annotated[
         float | None,
-        typer.Option(help="Share of ids that die each day, and of all effects that change (with --days: 0.1)."),
+        typer.Option(help="Fraction of ids replaced, and of effects changed, each day (default with --days: 0.1)."),
     ] = None,
-    start_day: Annotated[str, typer.Option(help="The first day, YYYYMMDD.")] = "20260101",
-    split_interval: Annotated[int, typer.Option(help="Minutes per timed folder.")] = 60,
-    done_file: Annotated[str, typer.Option(help="Name of the file that says a timed folder is complete.")] = "_DONE",
-    threads: Annotated[int | None, typer.Option(help="Threads that make rows (default: the cores, 4 at most).")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier synth wrote there.")] = False,
+    start_day: Annotated[str, typer.Option(help="First day.", metavar="YYYYMMDD")] = "20260101",
+    split_interval: Annotated[int, typer.Option(help="Minutes per folder, with --days.")] = 60,
+    done_file: Annotated[str, typer.Option(help="Name of the file that marks a folder as complete.")] = "_DONE",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads that generate rows (default: one per core, up to 4).")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output of an earlier synth.")] = False,
 ) -> Result:
-    """Make click logs that look like Criteo's, with a known teacher, so that the best possible AUC is known."""
-    from clickfleet.logs.synth import Options
-    from clickfleet.logs.synth import synth as make
+    """Generate a click log in the shape of Criteo's from a known model, so that the best possible AUC is known.
 
-    options = Options(rows, test_rows, format, parts, days, seed, drift, start_day, split_interval, done_file)
-    made = make(out, options, overwrite=overwrite, threads=threads)
-    say(f"{made['rows']:,} rows and {made['test_rows']:,} test rows in {out}")
-    say(f"click rate {made['ctr']:.4f}, best possible AUC {made['best_auc']:.4f}")
-    return made
+    Example: `clickfleet synth log --rows 100000`
+    """
+    from clickfleet.data.logs.synth import SynthOptions
+    from clickfleet.data.logs.synth import synth as generate
+
+    options = SynthOptions(rows, test_rows, format, parts, days, seed, drift, start_day, split_interval, done_file)
+    result = generate(out, options, overwrite=overwrite, threads=threads)
+    say(f"{result['rows']:,} rows and {result['test_rows']:,} test rows in {out}")
+    say(f"click rate {result['ctr']:.4f}, best possible AUC {result['best_auc']:.4f}")
+    return result
 
 
 def fetch(
     name: Annotated[
-        str, typer.Argument(help="criteo (raw text, 4 GB) or criteo-slots (slot text, scaled and hashed).")
+        str,
+        typer.Argument(
+            help="Dataset: criteo (raw text, 4 GB) or criteo-slots (slot text, scaled and hashed).", metavar="NAME"
+        ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to put it into (default: one named like the dataset).")
+    out: Annotated[Path | None, typer.Option(help="Folder for the data (default: the name of the dataset).")] = None,
+    url: Annotated[
+        list[str] | None, typer.Option(help="Download from this URL instead; repeat it once per archive.")
     ] = None,
-    url: Annotated[list[str] | None, typer.Option(help="Fetch from here instead; once per archive.")] = None,
-    mirror: Annotated[str, typer.Option(help="Fetch the same archives from this address.")] = "",
-    clean: Annotated[bool, typer.Option("--clean", help="Remove the archives and the data instead.")] = False,
+    mirror: Annotated[str, typer.Option(help="Base URL of a mirror of the same archives.")] = "",
+    clean: Annotated[bool, typer.Option("--clean", help="Delete the archives and the data instead.")] = False,
 ) -> Result:
-    """Fetch a public click log: download (going on where it stopped), check, unpack, make folders for a quick run."""
-    from clickfleet.logs.fetch import clean as remove
-    from clickfleet.logs.fetch import dataset
-    from clickfleet.logs.fetch import fetch as get
+    """Download a public click log, check and unpack it, and make small folders for a quick run.
+
+    An interrupted download resumes.
+    """
+    from clickfleet.data.logs.fetch import clean as remove
+    from clickfleet.data.logs.fetch import dataset
+    from clickfleet.data.logs.fetch import fetch as get
 
     data = dataset(name, url or (), mirror)
     where = out or Path(name)
@@ -91,40 +125,45 @@ def prepare(
     schema: SchemaFile = None,
     transform: Annotated[
         str,
-        typer.Option(help="Fitted to the dense columns: minmax (up to the 95th percentile), standard, log1p or none."),
+        typer.Option(
+            help="Transform fitted to the dense columns: minmax (up to the 95th percentile), standard, log1p or none.",
+            metavar="NAME",
+        ),
     ] = "minmax",
     keys: Keys = None,
-    test_share: Annotated[float, typer.Option(help="Share of the rows, the last ones, to test on.")] = 0.1,
+    test_share: Annotated[float, typer.Option(help="Fraction of the rows, the last ones, for test/.")] = 0.1,
     part_rows: Annotated[int, typer.Option(help="Rows per part file.")] = 200_000,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle all rows first (on disk).")] = False,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle all rows first, on disk.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the shuffle.")] = 7,
     bad_lines: BadLines = "error",
 ) -> Result:
-    """Split raw logs 9:1 into part files and fit the transforms of the dense columns."""
-    from clickfleet.logs.prepare import Options
-    from clickfleet.logs.prepare import prepare as split
-    from clickfleet.schema import read_schema
+    """Split raw logs into part files for training and test, and fit the transforms of the dense columns."""
+    from clickfleet.data.logs.prepare import PrepareOptions
+    from clickfleet.data.logs.prepare import prepare as split
+    from clickfleet.data.schema import read_schema
 
-    options = Options(format, transform, test_share, part_rows, shuffle, seed, keys, bad_lines)  # type: ignore[arg-type]
-    made = split(raw, out, options, read_schema(schema) if schema else None)
+    options = PrepareOptions(format, transform, test_share, part_rows, shuffle, seed, keys, bad_lines)  # type: ignore[arg-type]
+    result = split(raw, out, options, read_schema(schema) if schema else None)
     for name in ("train", "test"):
-        say(f"{name}: {made[f'{name}_rows']:,} rows in {made['parts'][name]} files in {out / name}")
-    say(f"schema: {made['schema']}")
-    return made
+        say(f"{name}: {result[f'{name}_rows']:,} rows in {result['parts'][name]} files in {out / name}")
+    say(f"schema: {result['schema']}")
+    return result
 
 
 def stats(
     data: Inputs,
     format: Format = "criteo",  # noqa: A002
     schema: SchemaFile = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with a plot per column.")] = None,
-    top: Annotated[int, typer.Option(help="Frequent values to show per slot.")] = 3,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page with one plot per column.", metavar="FILE")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Frequent values shown per slot.")] = 3,
     bad_lines: BadLines = "error",
 ) -> Result:
-    """Describe logs: rows, click rate, and per column what is missing, how many values it has, the frequent ones."""
-    from clickfleet.logs.page import page, table
-    from clickfleet.logs.stats import stats as describe
-    from clickfleet.schema import read_schema
+    """Describe logs: rows, click rate, and for each column the missing, distinct and most frequent values."""
+    from clickfleet.data.logs.stats import page, table
+    from clickfleet.data.logs.stats import stats as describe
+    from clickfleet.data.schema import read_schema
 
     summary = describe(data, format, read_schema(schema) if schema else None, bad_lines)  # type: ignore[arg-type]
     say(table(summary, top))
@@ -137,26 +176,27 @@ def stats(
 
 def convert(
     inputs: Inputs,
-    source: Annotated[str, typer.Option("--from", help="Format of the files.")],
-    target: Annotated[str, typer.Option("--to", help="Format to write.")],
+    source: Annotated[str, typer.Option("--from", help="Format of the files.", metavar="FORMAT")],
+    target: Annotated[str, typer.Option("--to", help="Format to write.", metavar="FORMAT")],
     out: Annotated[
         str,
         typer.Option(
-            help="File to write (.gz and .zst pack it), a folder (ends in /) for one per input, or - for stdout."
+            help="File (.gz and .zst compress it), folder ending in / for one file per input, or - for stdout.",
+            metavar="OUT",
         ),
     ],
     keys: Keys = None,
     schema: SchemaFile = None,
     drop_dense: Annotated[
-        bool, typer.Option("--drop-dense", help="Leave out dense columns where the format has no place for them.")
+        bool, typer.Option("--drop-dense", help="Drop dense columns if the target format cannot hold them.")
     ] = False,
     bad_lines: BadLines = "error",
 ) -> Result:
-    """Convert logs to another format; raw values stay raw where both formats hold them, else they become keys."""
-    from clickfleet.logs.convert import convert as rewrite
-    from clickfleet.schema import read_schema
+    """Convert logs to another format. Values stay raw if both formats hold raw values; otherwise they become keys."""
+    from clickfleet.data.logs.convert import convert as rewrite
+    from clickfleet.data.schema import read_schema
 
-    made = rewrite(
+    result = rewrite(
         inputs,
         out,
         source,
@@ -167,7 +207,7 @@ def convert(
         bad_lines=bad_lines,  # type: ignore[arg-type]
     )
     if out != "-":
-        say(f"{made['rows']:,} rows in {', '.join(made['files'])}")
-        if made["schema"]:
-            say(f"schema: {made['schema']}")
-    return made
+        say(f"{result['rows']:,} rows in {', '.join(result['files'])}")
+        if result["schema"]:
+            say(f"schema: {result['schema']}")
+    return result

@@ -1,4 +1,4 @@
-"""Commands for what was made for PaddleRec: `migrate paddlerec`, `migrate table`; and how other commands take its configurations."""
+"""The commands `migrate paddlerec` and `migrate table`, and PaddleRec configurations as input of other commands."""
 
 import os
 from collections.abc import Sequence
@@ -10,55 +10,73 @@ import typer
 from clickfleet.cli.frame import Result, command, say
 
 if TYPE_CHECKING:
-    from clickfleet.migrate import Translated
+    from clickfleet.paddlerec.translation import Translated
+
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("-m", "--config", help="The configuration, as the tools of PaddleRec took it.", metavar="CONFIG"),
+    typer.Option(
+        "-m", "--config", help="The configuration file, as an option like in PaddleRec's tools.", metavar="CONFIG"
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("-o", "--set", help="A setting over the file's; more may follow as arguments.", metavar="KEY=VALUE"),
+    typer.Option(
+        "-o",
+        "--set",
+        help="Override a setting of the file; repeatable, and more may follow as arguments.",
+        metavar="KEY=VALUE",
+    ),
 ]
 
 
 def add(app: typer.Typer) -> None:
-    group = typer.Typer(help="Bring over what was made for PaddleRec.", no_args_is_help=True)
+    group = typer.Typer(help="Convert PaddleRec configurations, models and tables.", no_args_is_help=True)
     app.add_typer(group, name="migrate")
     command(group)(paddlerec)
     command(group)(table)
 
 
 def paddlerec(
-    config: Annotated[Path, typer.Argument(help="A PaddleRec configuration; its folder's name picks the model.")],
+    config: Annotated[
+        Path,
+        typer.Argument(help="A PaddleRec configuration; the name of its folder selects the model.", metavar="CONFIG"),
+    ],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file's, its own or ours.", metavar="[KEY=VALUE]...")
+        list[str] | None,
+        typer.Argument(help="Override settings of the file, with PaddleRec's keys or ours.", metavar="KEY=VALUE"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="File for our YAML (default: CONFIG.clickfleet.yaml beside it).")
+        Path | None, typer.Option(help="File to write (default: CONFIG.clickfleet.yaml beside CONFIG).")
     ] = None,
     purpose: Annotated[
         str | None,
-        typer.Option(help="What the YAML is for: train, launch (a cluster) or online (default where it has days)."),
+        typer.Option(
+            help="Purpose of the YAML: train, launch (a cluster) or online (default: online if CONFIG has days, else train).",
+            metavar="train|launch|online",
+        ),
     ] = None,
     native: Annotated[
         bool,
         typer.Option(
-            "--native", help="Read the data by our own parser instead of the reader's Python, if rows are equal."
+            "--native", help="Use our parser instead of the Python reader, after checking that both give equal rows."
         ),
     ] = False,
 ) -> Result:
-    """Write our own YAML for a PaddleRec configuration, and a report of what each key became."""
-    from clickfleet import migrate
+    """Translate a PaddleRec configuration to our YAML, with a report on every key.
+
+    Example: `clickfleet migrate paddlerec models/rank/deepfm/config.yaml`
+    """
+    from clickfleet.paddlerec.translation import write
 
     if purpose not in (None, "train", "launch", "online"):
-        raise typer.BadParameter("--purpose is train, launch or online")
+        raise typer.BadParameter("--purpose must be train, launch or online")
     translated = translation(config, settings or [], purpose)
     if native:
-        from clickfleet.migrate.native import by_own_parser
+        from clickfleet.paddlerec.native import use_native_parser
 
-        translated = by_own_parser(translated)
-    written = migrate.write(translated, out or config.with_suffix(".clickfleet.yaml"))
+        translated = use_native_parser(translated)
+    written = write(translated, out or config.with_suffix(".clickfleet.yaml"))
     say(translated.report.text())
     for path in written:
         say(f"wrote {path}")
@@ -66,23 +84,28 @@ def paddlerec(
 
 
 def table(
-    config: Annotated[Path, typer.Argument(help="The PaddleRec configuration that the model was trained with.")],
+    config: Annotated[
+        Path, typer.Argument(help="The PaddleRec configuration the model was trained with.", metavar="CONFIG")
+    ],
     source: Annotated[
         Path,
         typer.Argument(
-            help="rec.pdparams or its folder, or a folder of table files (000/part-000-00000.gz, var.shard/)."
+            help="rec.pdparams or its folder, or a folder of table files (000/part-000-00000.gz, var.shard/).",
+            metavar="SOURCE",
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="A run folder that does not exist yet.", metavar="OUT")],
+    out: Annotated[Path, typer.Argument(help="Run folder to create.", metavar="OUT")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Settings over the file's, its own or ours.", metavar="[KEY=VALUE]...")
+        list[str] | None,
+        typer.Argument(help="Override settings of the file, with PaddleRec's keys or ours.", metavar="KEY=VALUE"),
     ] = None,
     delta: Annotated[
-        list[Path] | None, typer.Option(help="A delta whose rows replace those of SOURCE; several in their order.")
+        list[Path] | None,
+        typer.Option(help="A delta whose rows replace those of SOURCE; repeat it for more, oldest first."),
     ] = None,
 ) -> Result:
-    """Import a saved model or table as a run folder, which evaluate, predict, export and train.init_from take."""
-    from clickfleet.migrate.importing import import_model
+    """Import a saved model or table as a run folder for evaluate, predict, export and train.init_from."""
+    from clickfleet.paddlerec.importing import import_model
 
     done = import_model(translation(config, settings or []), source, out, deltas=delta or [])
     say(done.text())
@@ -90,62 +113,63 @@ def table(
 
 
 def translation(path: Path, settings: Sequence[str], purpose: str | None = None) -> "Translated":
-    """A PaddleRec configuration with settings over it: those of its sections as `-o` gave them, others are ours."""
-    from clickfleet import migrate
+    """Translate a PaddleRec configuration. Settings with keys of its sections override those; the others are ours."""
     from clickfleet.errors import ConfigError
-    from clickfleet.migrate.original import is_override
+    from clickfleet.paddlerec import original
+    from clickfleet.paddlerec.original import is_override
+    from clickfleet.paddlerec.translation import translate
 
-    if not migrate.is_paddlerec(path):
-        raise ConfigError(f"{path} is no configuration of PaddleRec's: it has neither runner: nor hyper_parameters:")
+    if not original.is_paddlerec(path):
+        raise ConfigError(f"{path} is not a PaddleRec configuration: it has neither runner: nor hyper_parameters:")
     theirs = [item for item in settings if is_override(item)]
-    mine = [item for item in settings if not is_override(item)]
-    return migrate.translate(migrate.read(path, theirs), mine, purpose)  # type: ignore[arg-type]
+    ours = [item for item in settings if not is_override(item)]
+    return translate(original.read(path, theirs), ours, purpose)  # type: ignore[arg-type]
 
 
-def is_old(path: str | Path | None) -> bool:
-    """Whether an argument names a PaddleRec configuration."""
+def is_paddlerec_config(path: str | Path | None) -> bool:
+    """Return whether an argument names a PaddleRec configuration."""
     if path is None or not str(path).endswith((".yaml", ".yml")):
         return False
-    from clickfleet.migrate.original import is_paddlerec
+    from clickfleet.paddlerec.original import is_paddlerec
 
     return is_paddlerec(path)
 
 
-def configured(path: str | None, overrides: list[str], purpose: str = "train") -> tuple[Any, list[str]]:
-    """What to run: the file as it is with its overrides, or, of a PaddleRec file, what it means here."""
-    if not is_old(path):
+def with_translation(path: str | None, overrides: list[str], purpose: str = "train") -> tuple[Any, list[str]]:
+    """Return the file and its overrides; for a PaddleRec file, its translation and no overrides."""
+    if not is_paddlerec_config(path):
         return path, overrides
-    from clickfleet.migrate.models import settle
+    from clickfleet.paddlerec.models import write_inputs
 
     if purpose == "train" and os.environ.get("TRAINING_ROLE") and os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):
         purpose = "launch"
     translated = translation(Path(str(path)), overrides, purpose)
     counts = translated.report.counts()
     say(
-        f"{path}: {counts['mapped'] + counts['used']} keys obeyed, {counts['not applicable']} not applicable, "
+        f"{path}: {counts['mapped'] + counts['used']} keys used, {counts['not applicable']} not applicable, "
         f"{counts['unknown']} unknown; see `clickfleet migrate paddlerec {path}`"
     )
     for line in translated.report.lines:
         if line.kind == "unknown":
             say(f"warning: {line}")
-    return settle(translated), []
+    return write_inputs(translated), []
 
 
-def of_model(
+def paddlerec_model(
     model: Path | None, more: Sequence[str], config: Path | None, settings: Sequence[str] | None
 ) -> "tuple[Translated, list[str]] | None":
-    """Where a command that takes MODEL was given a PaddleRec configuration instead: what it means, and the other arguments."""
-    named = config or (model if is_old(model) else None)
+    """If a PaddleRec configuration is given instead of MODEL, return its translation and the remaining arguments."""
+    named = config or (model if is_paddlerec_config(model) else None)
     if named is None:
         if model is None:
-            raise typer.BadParameter("name a model, or a configuration by -m")
+            raise typer.BadParameter("give a MODEL, or a PaddleRec configuration with -m")
         return None
     others = [*([str(model)] if config is not None and model is not None else []), *more]
     given = [*(settings or []), *(item for item in others if "=" in item and not Path(item).exists())]
     return translation(named, given), [item for item in others if item not in given]
 
 
-def evaluate_old(
+def evaluate_paddlerec(
     translated: "Translated",
     data: list[str],
     span: str | None,
@@ -155,35 +179,35 @@ def evaluate_old(
     workers: int | None,
     trust: bool = False,
 ) -> Result:
-    """The epochs that a PaddleRec configuration says, on its test data."""
+    """Evaluate the epochs named by a PaddleRec configuration, by default on its test data."""
     from clickfleet.cli.training import epoch_line
-    from clickfleet.migrate import models
+    from clickfleet.paddlerec import models
 
-    _one_process(workers)
+    _refuse_workers(workers)
     rows, found = data or _test_data(translated), []
     if translated.dictionary is not None:
         return _analogies(translated, rows, span)
     for epoch in models.epochs(translated, span):
-        with models.found(translated, epoch) as path:
-            results = models.opened(translated, path, trust=trust).reading(form, threads).evaluate(rows, batch_size)
+        with models.model_of_epoch(translated, epoch) as path:
+            results = models.open_model(translated, path, trust=trust).reading(form, threads).evaluate(rows, batch_size)
         found.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
     return {**found[-1], "epochs": found}
 
 
 def _analogies(translated: "Translated", data: list[str], span: str | None) -> Result:
-    """The share of analogies that word2vec's epochs find, vectors added as they are, as the original did."""
+    """Evaluate word2vec's epochs on analogies. Like the original, add the vectors without normalising them."""
     from tempfile import TemporaryDirectory
 
-    from clickfleet.migrate import models, words
-    from clickfleet.words import vectors
+    from clickfleet.models.word2vec import vectors
+    from clickfleet.paddlerec import models, words
 
     assert translated.dictionary is not None
     found: list[Result] = []
     with TemporaryDirectory(prefix="clickfleet-") as folder:
         questions = words.write_questions(translated.dictionary, data, Path(folder) / "questions.txt")
         for epoch in models.epochs(translated, span):
-            with models.found(translated, epoch) as path:
+            with models.model_of_epoch(translated, epoch) as path:
                 results = vectors.load(path).evaluate([questions], raw=True)
             found.append({"epoch": epoch, **results})
             say(
@@ -192,7 +216,7 @@ def _analogies(translated: "Translated", data: list[str], span: str | None) -> R
     return {**found[-1], "epochs": found}
 
 
-def predict_old(
+def predict_paddlerec(
     translated: "Translated",
     data: list[str],
     out: Path,
@@ -202,26 +226,26 @@ def predict_old(
     workers: int | None,
     trust: bool = False,
 ) -> Result:
-    """Scores by the model that a PaddleRec configuration names, of its test data unless others are named."""
-    from clickfleet import trained
-    from clickfleet.migrate import models
+    """Write the scores of the model named by a PaddleRec configuration, by default of its test data."""
+    from clickfleet.paddlerec import models
+    from clickfleet.training import model
 
-    _one_process(workers)
-    with models.found(translated, translated.last_epoch) as path:
-        scorer = models.opened(translated, path, inference=True, trust=trust).reading(form, threads)
-        done = trained.write_scores(scorer, data or _test_data(translated), out, batch_size)
+    _refuse_workers(workers)
+    with models.model_of_epoch(translated, translated.last_epoch) as path:
+        scorer = models.open_model(translated, path, inference=True, trust=trust).reading(form, threads)
+        done = model.write_scores(scorer, data or _test_data(translated), out, batch_size)
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
-    return done
+    return {**done}
 
 
-def _one_process(workers: int | None) -> None:
+def _refuse_workers(workers: int | None) -> None:
     if workers is not None:
-        raise typer.BadParameter("--workers goes with a run folder: name that instead of the PaddleRec configuration")
+        raise typer.BadParameter("--workers needs a run folder; give that instead of the PaddleRec configuration")
 
 
 def _test_data(translated: "Translated") -> list[str]:
     from clickfleet.errors import ConfigError
 
     if translated.test_data is None:
-        raise ConfigError(f"{translated.original.path}: runner.test_data_dir is missing", "name files after it")
+        raise ConfigError(f"{translated.original.path}: runner.test_data_dir is missing", "give the files as arguments")
     return [translated.test_data]

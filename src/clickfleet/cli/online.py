@@ -1,4 +1,4 @@
-"""Commands of online learning: `online`, `shrink`, `publish`, `replay`."""
+"""The commands `online`, `shrink`, `publish` and `replay`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,9 +7,9 @@ import typer
 
 from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.migrating import ConfigFile, Settings
-from clickfleet.cli.training import given
+from clickfleet.cli.training import resolve_config
 
-RunFolder = Annotated[Path, typer.Argument(help="A run folder; it must not be training just now.", metavar="RUN")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder; no process may be training in it.", metavar="RUN")]
 
 
 def add(app: typer.Typer) -> None:
@@ -23,39 +23,42 @@ def online(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file, ours or PaddleRec's; or leave it out and give online.dir=…",
+            help="A YAML file, ours or PaddleRec's. May be omitted if settings give online.dir=…",
             metavar="CONFIG",
             show_default=False,
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings over the file's, such as online.end_day=20260103.", metavar="KEY=VALUE"),
+        typer.Argument(help="Override settings of the file, such as online.end_day=20260103.", metavar="KEY=VALUE"),
     ] = None,
     config_file: ConfigFile = None,
     option: Settings = None,
     rewind: Annotated[
         str | None,
         typer.Option(
-            help="Take a stopped run back to before a pass, consumers too, and end; list: how far back it can go.",
+            help="Take a stopped run and its consumers back to before this pass, then exit; list: show the possible passes.",
             metavar="DAY/PASS|list",
         ),
     ] = None,
     skip: Annotated[
-        int, typer.Option(min=0, help="With --rewind: leave so many passes out, from that one on.", metavar="N")
+        int, typer.Option(min=0, help="With --rewind: skip N passes, starting with that one.", metavar="N")
     ] = 0,
 ) -> Result:
-    """Learn from a stream pass by pass and publish as it goes; a stopped run goes on where it was."""
-    path, overrides = given(config, settings, config_file, option, "online")
+    """Learn from a stream, pass by pass, and publish while learning. A stopped run resumes where it stopped.
+
+    Example: `clickfleet online config.yaml online.dir=log online.start_day=20260101`
+    """
+    path, overrides = resolve_config(config, settings, config_file, option, "online")
     if skip and rewind in (None, "list"):
-        raise typer.BadParameter("--skip goes with --rewind DAY/PASS")
+        raise typer.BadParameter("--skip needs --rewind DAY/PASS")
     if rewind is not None:
         return _rewind(path, overrides, rewind, skip)
     from clickfleet.online.learn import learn
 
     done = learn(path, *overrides)
     if done.signal is not None:
-        say(f"stopped by a signal after {done.passes:,} passes; the same command goes on")
+        say(f"stopped by a signal after {done.passes:,} passes; the same command resumes")
         raise typer.Exit(128 + done.signal)
     say(f"{done.passes:,} passes, {done.rows:,} rows in {done.seconds:.1f} s, {done.rows_per_s:,.0f} rows/s")
     held = f", {done.held} held back" if done.held else ""
@@ -64,7 +67,7 @@ def online(
 
 
 def _rewind(path: Any, overrides: Any, place: str, skip: int) -> Result:
-    from clickfleet.configuring import configure
+    from clickfleet.config.check import configure
     from clickfleet.online import rewind as rewinding
 
     config = configure(path, overrides)
@@ -73,62 +76,69 @@ def _rewind(path: Any, overrides: Any, place: str, skip: int) -> Result:
         say(rewinding.describe(stops))
         return {"stops": [stop.to_dict() for stop in stops]}
     done = rewinding.rewind(config, rewinding.parse(place), skip, say)
-    say("mend or replace the data from there on; the same command without --rewind goes on")
+    say("correct or replace the data from that pass on; the same command without --rewind then resumes")
     return done
 
 
 def shrink(run: RunFolder, trust: Trust = False) -> Result:
-    """Decay the statistics of a run's rows and remove those that are old or rarely seen, as at a day's end."""
-    from clickfleet.online.by_hand import shrink as act
+    """Decay the statistics of a run's rows and remove old and rare rows, as at the end of a day."""
+    from clickfleet.online import manual
 
-    done = act(run, trust)
-    say(f"{done['removed']:,} rows removed, {done['rows']:,} stay; checkpoint: {done['checkpoint']}")
-    return done
+    done = manual.shrink(run, trust)
+    say(f"{done['removed']:,} rows removed, {done['rows']:,} left; checkpoint: {done['checkpoint']}")
+    return {**done}
 
 
 def publish(
     run: RunFolder,
     kind: Annotated[
         str | None,
-        typer.Argument(help="base: all rows; delta: what changed since the last entry.", metavar="base|delta"),
+        typer.Argument(help="base: all rows; delta: the changes since the last entry.", metavar="base|delta"),
     ] = None,
     rollback: Annotated[
-        int | None, typer.Option(help="Return readers to what entry N published, by one more entry.", metavar="N")
+        int | None, typer.Option(help="Append an entry that takes consumers back to the state of entry N.", metavar="N")
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option(help="Also copy entries not there yet to a folder or URL; redis:// gets rows."),
+        typer.Option(
+            help="Also copy missing entries to a folder or URL; a redis:// URL receives the rows.", metavar="FOLDER|URL"
+        ),
     ] = None,
     trust: Trust = False,
 ) -> Result:
-    """Append an entry to a run's published log, or take readers back to an earlier one."""
-    from clickfleet.online.by_hand import publish as act
+    """Append an entry to a run's published log, or take consumers back to an earlier entry."""
+    from clickfleet.online import manual
 
     if (kind is None) == (rollback is None) or kind not in (None, "base", "delta"):
-        raise typer.BadParameter("say base or delta, or give --rollback N")
-    done = act(run, kind, rollback=rollback, to=to, trust=trust)  # type: ignore[arg-type]
+        raise typer.BadParameter("give base or delta, or --rollback N")
+    done = manual.publish(run, kind, rollback=rollback, to=to, trust=trust)  # type: ignore[arg-type]
     if done["model"] is not None:
         say(f"model: {done['model']}")
     say(f"published {done['entry']}: {done['rows']:,} rows, {done['deleted']:,} deleted")
-    return done
+    return {**done}
 
 
 def replay(
-    config: Annotated[str, typer.Argument(help="The YAML file of an online run over past logs.", metavar="CONFIG")],
-    settings: Annotated[list[str] | None, typer.Argument(help="Settings over the file's.", metavar="KEY=VALUE")] = None,
-    sync: Annotated[str, typer.Option(help="How often to publish, intervals to compare, by commas.")] = "1d,1h",
-    admit: Annotated[str, typer.Option(help="Scores at which rows get their factors, by commas; 0: at birth.")] = "0",
+    config: Annotated[str, typer.Argument(help="A YAML file of an online run over past logs.", metavar="CONFIG")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Override settings of the file.", metavar="KEY=VALUE")
+    ] = None,
+    sync: Annotated[str, typer.Option(help="Publishing intervals to compare.", metavar="TIME,TIME,...")] = "1d,1h",
+    admit: Annotated[
+        str,
+        typer.Option(help="Admission scores to compare, at which rows get factors; 0: at birth.", metavar="X,X,..."),
+    ] = "0",
     out: Annotated[Path, typer.Option(help="Folder for the runs, replay.json and replay.svg.")] = Path("replay"),
 ) -> Result:
-    """Learn from past logs again with other settings and compare AUC, rows and bytes of deltas."""
-    from clickfleet.configuring import configure
-    from clickfleet.online.plots import draw_replay
-    from clickfleet.online.replay import replay as act
+    """Learn from past logs with several publishing intervals and admission scores; compare AUC, rows and bytes of deltas."""
+    from clickfleet.config.check import configure
+    from clickfleet.online.replay import draw_replay
+    from clickfleet.online.replay import replay as run_all
 
     try:
         thresholds = [float(text) for text in admit.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"--admit {admit} are no numbers") from None
-    rows = act(configure(config, settings or ()), out, sync.split(","), thresholds, say)
+        raise typer.BadParameter(f"--admit {admit}: expected numbers separated by commas") from None
+    rows = run_all(configure(config, settings or ()), out, sync.split(","), thresholds, say)
     say(f"plot: {draw_replay(rows, out / 'replay.svg')}")
     return {"rows": rows, "out": str(out)}

@@ -1,4 +1,4 @@
-"""Commands around a server: `serve`, `score`, `parity`."""
+"""The commands `export`, `serve`, `score` and `parity`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,130 +6,247 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clickfleet.cli.frame import Result, Trust, command, say
-from clickfleet.cli.training import Arena, GraphLevel
+from clickfleet.cli.logs import Inputs
+from clickfleet.cli.migrating import ConfigFile, Settings, paddlerec_model
+from clickfleet.cli.training import Arena, Format, GraphLevel, ModelOrConfig
 
 if TYPE_CHECKING:
-    from clickfleet.sections import Serve
+    from clickfleet.config.sections import Serve
+
 
 KIB, MIB = 1 << 10, 1 << 20
 
-Token = Annotated[str | None, typer.Option(help="Bearer token.", envvar="CLICKFLEET_TOKEN")]
-Certificate = Annotated[Path | None, typer.Option(help="Certificate to trust for https, PEM.")]
+Token = Annotated[str | None, typer.Option(help="Bearer token of the server.", envvar="CLICKFLEET_TOKEN")]
+Certificate = Annotated[Path | None, typer.Option(help="PEM certificate to trust for https.", metavar="FILE")]
 
 
 def add(app: typer.Typer) -> None:
+    command(app)(export)
     command(app)(serve)
     command(app)(score)
     command(app)(parity)
 
 
+def export(
+    model: ModelOrConfig = None,
+    out: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder to create (default for a PaddleRec configuration: inference in its model_save_path).",
+            metavar="OUT",
+            show_default=False,
+        ),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(help="Columns that requests contain (default: all of the schema).", metavar="NAME,NAME,..."),
+    ] = None,
+    outputs: Annotated[
+        str,
+        typer.Option(
+            help="Values that replies contain: score, logit, or layers of the network.", metavar="NAME,NAME,..."
+        ),
+    ] = "score,logit",
+    config_file: ConfigFile = None,
+    option: Settings = None,
+    trust: Trust = False,
+) -> Result:
+    """Write a model for serving: its rows, its network as ONNX, its schema, and requests with known replies.
+
+    Example: `clickfleet export run artifact`
+    """
+    from clickfleet.store import run_folder
+
+    translation = paddlerec_model(model, [] if out is None else [str(out)], config_file, option)
+    if translation is not None:
+        from clickfleet.paddlerec import models
+
+        translated, others = translation
+        folder = Path(others[0]) if others else Path(translated.config.run.dir) / "inference"
+        with models.model_of_epoch(translated, translated.last_epoch) as path:
+            return _export(path, folder, inputs or ",".join(translated.inputs) or None, outputs, trust)
+    if model is None or out is None:
+        raise typer.BadParameter("Missing argument 'OUT'.")
+    path = run_folder.resolve(model)
+    say(f"model: {run_folder.describe(path)}")
+    return {**_export(path, out, inputs, outputs, trust), "checkpoint": str(path)}
+
+
+def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool) -> Result:
+    from clickfleet.store import run_folder
+    from clickfleet.training import export as exporting
+    from clickfleet.training import saving
+
+    learner = saving.load(path, trust)
+    names = [column.name for column in learner.schema.dense] + [slot.name for slot in learner.schema.slots]
+    wanted = names if inputs is None else inputs.split(",")
+    entry = exporting.export(
+        learner, out, run_folder.step(path), None if wanted == names else wanted, outputs.split(",")
+    )
+    facts = entry.manifest
+    size = sum(file["bytes"] for file in facts["files"].values())
+    say(f"{out}: {learner.config.model.name} of step {facts['step']:,}, {facts['rows']:,} rows, {size:,} bytes")
+    return {
+        "path": str(out),
+        "rows": facts["rows"],
+        "bytes": size,
+        "step": facts["step"],
+        "inputs": wanted,
+        "outputs": facts["outputs"],
+        "hash": entry.hash,
+    }
+
+
 def serve(
     model: Annotated[
         Path,
-        typer.Argument(help="An artifact (clickfleet export), or a published log: it is followed.", metavar="MODEL"),
+        typer.Argument(
+            help="An artifact of `clickfleet export`, a published log, or a run folder with one.", metavar="MODEL"
+        ),
     ],
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all (default: 127.0.0.1).")
+        str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces (default: 127.0.0.1).")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port for HTTP; 0 takes a free one (default: 8080).")
+        int | None, typer.Option(min=0, max=65535, help="Port for HTTP; 0 selects a free one (default: 8080).")
     ] = None,
     grpc_port: Annotated[
         int | None,
-        typer.Option(min=-1, max=65535, help="Port for gRPC; 0 takes a free one, -1 turns it off (default: 8081)."),
+        typer.Option(min=-1, max=65535, help="Port for gRPC; 0 selects a free one, -1 disables gRPC (default: 8081)."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Processes that answer, on one socket (default: 1).")
+        int | None, typer.Option(min=1, max=1024, help="Number of processes that share the socket (default: 1).")
     ] = None,
     rows: Annotated[
-        str, typer.Option(help="Where rows are read: mapped (files, shared), memory, or a redis:// URL.")
+        str,
+        typer.Option(
+            help="Where rows are read from: mapped (files shared by all workers), memory, or a redis:// URL.",
+            metavar="mapped|memory|URL",
+        ),
     ] = "mapped",
-    name: Annotated[str | None, typer.Option(help="Name of the model in the protocols (default: its own).")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in requests (default: the name of the network).")
+    ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="What computes: onnx (default), int8, or a provider of ONNX Runtime such as CUDA."),
+        typer.Option(
+            help="Inference engine: onnx (default), int8, or a provider of ONNX Runtime such as CUDA.", metavar="NAME"
+        ),
     ] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Short for --engine int8: a quantised network, its drift measured and shown.")
+        bool,
+        typer.Option("--int8", help="Short for --engine int8: quantise the network, and measure and show the drift."),
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of one run of the network, in every worker (default: 1).")
+        int | None, typer.Option(min=1, help="Threads per run of the network, in every worker (default: 1).")
     ] = None,
     graph_optimization: GraphLevel = None,
     arena: Arena = None,
     max_queue_ms: Annotated[
-        float | None, typer.Option(help="Expected wait at which requests are refused with 503 (default: 50).")
+        float | None,
+        typer.Option(
+            help="Reject requests with 503 if the expected wait is longer, in ms (default: 50).", metavar="MS"
+        ),
     ] = None,
-    max_time_ms: Annotated[float, typer.Option(help="Longest time for a request; clients may ask for less.")] = 5000.0,
-    max_body: Annotated[int, typer.Option(help="Longest body in bytes.")] = 16 * MIB,
-    max_rows: Annotated[int, typer.Option(help="Most rows of a request.")] = 10000,
-    max_candidates: Annotated[int, typer.Option(help="Most candidates of a ranking.")] = 10000,
+    max_time_ms: Annotated[
+        float, typer.Option(help="Time limit of a request in ms; a client may set a shorter one.", metavar="MS")
+    ] = 5000.0,
+    max_body: Annotated[int, typer.Option(help="Maximum size of a body in bytes.", metavar="BYTES")] = 16 * MIB,
+    max_rows: Annotated[int, typer.Option(help="Maximum number of rows per request.")] = 10000,
+    max_candidates: Annotated[int, typer.Option(help="Maximum number of candidates per ranking request.")] = 10000,
     max_header_bytes: Annotated[
-        int, typer.Option(min=1024, help="Longest request line and headers in bytes; metadata of a gRPC call.")
+        int,
+        typer.Option(
+            min=1024,
+            help="Maximum size of the request line and headers, or of gRPC metadata, in bytes.",
+            metavar="BYTES",
+        ),
     ] = 32 * KIB,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="Open connections of one worker, HTTP and gRPC each.")
+        int, typer.Option(min=1, help="Maximum open connections per worker, for HTTP and gRPC each.")
     ] = 2048,
     header_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds for request line and headers, and for a TLS or gRPC handshake.")
+        float,
+        typer.Option(
+            min=0.1, help="Seconds to receive the request line and headers, or to finish a TLS or gRPC handshake."
+        ),
     ] = 10.0,
-    body_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds in which a body must arrive.")] = 30.0,
-    send_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds in which a client must read its reply.")] = 30.0,
+    body_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to receive a body.", metavar="SECONDS")] = 30.0,
+    send_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for a client to read its reply.", metavar="SECONDS")
+    ] = 30.0,
     idle_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that a connection may stay open without a request.")
+        float, typer.Option(min=0.1, help="Seconds before an idle connection is closed.", metavar="SECONDS")
     ] = 75.0,
     token_file: Annotated[
-        Path | None, typer.Option(help="Bearer tokens, one per line (or CLICKFLEET_TOKEN); read again when it changes.")
+        Path | None,
+        typer.Option(
+            help="File of bearer tokens, one per line, reread when it changes (or set CLICKFLEET_TOKEN).",
+            metavar="FILE",
+        ),
     ] = None,
     admin_token_file: Annotated[
-        Path | None, typer.Option(help="Tokens for /admin (or CLICKFLEET_ADMIN_TOKEN); without one it is closed.")
+        Path | None,
+        typer.Option(
+            help="File of tokens for /admin (or set CLICKFLEET_ADMIN_TOKEN); without a token, /admin is disabled.",
+            metavar="FILE",
+        ),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
-    upload_dir: Annotated[Path | None, typer.Option(help="Folder for uploads that ask to be kept.")] = None,
-    results_redis: Annotated[str | None, typer.Option(help="redis:// URL for /upload?re_model=redis.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain for https.", metavar="FILE")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM private key for https.", metavar="FILE")] = None,
+    upload_dir: Annotated[
+        Path | None, typer.Option(help="Folder for uploads that clients ask to keep (default: none are kept).")
+    ] = None,
+    results_redis: Annotated[
+        str | None, typer.Option(help="redis:// URL that receives the results of /upload?re_model=redis.")
+    ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Folder for the server's own files, such as merged deltas (default: a temporary one)."),
+        typer.Option(
+            help="Folder for the server's working files, such as merged deltas (default: a temporary folder)."
+        ),
     ] = None,
-    no_batching: Annotated[bool, typer.Option("--no-batching", help="Score every request alone (to compare).")] = False,
+    no_batching: Annotated[
+        bool, typer.Option("--no-batching", help="Score every request alone, for comparison.")
+    ] = False,
 ) -> Result:
-    """Serve a model over HTTP and gRPC; a published log is followed while it grows.
+    """Serve a model over HTTP and gRPC. A published log is followed while it grows.
 
-    What is not given here comes from the section `serve` of the run the log belongs to.
+    Options that are not given come from the section `serve` of the run that the log belongs to.
+
+    Example: `clickfleet serve run --port 8080 --workers 2`
     """
-    from clickfleet.engine import Engine
     from clickfleet.errors import ConfigError
-    from clickfleet.serve import launch
-    from clickfleet.serve.settings import Settings
+    from clickfleet.serve import supervisor
+    from clickfleet.store.onnx import Engine
 
     def text(path: Path | None) -> str | None:
         return None if path is None else str(path.resolve())
 
     path = find_model(model)
-    told = section(path)
-    if "torch" in (engine, told.engine) or (int8 and engine not in (None, "int8")):
+    defaults = serve_section(path)
+    if "torch" in (engine, defaults.engine) or (int8 and engine not in (None, "int8")):
         raise ConfigError(
-            "a server computes by ONNX Runtime, and by one engine", "choose --engine onnx, int8 or a provider"
+            "a server uses exactly one engine of ONNX Runtime", "choose --engine onnx, int8 or a provider"
         )
-    grpc = told.grpc_port if grpc_port is None else grpc_port
-    settings = Settings(
+    grpc = defaults.grpc_port if grpc_port is None else grpc_port
+    settings = supervisor.Settings(
         model=str(path),
         state=text(state) or "",
-        host=host or told.host,
-        port=told.port if port is None else port,
+        host=host or defaults.host,
+        port=defaults.port if port is None else port,
         grpc_port=None if grpc is None or grpc < 0 else grpc,
-        workers=workers or told.workers,
+        workers=workers or defaults.workers,
         rows=rows,
         name=name,
         engine=Engine(
-            "int8" if int8 else engine or told.engine,
-            threads or told.threads,
-            graph_optimization or told.graph_optimization,
-            told.arena if arena is None else arena,
+            "int8" if int8 else engine or defaults.engine,
+            threads or defaults.threads,
+            graph_optimization or defaults.graph_optimization,
+            defaults.arena if arena is None else arena,
         ),
         batching=not no_batching,
-        max_queue_ms=told.max_queue_ms if max_queue_ms is None else max_queue_ms,
+        max_queue_ms=defaults.max_queue_ms if max_queue_ms is None else max_queue_ms,
         max_time_ms=max_time_ms,
         max_body=max_body,
         max_rows=max_rows,
@@ -140,70 +257,79 @@ def serve(
         body_timeout_s=body_timeout,
         send_timeout_s=send_timeout,
         idle_timeout_s=idle_timeout,
-        token_file=text(token_file) or told.token_file,
+        token_file=text(token_file) or defaults.token_file,
         admin_token_file=text(admin_token_file),
         tls_cert=text(tls_cert),
         tls_key=text(tls_key),
         upload_dir=text(upload_dir),
         results_redis=results_redis,
     )
-    found: Result = {}
+    result: Result = {}
 
-    def ready(server: launch.Fleet) -> None:
+    def ready(server: supervisor.Supervisor) -> None:
         calls = f", gRPC {server.settings.host}:{server.settings.grpc_port}" if server.settings.grpc_port else ""
         say(
             f"ready: {server.address}{calls}  ({settings.workers} worker{'s' if settings.workers > 1 else ''}; Ctrl-C stops)"
         )
-        found.update(url=server.address, grpc_port=server.settings.grpc_port)
+        result.update(url=server.address, grpc_port=server.settings.grpc_port)
 
-    launch.run(settings, say, ready)
-    return found
+    supervisor.run(settings, say, ready)
+    return result
 
 
-def section(published: Path) -> "Serve":
-    """What the run that published a log says of serving; an artifact belongs to none."""
-    from clickfleet.config import load
-    from clickfleet.published import LOG
-    from clickfleet.sections import Serve
+def serve_section(published: Path) -> "Serve":
+    """Return the section `serve` of the run that wrote a published log; the defaults for an artifact."""
+    from clickfleet.config.load import load
+    from clickfleet.config.sections import Serve
+    from clickfleet.store.published import LOG
 
     config = published.parent / "config.yaml"
     return load(config, (), config.parent).serve if (published / LOG).is_file() and config.is_file() else Serve()
 
 
 def find_model(model: Path) -> Path:
-    """What can be served: an entry, a published log, or the log of a run folder."""
-    from clickfleet import storage
+    """Resolve MODEL to an entry, a published log, or the published log of a run folder."""
     from clickfleet.errors import ServeError
-    from clickfleet.published import LOG
+    from clickfleet.store import atomic
+    from clickfleet.store.published import LOG
 
     for path in (model, model / "published"):
         if (path / LOG).is_file():
             return path.resolve()
-    if (model / storage.MANIFEST).is_file():
+    if (model / atomic.MANIFEST).is_file():
         return model.resolve()
     raise ServeError(
-        f"{model} is neither an artifact nor a published log", f"make one: clickfleet export {model} artifact"
+        f"{model} is neither an artifact nor a published log", f"export one: clickfleet export {model} artifact"
     )
 
 
 def score(
-    url: Annotated[str, typer.Argument(help="Address of a server: http://host:port.", metavar="URL")],
-    data: Annotated[list[str], typer.Argument(help="Files, folders, globs or URLs; .gz and .zst are unpacked.")],
+    url: Annotated[str, typer.Argument(help="Address of the server, http://host:port.", metavar="URL")],
+    data: Inputs,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per request.")] = 5,
-    protocol: Annotated[str, typer.Option(help="http (binary tensors), grpc, or upload (lines as they are).")] = "http",
-    format: Annotated[  # noqa: A002
-        str | None, typer.Option(help="Format of the files (default: that of the training data).")
-    ] = None,
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="Protocol: http (binary tensors), grpc, or upload (unparsed lines).", metavar="http|grpc|upload"
+        ),
+    ] = "http",
+    format: Format = None,  # noqa: A002
     grpc_address: Annotated[
-        str | None, typer.Option(help="host:port for gRPC (default: the port after HTTP's).")
+        str | None,
+        typer.Option(help="Address for gRPC (default: the host of URL, the port after its port).", metavar="HOST:PORT"),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Stop after N rows (default: all rows).", metavar="N")
+    ] = None,
     token: Token = None,
     certificate: Certificate = None,
     trust: Trust = False,
 ) -> Result:
-    """Send files to a server; prints the scores of each batch with the client's and the server's milliseconds."""
-    from clickfleet.scored import score_files
+    """Send files to a server and print the scores of each batch, with the milliseconds measured by client and server.
+
+    Example: `clickfleet score http://127.0.0.1:8080 log/test --limit 100`
+    """
+    from clickfleet.serve.client import score_files
 
     def show(number: int, scores: list[float], client_ms: float, server_ms: float) -> None:
         values = " ".join(f"{value:.7g}" for value in scores)
@@ -232,25 +358,27 @@ def parity(
     model: Annotated[
         Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.", metavar="MODEL")
     ],
-    data: Annotated[list[str] | None, typer.Argument(help="Rows to score both ways.")] = None,
-    server: Annotated[str | None, typer.Option(help="Address of a server that serves this model.")] = None,
+    data: Annotated[list[str] | None, typer.Argument(help="Data to score offline and online.", metavar="DATA")] = None,
+    server: Annotated[str | None, typer.Option(help="Address of a server of this model.", metavar="URL")] = None,
     artifact: Annotated[
-        Path | None, typer.Option(help="An exported artifact to compare rows, weights and graph with.")
+        Path | None,
+        typer.Option(help="Exported artifact whose rows, weights and graph are compared.", metavar="FOLDER"),
     ] = None,
-    redis: Annotated[str | None, typer.Option(help="redis:// URL whose rows are compared.")] = None,
-    format: Annotated[  # noqa: A002
-        str | None, typer.Option(help="Format of the files (default: that of the training data).")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows of data to compare.")] = 10000,
-    sample: Annotated[int, typer.Option(min=0, help="Rows of the table to compare; 0: every one.")] = 0,
+    redis: Annotated[str | None, typer.Option(help="redis:// URL whose rows are compared.", metavar="URL")] = None,
+    format: Format = None,  # noqa: A002
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows of DATA to compare.")] = 10000,
+    sample: Annotated[int, typer.Option(min=0, help="Number of table rows to compare; 0: all.")] = 0,
     token: Token = None,
     certificate: Certificate = None,
     trust: Trust = False,
 ) -> Result:
-    """Check that online equals offline: settings, scores, rows, weights, graph; names the first step that differs."""
-    from clickfleet import parity as comparing
+    """Check that online equals offline: settings, scores, rows, weights and graph. Reports the first step that differs.
 
-    report = comparing.compare(
+    Example: `clickfleet parity run log/test --server http://127.0.0.1:8080`
+    """
+    from clickfleet.workbench.parity import check_parity
+
+    report = check_parity(
         model,
         server,
         data or [],

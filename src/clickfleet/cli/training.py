@@ -1,4 +1,4 @@
-"""Commands about models: `train`, `evaluate`, `predict`, `report`, `verify`."""
+"""The commands `train`, `evaluate`, `predict`, `report` and `verify`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clickfleet.cli.frame import Result, Trust, command, say
-from clickfleet.cli.migrating import ConfigFile, Settings, configured, evaluate_old, of_model, predict_old
+from clickfleet.cli.migrating import (
+    ConfigFile,
+    Settings,
+    evaluate_paddlerec,
+    paddlerec_model,
+    predict_paddlerec,
+    with_translation,
+)
 
 if TYPE_CHECKING:
-    from clickfleet.engine import Engine
-    from clickfleet.trained import Trained
+    from clickfleet.store.onnx import Engine
+    from clickfleet.training.model import SavedModel
 
-RUN = "A run folder (its best checkpoint where that is kept, else its newest), RUN/LATEST, RUN/BEST"
+
+RUN = "A run folder (its best checkpoint if that is kept, else its newest), RUN/LATEST, RUN/BEST"
 Model = Annotated[
     Path,
-    typer.Argument(help=f"{RUN}, a checkpoint, a published log or entry."),
+    typer.Argument(help=f"{RUN}, a checkpoint, a published log or entry.", metavar="MODEL"),
 ]
 ModelOrConfig = Annotated[
     Path | None,
@@ -28,29 +36,35 @@ ModelOrConfig = Annotated[
 Inputs = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Files, folders, globs or URLs; .gz and .zst are unpacked. A PaddleRec configuration names its own.",
+        help="Files, folders, globs or URLs; .gz and .zst are decompressed (default for a PaddleRec configuration: its test data).",
         show_default=False,
-        metavar="DATA...",
+        metavar="DATA",
     ),
 ]
 Format = Annotated[
-    str | None, typer.Option("--format", help="Format of the files (default: that of the training data).")
+    str | None,
+    typer.Option("--format", help="Format of the files (default: that of the training data).", metavar="FORMAT"),
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows scored at a time (default: as in training).")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows per batch (default: as in training).")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Score on a cluster: worker processes, each with a share of the files.")
+    int | None,
+    typer.Option(min=1, help="Score on a cluster with N worker processes, which share the files.", metavar="N"),
 ]
-Shards = Annotated[int, typer.Option(min=1, help="With --workers: processes that hold the rows.")]
+Shards = Annotated[int, typer.Option(min=1, help="With --workers: number of processes that hold the rows.")]
 Address = Annotated[
-    str | None, typer.Option(help="With --workers: a running Ray cluster (default: one on this machine).")
+    str | None,
+    typer.Option(help="With --workers: address of a running Ray cluster (default: start one on this machine)."),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads that score (default: as in training).")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Scoring threads (default: as in training).")]
 GraphLevel = Annotated[
-    str | None, typer.Option(help="How far ONNX Runtime rewrites the graph: off, basic, extended or all (default).")
+    str | None,
+    typer.Option(
+        help="Level of ONNX Runtime's graph optimisation: off, basic, extended or all (default).", metavar="LEVEL"
+    ),
 ]
 Arena = Annotated[
     bool | None,
-    typer.Option("--arena/--no-arena", help="ONNX Runtime keeps memory for the next run (default: it does)."),
+    typer.Option("--arena/--no-arena", help="Let ONNX Runtime keep memory between runs (default), or not."),
 ]
 
 
@@ -66,7 +80,7 @@ def train(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file, ours or PaddleRec's; or leave it out and give data.train=…",
+            help="A YAML file, ours or PaddleRec's. May be omitted if settings give data.train=…",
             metavar="CONFIG",
             show_default=False,
         ),
@@ -74,56 +88,64 @@ def train(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Settings over the file's, such as train.epochs=3 model=dcn_v2; docs/reference/config.md lists them.",
+            help="Override settings of the file, such as train.epochs=3 model=dcn_v2; docs/reference/config.md lists all keys.",
             metavar="KEY=VALUE",
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run folder's newest checkpoint; without one yet, start.")
+        bool,
+        typer.Option(
+            "--resume", help="Resume from the newest checkpoint of the run folder; without one, start from scratch."
+        ),
     ] = False,
     config_file: ConfigFile = None,
     option: Settings = None,
 ) -> Result:
-    """Train a model; the run folder gets checkpoints, log.txt, metrics.jsonl, config.yaml and report.html."""
-    path, overrides = given(config, settings, config_file, option)
-    from clickfleet import configuring, run
-    from clickfleet.cluster import roles
+    """Train a model. The run folder receives checkpoints, log.txt, metrics.jsonl, config.yaml and report.html.
+
+    Example: `clickfleet train config.yaml model=dcn_v2 train.epochs=3`
+    """
+    path, overrides = resolve_config(config, settings, config_file, option)
+    from clickfleet.config import check
+    from clickfleet.paddlerec import roles
+    from clickfleet.training import run
 
     role = roles.read()
     if role is not None:
-        return _train_in_role(role, configuring.configure(path, overrides), resume)
+        return _train_in_role(role, check.configure(path, overrides), resume)
     done = run.train(path, *overrides, resume=resume)
-    tell(done)
+    show_result(done)
     return done.to_dict()
 
 
 def _train_in_role(role: Any, config: Any, resume: bool) -> Result:
-    """One process of a job: worker 0 trains with all of them, the others are there for it."""
-    from clickfleet import modes, run
-    from clickfleet.cluster import joining, roles
+    """Run one process of a cluster: worker 0 drives the training, the others serve it."""
+    from clickfleet.cluster import nodes
     from clickfleet.errors import ConfigError
+    from clickfleet.paddlerec import roles
+    from clickfleet.training import modes, run
 
     if not modes.distributed(config):
         raise ConfigError(
-            f"{roles.ROLE} makes this process {role.name} of a cluster, and mode {config.mode.name} runs in one process",
+            f"{roles.ROLE} makes this process {role.name} of a cluster, but mode {config.mode.name} runs in one process",
             f"add mode.name=async (or sync, half_async, geo), or unset {roles.SERVERS}",
         )
-    config = joining.settled(config, role)
+    config = nodes.settled(config, role)
     if not role.drives:
-        joining.serve(role, config, say)
+        nodes.serve(role, config, say)
         return {"role": role.name}
-    with joining.driving(role, config, say):
+    with nodes.driving(role, config, say):
         done = run.train(config, resume=resume)
-    tell(done)
+    show_result(done)
     return {"role": role.name, **done.to_dict()}
 
 
-def tell(done: Any) -> None:
-    """Says what training made; a signal that stopped it decides the exit code."""
+def show_result(done: Any) -> None:
+    """Print the result of training. If a signal stopped it, exit with the code of the signal."""
     if done.signal is not None:
-        say(f"stopped by a signal after {done.rows:,} rows; go on with --resume")
+        say(f"stopped by a signal after {done.rows:,} rows; --resume continues it")
         raise typer.Exit(128 + done.signal)
-    now = "" if done.new_rows == done.rows else f" ({done.new_rows:,} of them since the resume)"
+    now = "" if done.new_rows == done.rows else f" ({done.new_rows:,} since the resume)"
     say(f"{done.rows:,} rows{now} in {done.seconds:.1f} s, {done.rows_per_s:,.0f} rows/s")
     if done.train:
         tested = "" if done.test is None else f", test AUC {done.test['auc']:.4f}"
@@ -133,20 +155,20 @@ def tell(done: Any) -> None:
         say(f"newest checkpoint: {done.last}")
 
 
-def given(
+def resolve_config(
     config: str | None,
     settings: list[str] | None,
     file: Path | None = None,
     options: list[str] | None = None,
     purpose: str = "train",
 ) -> tuple[Any, list[str]]:
-    """The configuration's file, unless the first argument is a setting already, and the settings; of a PaddleRec file, what it means."""
+    """Separate the configuration file from the settings, and translate a PaddleRec file. The first argument may be a setting."""
     arguments = [*([config] if config is not None else []), *(settings or [])]
     if file is None and arguments and ("=" not in arguments[0] or Path(arguments[0]).exists()):
         file = Path(arguments.pop(0))
     if file is None and not arguments and not options:
         raise typer.BadParameter("Missing argument 'CONFIG'.")
-    return configured(None if file is None else str(file), [*(options or []), *arguments], purpose)
+    return with_translation(None if file is None else str(file), [*(options or []), *arguments], purpose)
 
 
 def evaluate(
@@ -154,7 +176,9 @@ def evaluate(
     data: Inputs = None,
     epochs: Annotated[
         str | None,
-        typer.Option(help="Evaluate the checkpoints at the end of these epochs instead: 0:4 means 0, 1, 2 and 3."),
+        typer.Option(
+            help="Evaluate the checkpoints at the end of these epochs; 0:4 means 0, 1, 2 and 3.", metavar="FIRST:END"
+        ),
     ] = None,
     format: Format = None,  # noqa: A002
     batch_size: BatchSize = None,
@@ -166,62 +190,68 @@ def evaluate(
     option: Settings = None,
     trust: Trust = False,
 ) -> Result:
-    """Measure a model on labelled data: AUC, log loss, accuracy, calibration and more; of word2vec, the share of analogies found."""
-    from clickfleet import trained
-    from clickfleet.words import vectors
+    """Evaluate a model on labelled data: AUC, log loss, accuracy, calibration and more. For word2vec: the accuracy on analogies.
 
-    old = of_model(model, data or [], config_file, option)
-    if old is not None:
-        return evaluate_old(*old, epochs, batch_size, format, threads, workers, trust)
-    model, data = _both(model, data)
+    Example: `clickfleet evaluate run log/test`
+    """
+    from clickfleet.models.word2vec import vectors
+    from clickfleet.training import model as trained
+    from clickfleet.training.model import load
+
+    translation = paddlerec_model(model, data or [], config_file, option)
+    if translation is not None:
+        return evaluate_paddlerec(*translation, epochs, batch_size, format, threads, workers, trust)
+    model, data = _require(model, data)
     if vectors.is_words(model):
         if epochs is not None or workers is not None or format is not None:
-            raise _no_analogies()
-        return _analogies(vectors.load(model).evaluate(data))
+            raise _word2vec_options_error()
+        return _show_analogies(dict(vectors.load(model).evaluate(data)))
     if workers is not None:
-        from clickfleet import saving
-        from clickfleet.cluster.scorers import scorers
+        from clickfleet.cluster.run_on_cluster import scorers
+        from clickfleet.data.files import expand
         from clickfleet.errors import ConfigError
-        from clickfleet.files import expand
+        from clickfleet.store import run_folder
 
         if epochs is not None or threads is not None:
-            raise ConfigError("--epochs and --threads do not go with --workers")
-        path = _say_path(saving.resolve(model))
-        with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
-            results = fleet.evaluate(expand(data, str(Path.cwd())))
-            _say_bad_lines(fleet.bad_lines, "they count in no metric")
+            raise ConfigError("--epochs and --threads cannot be combined with --workers")
+        path = _say_path(run_folder.resolve(model))
+        with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as cluster:
+            results = cluster.evaluate(expand(data, str(Path.cwd())))
+            _say_bad_lines(cluster.bad_lines, "they are not part of the metrics")
         say(_table(results))
         return results
     if epochs is None:
-        loaded = _say_model(trained.load(model, trust)).reading(format, threads)
+        loaded = _say_model(load(model, trust)).reading(format, threads)
         source = loaded.source(data, batch_size, labels=True)
         results = loaded.evaluate(source)
-        _say_bad_lines(source.counters.bad_lines, "they count in no metric")
+        _say_bad_lines(source.counters.bad_lines, "they are not part of the metrics")
         say(_table(results))
         return {**results, "checkpoint": str(loaded.path)}
-    found: list[dict[str, Any]] = []
+    found: list[Result] = []
     for epoch, path in trained.epochs(model, epochs):
-        results = trained.load(path, trust).reading(format, threads).evaluate(data, batch_size)
+        results = load(path, trust).reading(format, threads).evaluate(data, batch_size)
         found.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
     return {**found[-1], "epochs": found}
 
 
 def epoch_line(epoch: int | None, results: Result) -> str:
-    """The metrics of an epoch, or of the newest model, for people."""
+    """Format the metrics of an epoch; None is the newest model."""
     name = "newest" if epoch is None else f"epoch {epoch}"
     return f"{name}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
 
 
-def _both(model: Path | None, data: list[str] | None) -> tuple[Path, list[str]]:
-    """MODEL and DATA, which both must be there."""
+def _require(model: Path | None, data: list[str] | None) -> tuple[Path, list[str]]:
+    """Raise a usage error unless both MODEL and DATA are given."""
     if model is None or not data:
         raise typer.BadParameter("Missing argument 'DATA...'.")
     return model, data
 
 
 def predict(
-    out: Annotated[Path, typer.Option(help="File for the scores: text, one per line, or .parquet or .npy.")],
+    out: Annotated[
+        Path, typer.Option(help="File for the scores: text with one per line, .parquet or .npy.", metavar="FILE")
+    ],
     model: ModelOrConfig = None,
     data: Inputs = None,
     format: Format = None,  # noqa: A002
@@ -233,53 +263,59 @@ def predict(
     config_file: ConfigFile = None,
     option: Settings = None,
     engine: Annotated[
-        str, typer.Option(help="What computes: torch, onnx, int8, or a provider of ONNX Runtime such as CUDA.")
+        str,
+        typer.Option(
+            help="Inference engine: torch, onnx, int8, or a provider of ONNX Runtime such as CUDA.", metavar="NAME"
+        ),
     ] = "torch",
     graph_optimization: GraphLevel = None,
     arena: Arena = None,
     trust: Trust = False,
 ) -> Result:
-    """Score rows: the probability of a click, one per row, in order; labels are not needed."""
-    from clickfleet import trained
+    """Write the probability of a click for every row, in order. Labels are not needed.
 
-    old = of_model(model, data or [], config_file, option)
-    if old is not None:
+    Example: `clickfleet predict run log/test --out scores.txt`
+    """
+    from clickfleet.training.model import load, write_parts, write_scores
+
+    translation = paddlerec_model(model, data or [], config_file, option)
+    if translation is not None:
         if engine != "torch" or graph_optimization is not None or arena is not None:
-            raise typer.BadParameter("engine options go with a MODEL, not with a PaddleRec configuration")
-        return predict_old(*old, out, batch_size, format, threads, workers, trust)
-    model, data = _both(model, data)
+            raise typer.BadParameter("engine options need a MODEL, not a PaddleRec configuration")
+        return predict_paddlerec(*translation, out, batch_size, format, threads, workers, trust)
+    model, data = _require(model, data)
     if workers is not None:
-        from clickfleet import saving
-        from clickfleet.cluster.scorers import scorers
+        from clickfleet.cluster.run_on_cluster import scorers
+        from clickfleet.data.files import expand
         from clickfleet.errors import ConfigError
-        from clickfleet.files import expand
+        from clickfleet.store import run_folder
 
         if threads is not None or engine != "torch" or graph_optimization is not None or arena is not None:
-            raise ConfigError("--threads, --engine and its options do not go with --workers")
-        path = _say_path(saving.resolve(model))
-        with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as fleet:
-            scores = fleet.predict(expand(data, str(Path.cwd())))
-            done = {**trained.write_parts(scores, out), "bad_lines": fleet.bad_lines}
+            raise ConfigError("--threads, --engine and the engine options cannot be combined with --workers")
+        path = _say_path(run_folder.resolve(model))
+        with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as cluster:
+            scores = cluster.predict(expand(data, str(Path.cwd())))
+            done: Result = {**write_parts(scores, out), "bad_lines": cluster.bad_lines}
     else:
-        how = engine_of(engine, 1, graph_optimization, arena)  # --threads score, each with a run of its own
-        loaded = _say_model(trained.load(model, trust)).reading(format, threads, how)
-        done = {**trained.write_scores(loaded, data, out, batch_size), "checkpoint": str(loaded.path)}
+        chosen = parse_engine(engine, 1, graph_optimization, arena)  # one run of the network per scoring thread
+        loaded = _say_model(load(model, trust)).reading(format, threads, chosen)
+        done = {**write_scores(loaded, data, out, batch_size), "checkpoint": str(loaded.path)}
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
-    _say_bad_lines(done.get("bad_lines", 0), "they have no score, so line numbers of the data and the scores differ")
+    _say_bad_lines(done.get("bad_lines", 0), "they have no score, so the line numbers of data and scores differ")
     return done
 
 
-def _say_model(loaded: "Trained") -> "Trained":
-    """Says which checkpoint a run folder stands for."""
+def _say_model(loaded: "SavedModel") -> "SavedModel":
+    """Print which checkpoint was loaded."""
     assert loaded.path is not None
     _say_path(loaded.path)
     return loaded
 
 
 def _say_path(path: Path) -> Path:
-    from clickfleet import saving
+    from clickfleet.store import run_folder
 
-    say(f"model: {saving.describe(path)}")
+    say(f"model: {run_folder.describe(path)}")
     return path
 
 
@@ -288,27 +324,28 @@ def _say_bad_lines(count: int, meaning: str) -> None:
         say(f"warning: skipped {count:,} bad lines (data.bad_lines): {meaning}")
 
 
-def engine_of(name: str, threads: int, graph: str | None, arena: bool | None) -> "Engine | None":
-    """The engine that options describe; None for torch, which has none of them."""
-    from clickfleet.engine import Engine
+def parse_engine(name: str, threads: int, graph: str | None, arena: bool | None) -> "Engine | None":
+    """Return the engine of ONNX Runtime that the options describe; None for torch."""
     from clickfleet.errors import ConfigError
+    from clickfleet.store.onnx import Engine
 
     if name == "torch":
         if graph is not None or arena is not None:
-            raise ConfigError("--graph-optimization and --arena are ONNX Runtime's", "add --engine onnx")
+            raise ConfigError("--graph-optimization and --arena need an engine of ONNX Runtime", "add --engine onnx")
         return None
     return Engine(name, threads, graph or "all", arena is not False)
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
     data: Annotated[
-        list[str] | None, typer.Argument(help="Test data; that of the run's configuration by default.")
+        list[str] | None,
+        typer.Argument(help="Test data (default: data.test of the run).", metavar="DATA", show_default=False),
     ] = None,
     trust: Trust = False,
 ) -> Result:
-    """Draw report.html of a run again: curves, ROC, calibration, scores, importance of fields, time."""
-    from clickfleet import report as reports
+    """Rebuild report.html of a run: curves, ROC, calibration, scores, importance of fields, time."""
+    from clickfleet.training import report as reports
 
     path = reports.rebuild(run, data or None, say, trust)
     say(f"{path}: {path.stat().st_size:,} bytes")
@@ -316,43 +353,47 @@ def report(
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.")],
+    path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.", metavar="PATH")],
     repair: Annotated[
-        bool, typer.Option("--repair", help="First make a damaged LOG.jsonl anew from the entries beside it.")
+        bool, typer.Option("--repair", help="First rebuild a damaged LOG.jsonl from the entries beside it.")
     ] = False,
 ) -> Result:
-    """Check every byte of a model's files, and that its entries can be served; of a run, all checkpoints and its log."""
-    from clickfleet import verification
+    """Verify the files of a model by checksum, and that its entries can be served.
 
-    made: Result = {}
+    For a run folder this covers all checkpoints and the published log.
+    """
+    from clickfleet.serve import verification
+
+    repaired: Result = {}
     if repair:
-        made = {"repaired": verification.repair(path)}
-        done = made["repaired"]
+        done = verification.repair(path)
+        repaired = {"repaired": done}
         say(f"{done['path']}: entries {done['first']} to {done['last']}, {done['added']:,} lines added to the log")
         for name in done["outside"]:
-            say(f"{name} is not part of it: entries between it and the others are missing")
+            say(f"{name} is not in the log: entries before it are missing")
     found = verification.verify(path)
     what = ", ".join(f"{found[key]:,} {key}" for key in ("checkpoints", "entries") if found[key])
-    say(f"{found['path']}: {what}, {found['files']} files, {found['bytes']:,} bytes, all as they were written")
+    say(f"{found['path']}: {what}, {found['files']} files, {found['bytes']:,} bytes, all intact")
     if not found["golden"]:
-        say('golden requests were not tried: ONNX Runtime is not installed (pip install "clickfleet[serve]")')
-    return {**found, **made, "ok": True}
+        say('golden requests were not replayed: ONNX Runtime is not installed (pip install "clickfleet[serve]")')
+    return {**found, **repaired, "ok": True}
 
 
-def _analogies(results: Result) -> Result:
+def _show_analogies(results: Result) -> Result:
     for name, part in results["sections"].items():
         say(
-            f"{name or 'questions'}: {part['right']:,} of {part['known']:,} found, {part['questions'] - part['known']:,} not known"
+            f"{name or 'questions'}: {part['right']:,} of {part['known']:,} correct, "
+            f"{part['questions'] - part['known']:,} with unknown words"
         )
     say(f"accuracy {_number(results['accuracy'])} of {results['known']:,} analogies")
     return results
 
 
-def _no_analogies() -> Exception:
+def _word2vec_options_error() -> Exception:
     from clickfleet.errors import ConfigError
 
     return ConfigError(
-        "--epochs, --workers and --format do not go with word2vec", "name one checkpoint and a file of analogies"
+        "--epochs, --workers and --format do not apply to word2vec", "give one checkpoint and a file of analogies"
     )
 
 

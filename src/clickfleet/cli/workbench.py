@@ -1,18 +1,22 @@
-"""Commands of the workbench: `compare`, `tune`, `dashboard`."""
+"""The commands `compare`, `tune`, `dashboard`, `bench modes` and `bench infer`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clickfleet.cli.frame import Result, command, say
-from clickfleet.cli.training import given
+from clickfleet.cli.frame import Result, Trust, command, say
+from clickfleet.cli.logs import Inputs
+from clickfleet.cli.training import Format, Model, resolve_config
 
 Settings = Annotated[
-    list[str] | None, typer.Argument(help="Settings over the file's, such as train.epochs=3.", metavar="[KEY=VALUE]...")
+    list[str] | None,
+    typer.Argument(help="Override settings of the file, such as train.epochs=3.", metavar="KEY=VALUE"),
 ]
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Runs trained at a time, each in its own process (default: as cores allow).")
+    int | None,
+    typer.Option(min=1, help="Runs trained at the same time, each in its own process (default: as cores allow)."),
 ]
 
 
@@ -20,41 +24,59 @@ def add(app: typer.Typer) -> None:
     command(app)(compare)
     command(app)(tune)
     command(app)(dashboard)
+    bench = typer.Typer(help="Compare training modes; measure inference.", no_args_is_help=True)
+    app.add_typer(bench, name="bench")
+    command(bench)(modes)
+    command(bench)(infer)
 
 
 def compare(
-    config: Annotated[str, typer.Argument(help="A YAML file: the data, and all that the runs have in common.")],
+    config: Annotated[
+        str, typer.Argument(help="A YAML file with the data and everything the runs share.", metavar="CONFIG")
+    ],
     settings: Settings = None,
     models: Annotated[
-        str | None, typer.Option(help="Models by commas, own .py files too (default: the configuration's).")
+        str | None,
+        typer.Option(help="Models to train; .py files too (default: the model of CONFIG).", metavar="NAME,NAME,..."),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="A study of one setting: key=a,b,c. Repeat it for more; each is a table and a plot."
+            "--set",
+            help="Study one setting: train every model with each value. Repeat it for more studies, each with a table and plots.",
+            metavar="KEY=A,B,...",
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds by commas; tables hold the means (default: train.seed).")
+        str | None,
+        typer.Option(
+            help="Train with each of these seeds; tables show the means (default: train.seed).", metavar="N,N,..."
+        ),
     ] = None,
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(help="Folder for runs, compare.csv, compare.md and compare.html.")] = Path(
         "compare"
     ),
 ) -> Result:
-    """Train models and settings on the same data and seeds; tables and curves. Again, it goes on where it stopped."""
-    from clickfleet.workbench import outcome
-    from clickfleet.workbench.compare import compare as act
+    """Train several models and settings on the same data and seeds, and compare them in tables and curves.
 
-    path, overrides = given(config, settings)
+    The same command resumes an interrupted comparison.
+
+    Example: `clickfleet compare config.yaml --models deepfm,dcn_v2 --set dense.lr=0.01,0.001`
+    """
+    from clickfleet.workbench import compare as comparison
+
+    path, overrides = resolve_config(config, settings)
     try:
         numbers = [int(text) for text in seeds.split(",")] if seeds else []
     except ValueError:
-        raise typer.BadParameter(f"--seeds {seeds} are no whole numbers") from None
+        raise typer.BadParameter(f"--seeds {seeds}: expected whole numbers separated by commas") from None
     names = models.split(",") if models else []
-    found = act(path, *overrides, models=names, sets=set_ or [], seeds=numbers, jobs=jobs, out=out, say=say)
-    say(outcome.selection(found).text())
-    for table in outcome.studies(found).values():
+    found = comparison.compare(
+        path, *overrides, models=names, sets=set_ or [], seeds=numbers, jobs=jobs, out=out, say=say
+    )
+    say(comparison.model_table(found).text())
+    for table in comparison.study_tables(found).values():
         say("\n" + table.text())
     if found.failed:
         say(f"\n{len(found.failed)} failed:")
@@ -62,62 +84,142 @@ def compare(
         say(f"  {name}: {error}")
     say(f"\n{found.page}")
     if found.signal is not None:
-        say("stopped by a signal; the same command goes on")
+        say("stopped by a signal; the same command resumes")
         raise typer.Exit(128 + found.signal)
     return found.to_dict()
 
 
 def tune(
-    config: Annotated[str, typer.Argument(help="A YAML file whose section tune says what may be tried.")],
+    config: Annotated[
+        str, typer.Argument(help="A YAML file whose section tune defines the search space.", metavar="CONFIG")
+    ],
     settings: Settings = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Trials in all, those of earlier calls included (default: tune.trials).")
+        int | None,
+        typer.Option(min=1, help="Total number of trials, including those of earlier calls (default: tune.trials)."),
     ] = None,
     jobs: Jobs = None,
     out: Annotated[Path, typer.Option(help="Folder for study.db, trials, best.yaml, tune.csv and tune.html.")] = Path(
         "tune"
     ),
 ) -> Result:
-    """Search for settings with Optuna; bad trials are given up early. Again, it goes on where it stopped."""
-    from clickfleet.configuring import configure
-    from clickfleet.workbench.search_page import table
-    from clickfleet.workbench.tune import tune as act
+    """Search for good settings with Optuna. Trials that are not promising are stopped early.
 
-    path, overrides = given(config, settings)
+    The same command resumes an interrupted search.
+    """
+    from clickfleet.config.check import configure
+    from clickfleet.workbench import tune as search
+
+    path, overrides = resolve_config(config, settings)
     wanted = configure(path, overrides)
-    found = act(wanted, trials=trials, jobs=jobs, out=out, say=say)
-    say(table(found, wanted).text())
+    found = search.tune(wanted, trials=trials, jobs=jobs, out=out, say=say)
+    say(search.trial_table(found, wanted).text())
     if found.best is not None:
         say(f"\nbest configuration: {found.config} (clickfleet train {found.config})")
     say(str(found.page))
     if found.signal is not None:
-        say("stopped by a signal; the same command goes on")
+        say("stopped by a signal; the same command resumes")
         raise typer.Exit(128 + found.signal)
     return found.to_dict()
 
 
 def dashboard(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, also online ones; folders of compare and tune.", metavar="RUN...")
+        list[Path],
+        typer.Argument(help="Run folders, of online runs too, and folders of compare and tune.", metavar="RUN"),
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 8070,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 selects a free one.")] = 8070,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> Result:
-    """Follow runs on a local page while they train: curves, table, speed; of online runs entries, lag and freshness."""
+    """Show runs on a local page while they train: curves, table, speed; for online runs also entries, lag and freshness."""
     import signal
     import threading
 
     from clickfleet.workbench.dashboard import Dashboard
 
-    over = threading.Event()
+    stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: stopped.set())
     with Dashboard(runs, port, every) as page:
         say(f"ready: {page.url}  (Ctrl-C stops)")
         if open_:
             import webbrowser
 
             webbrowser.open(page.url)
-        over.wait()
+        stopped.wait()
         return {"url": page.url}
+
+
+def modes(
+    config: Annotated[str, typer.Argument(help="A YAML file with the model, table and data.", metavar="CONFIG")],
+    settings: Settings = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers to simulate.", metavar="N,N,...")] = "1,4,16",
+    rows: Annotated[int, typer.Option(min=1, help="Number of training rows to use.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Seed of the order in which the simulated workers take turns.")] = 0,
+) -> Result:
+    """Train in every mode with simulated workers; show AUC, staleness and speed, and recommend a mode."""
+    from clickfleet.config import check
+    from clickfleet.workbench import mode_advisor
+
+    found = mode_advisor.measure(
+        check.configure(config, settings or []), _numbers(workers, "--workers"), rows, seed, say
+    )
+    say(mode_advisor.table(found))
+    advice = mode_advisor.advise(found)
+    for line in advice:
+        say(line)
+    return {"rows": [asdict(one) for one in found], "advice": advice}
+
+
+def infer(
+    model: Model,
+    data: Inputs,
+    engines: Annotated[
+        str | None,
+        typer.Option(
+            help="Engines: torch, onnx, int8, providers of ONNX Runtime (default: all usable ones).",
+            metavar="NAME,NAME,...",
+        ),
+    ] = None,
+    threads: Annotated[str, typer.Option(help="Numbers of threads per run of the network.", metavar="N,N,...")] = "1,2",
+    batch_sizes: Annotated[str, typer.Option(help="Rows per batch.", metavar="N,N,...")] = "1,5,100,1000",
+    graph: Annotated[
+        str,
+        typer.Option(help="Levels of graph optimisation: off, basic, extended, all.", metavar="LEVEL,LEVEL,..."),
+    ] = "all,off",
+    batches: Annotated[int, typer.Option(min=5, help="Batches to score per combination.")] = 100,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to read; batches reuse them.")] = 10_000,
+    format: Format = None,  # noqa: A002
+    out: Annotated[Path, typer.Option(help="Folder for infer.csv, infer.md and infer.html.")] = Path("infer"),
+    trust: Trust = False,
+) -> Result:
+    """Measure how fast a model scores by engine, threads, batch size and graph optimisation, and the drift of its scores."""
+    from clickfleet.workbench import inference
+
+    found = inference.measure(
+        model,
+        data,
+        engines=engines.split(",") if engines else [],
+        threads=_numbers(threads, "--threads"),
+        batch_sizes=_numbers(batch_sizes, "--batch-sizes"),
+        graph=graph.split(","),
+        batches=batches,
+        rows=rows,
+        form=format,
+        say=say,
+        trust=trust,
+    )
+    say(inference.text(found))
+    say(f"\n{inference.write_all(found, out)}")
+    return {**found.to_dict(), "out": str(out)}
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise typer.BadParameter(f"{option} {text}: expected whole numbers of at least 1 separated by commas")
+    return numbers

@@ -1,43 +1,86 @@
-"""Training on many processes: shards hold the table and the dense weights, workers train, Ray places and watches them.
+"""Training on many processes. Shards hold the table and the dense weights, workers train, and Ray places both.
 
-    driver.py    one run: epochs over the data; its parts are
-      crew.py      who takes part: created, put into a state, connected, felt for a pulse (fleet.py: the same as Ray sees it)
-      cuts.py      when to cut, and an evaluation at that instant; cutting.py: the parts of a cut become a checkpoint
-      exams.py     evaluation and scores by all workers
-      recovery.py  what follows a loss
-    shard_actor.py, worker_actor.py: what Ray starts, processes with a shard or a worker; process.py: what both have
-    worker.py    a mode over a share of the files (streams.py); examined.py: the shards' model where it evaluates
-    shard.py     one part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts
-    cut_files.py the cuts of a shard on their way to files, slowly while nobody waits for them
-    wire.py      messages between the two over ZeroMQ; sockets.py: their files on one host
-    remote.py    the same for a worker: requests to all shards at once, and the verbs of Table
-    roles.py     who a process is, by its environment; nodes.py: its node of one Ray cluster; joining.py: how it takes part
-    launching.py a user's program in every role; process_tree.py: what ends with whom
-    ray_runtime.py  Ray itself: its token, the loopback, an address where it should be
-    simulate.py  the same without processes: logical workers in one, in an order that a seed decides
+    driver.py          one run: epochs over the data
+    run_on_cluster.py  `train` and `scorers` on a cluster
+    processes.py       start the shards and workers, call them, poll them; process trees of this machine
+    checkpoints.py     when to take a checkpoint, and how its parts become one
+    evaluate.py        evaluation and scores by all workers
+    recovery.py        what follows a failure
+    start_state.py     the state that a run starts or resumes from
+    status.py          progress of all processes, and the monitor that shows it
+    worker.py          a mode over a worker's share of the files; assignments.py describes that share
+    shard.py           one part of the table and of the dense weights
+    shard_server.py    the process of a shard; shard_files.py writes its checkpoints
+    shard_client.py    the shards as a worker sees them
+    wire.py            messages between workers and shards over ZeroMQ
+    process.py         what the processes of workers and shards have in common
+    nodes.py           the role of a process in a job, and its node of the Ray cluster
+    launch.py          a user's program in every role, on this machine
+    ray_runtime.py     Ray: its settings, its token, its address
+    simulate.py        modes, shards and messages in one process, in an order that a seed decides
 
-Only this package imports Ray and ZeroMQ, and only when a cluster is started.
+Only this package imports Ray and ZeroMQ, and only when a cluster starts.
 """
 
 from __future__ import annotations
 
-from clickfleet.checkpoint import MAX_FILES
-from clickfleet.config import Config
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from clickfleet.config.load import Config
 from clickfleet.errors import ConfigError
+from clickfleet.store.checkpoint import MAX_FILES
+from clickfleet.training import modes
 
 
 def check(config: Config) -> None:
-    """Refuses what a cluster cannot do, before any process starts."""
+    """Refuse what a cluster does not support, before any process starts."""
     mode = config.mode.name
     if config.cluster.shards > MAX_FILES:
-        raise ConfigError(f"cluster.shards is {config.cluster.shards}, and there are at most {MAX_FILES}")
+        raise ConfigError(f"cluster.shards is {config.cluster.shards}; at most {MAX_FILES} are supported")
     places = config.cluster.endpoints
     if places and len(places) != config.cluster.shards:
-        raise ConfigError(f"cluster.endpoints names {len(places)} places for {config.cluster.shards} shards")
-    if config.train.deterministic and mode != "sync":
-        raise ConfigError(f"train.deterministic does not go with mode {mode}", "use mode sync or local")
+        raise ConfigError(f"cluster.endpoints has {len(places)} entries for {config.cluster.shards} shards")
+    modes.check_deterministic(config)
     if config.train.device != "cpu" or config.train.profile:
         what = "train.profile" if config.train.profile else "train.device"
-        raise ConfigError(f"{what} does not go with mode {mode}", "workers compute on CPUs; profile in mode local")
+        raise ConfigError(f"{what} is not supported in mode {mode}", "workers compute on CPUs; profile in mode local")
     if config.train.hogwild is not None:
-        raise ConfigError(f"train.hogwild does not go with mode {mode}", "set cluster.threads")
+        raise ConfigError(f"train.hogwild is not supported in mode {mode}", "set cluster.threads")
+
+
+class Endpoint(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Role:
+    """One process of a job, and where to find the others."""
+
+    kind: str
+    """server or worker."""
+    index: int
+    servers: tuple[Endpoint, ...]
+    """Where the servers listen; server i holds shard i."""
+    workers: int
+    threads: int | None
+    """Trainer threads of a worker, if the environment sets them."""
+    host: str
+    """The address at which other hosts reach this process."""
+    ray: str
+    """The head of the Ray cluster that all join."""
+    starts_head: bool
+    """Whether this process starts the head: server 0 does, unless the environment names a running one."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.index}"
+
+    @property
+    def drives(self) -> bool:
+        """Whether this process drives the job: worker 0 does."""
+        return self.kind == "worker" and self.index == 0

@@ -1,7 +1,8 @@
-"""One run on a cluster: epochs over the data, cuts, and going back to the last cut when a process is lost.
+"""One run on a cluster: epochs over the data, checkpoints, and recovery from failures.
 
-The driver hands every worker streams (shares of the files), watches, and asks for cuts: checkpoints of all shards at instants that lie
-between the same batches. Whatever is lost, the run goes on from the last cut in a new epoch; messages of the old one are refused.
+The driver assigns streams (shares of the files) to the workers, polls them, and takes checkpoints: states of all shards and workers
+between the same batches. After a failure, the run resumes from the last checkpoint in a new generation; messages of the old
+generation are rejected.
 """
 
 from __future__ import annotations
@@ -11,230 +12,292 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from clickfleet import checkpoint, cluster, modes
-from clickfleet.cluster import base as bases
-from clickfleet.cluster import process_tree
-from clickfleet.cluster.crew import Crew
-from clickfleet.cluster.cuts import TICK_S, Cuts
-from clickfleet.cluster.exams import Exams
-from clickfleet.cluster.fleet import LostError, StoppedError
-from clickfleet.cluster.overview import ClusterWatch, closing_facts, closing_table
+from clickfleet import cluster
+from clickfleet.cluster import processes
+from clickfleet.cluster import start_state as bases
+from clickfleet.cluster.assignments import AssignedStream, Assignment
+from clickfleet.cluster.checkpoints import TICK_S, ClusterCheckpoints
+from clickfleet.cluster.evaluate import Evaluations
+from clickfleet.cluster.processes import Call, ProcessFailedError, ProcessGroup, StoppedError
 from clickfleet.cluster.recovery import Recovery
-from clickfleet.cluster.streams import ROUNDS, Assignment, Stream
-from clickfleet.config import Config
-from clickfleet.errors import ClusterError, DataError
-from clickfleet.exchange import Spread
-from clickfleet.files import split_files
-from clickfleet.interrupts import interruptible, leave
-from clickfleet.learner import Learner
-from clickfleet.metrics import Metrics
-from clickfleet.mirror import Mirror, origin
-from clickfleet.schema import Schema
-from clickfleet.session import Progress, words
+from clickfleet.cluster.status import ClusterMonitor, closing_facts, closing_table
+from clickfleet.config.load import Config
+from clickfleet.data.files import split_files
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ClusterError
+from clickfleet.store import checkpoint
+from clickfleet.store.mirror import Mirror, origin
+from clickfleet.training import modes
+from clickfleet.training.learner import Learner, table_spec
+from clickfleet.training.loop import Loop, RunProgress, interruptible, leave
+from clickfleet.training.metrics import Metrics, State, make_metrics
+from clickfleet.training.sharding import Spread
 
-Calls = dict[str, Any]
+Calls = dict[str, Call]
 START_LIMIT_S = 6.0
-"""A signal while processes start is obeyed within so long, or all are killed."""
+"""Seconds to stop after a signal while processes start. Then all are killed."""
 END_LIMIT_S = 4.0
-"""The same after the last checkpoint."""
+"""Seconds to stop after the last checkpoint."""
 
 
-class Driver:
-    """Leads the processes of one run."""
+class Driver(Loop[Calls]):
+    """Drives the processes of one run."""
 
     def __init__(
-        self, config: Config, schema: Schema, files: Sequence[str], test: Sequence[str], watch: ClusterWatch
+        self, config: Config, schema: Schema, files: Sequence[str], test: Sequence[str], monitor: ClusterMonitor
     ) -> None:
         self.config = config = modes.settled(config)
         cluster.check(config)
-        self.schema, self.files, self.watch = schema, list(files), watch
+        self.schema, self.files, self.monitor = schema, list(files), monitor
         plain = replace(config, table=replace(config.table, memory_limit=None, snapshot_reserve=None))
         self.learner = Learner(plain, schema)
-        self.table = Learner(config, schema).table.describe()
+        self.table = table_spec(config, schema)
         self.folder = Path(config.run.dir) / "checkpoints"
         self.logs = self.folder.parent / "logs"
         spread = Spread(config.cluster.shards, 1 + self.learner.table.factors, len(self.learner.flat.values))
-        self.crew = Crew(config, schema, spread, row_files(config.cluster.shards), str(self.logs), watch.log)
-        self.overview = self.crew.overview
-        self.exams = Exams(self.crew, self.learner, test, watch)
-        self.cuts, self.recovery = Cuts(self), Recovery(self)
+        self.processes = ProcessGroup(
+            config, schema, spread, row_files(config.cluster.shards), str(self.logs), monitor.log
+        )
+        self.overview = self.processes.overview
+        self.evaluations = Evaluations(self.processes, self.learner, test, monitor)
+        self.checkpoints, self.recovery = ClusterCheckpoints(self), Recovery(self)
         self.base = bases.fresh(config, schema, self.learner)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.path: Path | None = None
         """The last checkpoint."""
-        self.copy: Mirror | None = None
-        """Where the run folder is also kept."""
-        self.carried: dict[str, Any] = {}
-        """State of a checkpoint that only others read: how far its run had published."""
+        self.mirror: Mirror | None = None
+        """Keeps the run folder in step with its URL."""
+        self.carried: dict[str, object] = {}
+        """Parts of a checkpoint's state that are passed on unchanged: how far its run had published."""
         self.signal: int | None = None
-        """What asked the run to end."""
+        """The signal that stopped the run."""
         self.waits = False
-        """For processes that start: a signal ends that at once, as nothing is lost by it."""
+        """Whether processes are starting: a signal then stops at once, because nothing is lost."""
         self.idle = False
-        """Nothing of the run is under way: a signal ends the program where it is."""
+        """Whether nothing of the run is under way: a signal then ends the program at once."""
         self._stop_by = math.inf
-        self.crew.fleet.check = self._check
-        self.exams.unwanted = lambda: self.signal is not None
+        self.processes.actor_group.check = self._check
+        self.evaluations.unwanted = lambda: self.signal is not None
         self.trained_s = self.last_save_s = 0.0
         self.streams_of, self.finished = 0, set[str]()
-        """Into how many streams the files were split, and which of them are done."""
+        """The number of streams that the files were split into, and those that are done."""
         self.shares: list[list[str]] | None = None
-        """The files of each stream of an epoch, where they are not just a split of all files."""
-        self._started: dict[str, Any] = {}
+        """The files of each stream, if they are not a split of all files."""
+        self._calls: Calls = {}
+        """The workers that train, with their calls."""
+        self._tasks: dict[str, Assignment] = {}
+        self._began = time.monotonic()
+        self._started: State = {}
         self._idle_told = 0
 
+    def start_new(self) -> None:
+        """Do nothing: a new driver already has the start state of a new run."""
+
     def start_from(self, path: Path) -> list[str]:
-        """A new run with what fits of an old model; what does not, in words."""
+        """Start a new run with what fits of an old model; return the names of what does not."""
         self.base, anew = bases.start_from(path, self.config, self.schema, self.learner)
         self.base.path = self._seen_by_all(self.base.path)
         return anew
 
-    def resume(self, path: Path) -> None:
-        """Goes on from a checkpoint."""
-        self.base, state = bases.resume(path, self.config, self.schema, self.learner, self.watch.log)
+    def resume(self, path: Path) -> int:
+        """Resume from a checkpoint; return its step."""
+        self.base, state = bases.resume(path, self.config, self.schema, self.learner, self.monitor.log)
         self.base.path = self._seen_by_all(self.base.path)
-        self.progress, self.path = Progress.resumed(state["progress"], self.config), path
+        self.progress, self.path = RunProgress.resumed(state["progress"], self.config), path
         self.carried = {key: state[key] for key in ("published", "online") if key in state}
-        self.watch.forget_after(state["step"], state.get("metrics_bytes"))
+        self.monitor.forget_after(state["step"], state.get("metrics_bytes"))
+        return self.base.steps
 
     def _seen_by_all(self, path: str | None) -> str | None:
-        """How hosts other than this one know a checkpoint."""
+        """Return how other hosts find a checkpoint."""
         apart = path is not None and self.config.cluster.address is not None
         return (origin(str(path)) or path) if apart else path
 
     def start(self) -> None:
-        """Starts all processes together and waits until they are there."""
+        """Start all processes together and wait until they have loaded the start state."""
         begin = time.monotonic()
-        mode, threads = self.config.mode, self.config.cluster.threads
+        self.folder.mkdir(parents=True, exist_ok=True)
+        mode = self.config.mode
         for name, value in mode.settings.items():
-            self.watch.log(f"mode {mode.name}: {name} = {value}")
-        for name in ("merge", "queue_size"):
-            if mode.name in ROUNDS and mode.settings.get(name, threads) != threads:
-                self.watch.log(f"warning: mode {mode.name} has mode.{name} = cluster.threads = {threads}")
+            self.monitor.log(f"mode {mode.name}: {name} = {value}")
         with interruptible(self.stop, lambda: START_LIMIT_S, self._force):
             self.waits = True
             try:
-                self.crew.start()
+                self.processes.start()
                 self.begin()
                 if self.signal is not None:
                     raise StoppedError("stopped by a signal")
             except StoppedError:
                 assert self.signal is not None
-                self.watch.log(f"stopped by {signal.Signals(self.signal).name} before training began")
+                self.monitor.log(f"stopped by {signal.Signals(self.signal).name} before training began")
                 leave(self.signal)
             finally:
                 self.waits = False
-        self.watch.log(
-            f"{self.config.cluster.shards} shards and {len(self.crew.workers)} workers are there "
+        self.monitor.log(
+            f"{self.config.cluster.shards} shards and {len(self.processes.workers)} workers are there "
             f"after {time.monotonic() - begin:.1f} s"
         )
 
     def begin(self) -> None:
-        """Puts shards and workers into the state of the base."""
-        self.crew.begin(self.base)
-        (self.folder.parent / "processes.json").write_text(json.dumps(self.crew.fleet.facts, indent=1))
+        """Put shards and workers into the start state."""
+        self.processes.begin(self.base)
+        (self.folder.parent / "processes.json").write_text(json.dumps(self.processes.actor_group.facts, indent=1))
         self._started = self.base.metrics.state()
         self.overview.restart(self.base.steps, self.base.rows, self._started["buckets.buckets"])
 
-    def train(self) -> None:
-        """All epochs that are left, whatever is lost meanwhile, and a last checkpoint."""
-        self.watch.start(self.overview)  # type: ignore[arg-type]
-        self.cuts.saved_at = time.monotonic()
+    def train_all(self) -> None:
+        """Train all epochs that are left and write a last checkpoint. After a failure, resume from the last checkpoint."""
+        self.monitor.start(self.overview)
+        self.checkpoints.saved_at = time.monotonic()
         while True:
-            begin = time.monotonic()
             try:
-                if self._over() or self.signal is not None:
-                    if self.signal is None:
-                        self._last_exam()
-                    self.cuts.last()
-                    if self.signal is not None:  # the workers stand still: what they have learned is what was saved
-                        with suppress(LostError):
-                            self.crew.count()
-                    self.last_save_s = time.monotonic() - begin
-                    return
-                self.epoch()
-                self.trained_s += time.monotonic() - begin
-                if self.signal is None and not self.progress.stopped_early:
-                    self._end_epoch()
+                self.run()
+                return
             except StoppedError as stopped:  # an evaluation; a last checkpoint can still be written
-                self.watch.log(str(stopped))
-            except LostError as loss:
-                self.trained_s += time.monotonic() - begin
+                self.monitor.log(str(stopped))
+            except ProcessFailedError as failure:
+                self.trained_s += time.monotonic() - self._began
                 try:
-                    self.recovery.roll_back(loss)
+                    self.recovery.roll_back(failure)
                 except StoppedError as stopped:
-                    self.watch.log(f"no last checkpoint: {stopped}")
+                    self.monitor.log(f"no last checkpoint: {stopped}")
                     return
 
+    def epochs(self) -> Iterator[int]:
+        while not self._over() and self.signal is None:
+            self._began = time.monotonic()
+            yield self.progress.epoch
+            self.trained_s += time.monotonic() - self._began
+            if self.signal is None and not self.progress.stopped_early:
+                self._end_epoch()
+        self._began = time.monotonic()
+
+    def stretches(self, epoch: int) -> Iterator[Calls]:
+        """Give the workers what is left of an epoch, and yield their calls until all have ended or the run stops."""
+        self.overview.epoch = epoch
+        self._tasks = self._assign()
+        self.processes.call(self.processes.shards, "next_epoch")
+        self.base.saved = {}  # the workers have it
+        self.checkpoints.note()
+        actors = self.processes.actor_group.actors
+        self._calls = {name: actors[name].train.remote(task) for name, task in self._tasks.items()}
+        while self._calls and self.signal is None and not self.progress.stopped_early:
+            yield self._calls
+
+    def train(self, stretch: Calls) -> None:
+        """Let the workers train for a moment; then poll them."""
+
+        def poll() -> None:
+            ready, _ = self.processes.actor_group.ray.wait(list(stretch.values()), timeout=TICK_S)
+            for name in [name for name, call in stretch.items() if call in ready]:
+                self.overview.workers[name] = self.processes.result(name, stretch[name])
+                del stretch[name]
+            self.processes.poll()
+            self.monitor.tick(self.overview)
+
+        self._tolerate(poll)
+
+    def evaluate_if_due(self) -> None:
+        self._tolerate(self.checkpoints.evaluate_if_due)
+
+    def save_if_due(self) -> None:
+        def save() -> None:
+            if self.checkpoints.work is not None:
+                self.checkpoints.complete_if_ready()
+            elif self._calls and self.checkpoints.due():
+                self.checkpoints.begin(None)
+
+        self._tolerate(save)
+
+    def _tolerate(self, act: Callable[[], None]) -> None:
+        """Replace a process that fails meanwhile, if cluster.on_failure is "continue"."""
+        try:
+            act()
+        except ProcessFailedError as failure:
+            if self.config.cluster.on_failure == "rollback" or self.signal is not None:
+                raise
+            self.recovery.go_on_without(failure, self._calls, self._tasks)
+
+    def finish(self) -> None:
+        """Evaluate a last time unless a signal stopped the run, and write the last checkpoint."""
+        begin = time.monotonic()
+        if self.signal is None:
+            self._last_exam()
+        self.checkpoints.last()
+        if self.signal is not None:  # the workers wait: what they have trained is what was saved
+            with suppress(ProcessFailedError):
+                self.processes.count()
+        self.last_save_s = time.monotonic() - begin
+
     def end_early(self, how: str, lost: str = "") -> NoReturn:
-        """After a signal: a last checkpoint, if there can be one in time, and the end of the program."""
+        """Stop after a signal: write a last checkpoint if there is time, and leave the program."""
         assert self.signal is not None
         try:
             if not lost:
-                self.cuts.last()
-        except LostError as loss:
+                self.checkpoints.last()
+        except ProcessFailedError as loss:
             lost = f"lost {loss}"
         if lost:
-            self.watch.log(f"no last checkpoint: {lost}")
+            self.monitor.log(f"no last checkpoint: {lost}")
         name = signal.Signals(self.signal).name
-        self.watch.log(f"stopped by {name}; the newest checkpoint is of step {self.base.steps:,}; go on with {how}")
+        self.monitor.log(f"stopped by {name}; the newest checkpoint is of step {self.base.steps:,}; go on with {how}")
         leave(self.signal)
 
     def _last_exam(self) -> None:
-        """The evaluation after the last epoch, where a signal had ended it."""
-        steps = self.crew.count()
-        if self.exams.files and self.progress.epoch and self.progress.evaluated_at != steps:
-            self.exams.take(self.progress, self.progress.epoch - 1, steps)
+        """Evaluate after the last epoch if a signal had interrupted that evaluation."""
+        steps = self.processes.count()
+        if self.evaluations.files and self.progress.epoch and self.progress.evaluated_at != steps:
+            self.evaluations.take(self.progress, self.progress.epoch - 1, steps)
 
     def _over(self) -> bool:
         return self.progress.epoch >= self.config.train.epochs or self.progress.stopped_early
 
     def _assign(self) -> dict[str, Assignment]:
-        """What is left of the present epoch, in shares."""
+        """Divide what is left of the epoch among the workers."""
         epoch, reader = self.progress.epoch, self.base.reader
         if reader["epoch"] != epoch:
-            count = len(self.crew.workers)
+            count = len(self.processes.workers)
             if self.shares is not None:
                 count = len(self.shares)
-            left = [Stream(i, self._files_of(i, count)) for i in range(count)]
+            left = [AssignedStream(i, self._files_of(i, count)) for i in range(count)]
             self.streams_of, self.finished = count, set()
         else:
             count, states = reader["of"], reader["streams"]
             files = {number: self._files_of(int(number), count) for number in states}
-            left = [Stream(int(n), files[n], state) for n, state in states.items() if state is not None]
+            left = [AssignedStream(int(n), files[n], state) for n, state in states.items() if state is not None]
             self.streams_of, self.finished = count, {n for n, state in states.items() if state is None}
         left = [stream for stream in left if stream.files]
-        shares: dict[int, list[Stream]] = {worker: [] for worker in self.crew.workers}
+        shares: dict[int, list[AssignedStream]] = {worker: [] for worker in self.processes.workers}
         for i, stream in enumerate(left):
-            shares[self.crew.workers[i % len(self.crew.workers)]].append(stream)
+            shares[self.processes.workers[i % len(self.processes.workers)]].append(stream)
         self._count_idle(sum(not mine for mine in shares.values()))
         saved = self.base.saved
         return {f"worker {w}": self.task(epoch, tuple(mine), saved.get(w, {})) for w, mine in shares.items()}
 
     def _count_idle(self, idle: int) -> None:
-        """Says, once for each number of them, that workers have no files."""
+        """Warn, once for each number of them, that workers have no files."""
         if idle and idle != self._idle_told:
             self._idle_told = idle
-            self.watch.log(
-                f"warning: {idle} of {len(self.crew.workers)} workers have nothing to do: a file is read by one worker; "
+            self.monitor.log(
+                f"warning: {idle} of {len(self.processes.workers)} workers have nothing to do: a file is read by one worker; "
                 f"there are {len(self.files)} for them, so split the data into more files or use fewer workers"
             )
         self.overview.idle_workers = idle
 
-    def task(self, epoch: int, streams: tuple[Stream, ...], saved: dict[str, bytes]) -> Assignment:
-        """What a worker is told."""
+    def task(self, epoch: int, streams: tuple[AssignedStream, ...], saved: dict[str, bytes]) -> Assignment:
+        """Return the assignment of a worker."""
         return Assignment(epoch, streams, saved)
 
-    def more(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides what every run has."""
+    def more(self) -> Mapping[str, object]:
+        """Return what checkpoints of this kind of run hold in addition."""
         return {}
 
     def _files_of(self, stream: int, count: int) -> tuple[str, ...]:
@@ -243,91 +306,56 @@ class Driver:
         return tuple(split_files(self.files, stream, count))
 
     def advance(self, shares: list[list[str]]) -> None:
-        """One epoch over these files, worker i taking share i, and a checkpoint; whatever is lost meanwhile, it is trained once."""
+        """Train one epoch over these files, share i by worker i, and save. Every row is trained once, even after failures."""
         self.shares, self.files = shares, [file for share in shares for file in share]
         aim = self.progress.epoch + 1
         while self.progress.epoch < aim:
             begin = time.monotonic()
             try:
-                self.epoch()
+                self.train_epoch(self.progress.epoch)
                 self.trained_s += time.monotonic() - begin
                 if self.signal is not None:
                     return
                 self._end_epoch()
-                self.cuts.now(aim - 1)
-            except LostError as loss:
+                self.checkpoints.now(aim - 1)
+            except ProcessFailedError as loss:
                 self.recovery.roll_back(loss)
 
-    def epoch(self) -> None:
-        """Trains what is left of an epoch."""
-        self.overview.epoch = self.progress.epoch
-        tasks = self._assign()
-        self.crew.tell(self.crew.shards, "next_epoch")
-        self.base.saved = {}  # the workers have it
-        self.cuts.note()
-        calls = {name: self.crew.fleet.actors[name].train.remote(task) for name, task in tasks.items()}
-        while calls and self.signal is None and not self.progress.stopped_early:
-            try:
-                self._attend(calls)
-            except LostError as loss:
-                if self.config.cluster.on_loss == "rollback" or self.signal is not None:
-                    raise
-                self.recovery.go_on_without(loss, calls, tasks)
-
-    def _attend(self, calls: Calls) -> None:
-        """One look at everything: who has ended, how far the others are, whether a cut is due or complete."""
-        ready, _ = self.crew.fleet.ray.wait(list(calls.values()), timeout=TICK_S)
-        for name in [name for name, call in calls.items() if call in ready]:
-            self.overview.workers[name] = self.crew.result(name, calls[name])
-            del calls[name]
-        self.crew.feel()
-        self.watch.tick(self.overview)  # type: ignore[arg-type]
-        if self.cuts.work is not None:
-            self.cuts.collect()
-        elif calls and self.cuts.due():
-            self.cuts.begin(None)
-
     def _end_epoch(self) -> None:
-        self.crew.tell(self.crew.shards, "end_epoch")
-        epoch, steps = self.progress.epoch, self.crew.count()
-        if self.overview.rows == 0:
-            raise DataError("there are no rows to train on", "check data.train: the files are empty")
-        found = self.merged(self.crew.tell(self.crew.trainers, "metrics").values())
-        self.progress.train = dict(found.results())
-        facts = {"epoch": epoch, "step": steps, **self.progress.train}
-        self.watch.end_epoch(self.overview, facts, self.trained_s)  # type: ignore[arg-type]
-        self.watch.log(f"epoch {epoch} done: step {steps:,}, {words(self.progress.train)}")
-        self.progress.epoch += 1
+        self.processes.call(self.processes.shards, "end_epoch")
+        epoch, steps = self.progress.epoch, self.processes.count()
+        found = self.merged(self.processes.call(self.processes.trainers, "metrics").values())
+        self.progress.end_epoch(self.overview, found, self.monitor, self.trained_s)
         if not self.config.train.metrics.continuous:
             self.reset_metrics()
-        if self.exams.files and self.progress.evaluated_at != steps:
-            self.exams.take(self.progress, epoch, steps)
+        if self.evaluations.files and self.progress.evaluated_at != steps:
+            self.evaluations.take(self.progress, epoch, steps)
         if self.shares is None and not self._over() and self.config.run.keep_epochs:
-            self.cuts.now(epoch)
+            self.checkpoints.now(epoch)
 
     def reset_metrics(self) -> None:
-        self.crew.tell(self.crew.trainers, "reset_metrics")
-        self._started = bases.metrics_of(self.config, self.schema).state()
-        self.overview.base["buckets"] = None
+        self.processes.call(self.processes.trainers, "reset_metrics")
+        self._started = make_metrics(self.config, self.schema).state()
+        self.overview.base.buckets = None
 
     def deliver(self, number: int, final: Path) -> str:
-        """Sees to it that a checkpoint is there for all hosts, and at the URL of the run; how they know it."""
-        if self.copy is None:
+        """Bring a checkpoint to the URL of the run, for all hosts; return where they find it."""
+        if self.mirror is None:
             return str(final)
         url = self._seen_by_all(str(final))
         if self.config.cluster.address is not None:
-            self.crew.tell(self.crew.shards, "deliver", number, url, timeout_s=3600.0)
-            self.crew.gather_logs(self.logs)
-        self.copy.push()
+            self.processes.call(self.processes.shards, "deliver", number, url, timeout_s=3600.0)
+            self.processes.gather_logs(self.logs)
+        self.mirror.push()
         return str(url)
 
-    def merged(self, states: Iterable[dict[str, Any]]) -> Metrics:
-        """The metrics that workers started from, with what they have seen since; the sliding AUC is of the last batches of each."""
-        total = bases.metrics_of(self.config, self.schema)
+    def merged(self, states: Iterable[State]) -> Metrics:
+        """Merge the metrics of the workers with those they started from. The sliding AUC covers the last batches of each."""
+        total = make_metrics(self.config, self.schema)
         total.restore(self._started)
         windows = []
         for state in states:
-            mine = bases.metrics_of(self.config, self.schema)
+            mine = make_metrics(self.config, self.schema)
             mine.restore(state)
             total.merge(mine)
             windows.append(bases.last_batches(mine))
@@ -337,40 +365,42 @@ class Driver:
         return total
 
     def stop(self, number: int) -> None:
-        """Asks the run to end, as a signal does."""
+        """Ask the run to stop, as a signal does."""
         self.signal, self._stop_by = number, time.monotonic() + self.config.cluster.stop_timeout
         if self.idle:
             leave(number)
 
     def _check(self) -> None:
-        """Ends waiting that a signal has made pointless."""
+        """Raise an error if a signal has made waiting pointless."""
         if self.signal is None:
             return
         if self.waits:
             raise StoppedError("stopped by a signal")
         if time.monotonic() > self._stop_by:
             limit = self.config.cluster.stop_timeout
-            raise LostError("the last checkpoint", f"not there {limit:.0f} s after the signal (cluster.stop_timeout)")
+            raise ProcessFailedError(
+                "the last checkpoint", f"not there {limit:.0f} s after the signal (cluster.stop_timeout)"
+            )
 
     def close(self) -> None:
-        """Ends all processes of the run; within a few seconds, where a signal asked for it."""
+        """Stop all processes of the run; within a few seconds after a signal."""
         limit = None
         if self.signal is not None:
             limit = threading.Timer(END_LIMIT_S, self._force, [self.signal])
             limit.daemon = True
             limit.start()
         try:
-            self.crew.stop()
+            self.processes.stop()
         finally:
             if limit is not None:
                 limit.cancel()
-            self.watch.close()
+            self.monitor.close()
 
     def _force(self, number: int) -> None:
-        process_tree.force(number, self.crew.fleet.roots())
+        processes.force(number, self.processes.actor_group.roots())
 
     def interruptible(self, tell: Callable[[int], None] = lambda number: None) -> AbstractContextManager[None]:
-        """The first SIGTERM, SIGINT or SIGHUP leads to a checkpoint and the end; the second does what it always does."""
+        """Save and stop at the first SIGTERM, SIGINT or SIGHUP. The second one has its usual effect."""
 
         def stop(number: int) -> None:
             tell(number)
@@ -380,7 +410,7 @@ class Driver:
 
 
 def row_files(shards: int) -> int:
-    """Row files of a checkpoint: the fewest, from 8 on, of which each shard has whole ones.
+    """Return the number of row files of a checkpoint: the smallest from 8 on that gives each shard whole files.
 
     >>> row_files(2), row_files(3), row_files(16)
     (8, 32, 16)
@@ -389,26 +419,17 @@ def row_files(shards: int) -> int:
     return next(n for n in (8, 16, 32) if all(edge * n % 1024 == 0 for edge in edges))
 
 
-def run(
-    config: Config,
-    schema: Schema,
-    files: Sequence[str],
-    test: Sequence[str],
-    watch: ClusterWatch,
-    prepare: Callable[[Driver], None],
-) -> Driver:
-    """Trains; `prepare` says where from. The driver that did it, with its processes ended."""
-    driver = Driver(config, schema, files, test, watch)
-    prepare(driver)
+def train_on_cluster(driver: Driver) -> None:
+    """Start the processes of a run, train to its end, and stop them."""
+    monitor = driver.monitor
     with driver.interruptible():
         try:
             driver.start()
-            driver.train()
-            watch.log(closing_table(driver.overview, driver.crew.fleet.facts, driver.trained_s))
+            driver.train_all()
+            monitor.log(closing_table(driver.overview, driver.processes.actor_group.facts, driver.trained_s))
             ended = closing_facts(driver.overview, driver.trained_s)
-            watch.record("cluster", {"epoch": driver.overview.epoch, "rows": driver.base.rows, **ended})
-        except LostError as loss:
-            raise ClusterError(f"lost {loss}", f"see {driver.logs}") from None
+            monitor.record("cluster", {"epoch": driver.overview.epoch, "rows": driver.base.rows, **ended})
+        except ProcessFailedError as failure:
+            raise ClusterError(f"lost {failure}", f"see {driver.logs}") from None
         finally:
             driver.close()
-    return driver

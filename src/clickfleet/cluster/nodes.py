@@ -1,33 +1,36 @@
-"""A node of a Ray cluster that lives as long as this process: how a role becomes part of its job."""
+"""The role of a process in a job, and its node of the Ray cluster, which lives as long as the process."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
-from clickfleet import paths
-from clickfleet.cluster import process_tree
-from clickfleet.cluster.fleet import SAY_EVERY_S, Log, place
+from clickfleet.cluster import Role, processes
+from clickfleet.cluster.processes import SAY_EVERY_S, Log, more, place
 from clickfleet.cluster.ray_runtime import LOOPBACK, LOOPBACK_ONLY, on_loopback, our_signals, ray_module
-from clickfleet.cluster.roles import Role
+from clickfleet.config.load import Config
+from clickfleet.data import files
 from clickfleet.errors import ClusterError
-from clickfleet.interrupts import interruptible, leave
+from clickfleet.training.loop import interruptible, leave
 
 SPACE = "clickfleet"
 POLL_S = 0.5
 STARTS = 3
-"""Times that a node is started before its process gives up: a busy machine is too slow for Ray's own patience."""
+"""Attempts to start a node: on a busy machine Ray may miss its own time limits."""
 STOP_LIMIT_S = 8.0
-"""A role that a signal stops while it joins or leaves ends within so long, or is killed with its node."""
+"""Time limit to stop after a signal while joining or leaving. Then the process and its node are killed."""
 LOCAL_RAY = """
 import sys
 from ray._private import services
@@ -37,29 +40,29 @@ from ray.scripts.scripts import main
 sys.argv[0] = "ray"
 main()
 """
-"""The command `ray` that takes the loopback for what it is: by itself it turns it into an address that others can reach."""
+"""The command `ray`, changed to keep the loopback address. Otherwise it replaces it by an address that others can reach."""
 LAUNCHER = "CLICKFLEET_LAUNCHER"
-"""In the environment of a role: the process id of its launcher, without which it does not go on."""
+"""Environment variable with the process id of the launcher. A role ends with its launcher."""
 
 
 @contextmanager
 def node(role: Role, timeout_s: float, stop_s: float, log: Log) -> Iterator[Any]:
-    """Ray, joined, while this process's node is part of it; a signal ends it, unless who uses it sees to that."""
+    """Start the node of this process, join Ray and yield it. A signal ends the process, unless the caller handles it."""
     ray, deadline = ray_module(), time.monotonic() + timeout_s
     roots: set[int] = set()
     _watch_launcher(roots, stop_s + STOP_LIMIT_S)
 
     def force(number: int) -> None:
-        process_tree.force(number, roots)
+        processes.force(number, roots)
 
     limits = [STOP_LIMIT_S]
     with interruptible(leave, lambda: limits[-1], force), ExitStack() as started:
         if is_local(role):
             started.enter_context(on_loopback(ray))
         for attempt in range(1, STARTS + 1):
-            # A folder of its own keeps the nodes of one host apart, while they start and when a driver looks for its own.
+            # Each node needs its own folder, because several may run on one host.
             with tempfile.TemporaryDirectory(
-                None, "r", paths.temporary(short=True), ignore_cleanup_errors=True
+                None, "r", files.temporary(short=True), ignore_cleanup_errors=True
             ) as folder:
                 child = _start(role, folder, deadline, log)
                 roots.add(child.pid)
@@ -78,18 +81,18 @@ def node(role: Role, timeout_s: float, stop_s: float, log: Log) -> Iterator[Any]
             if attempt == STARTS or time.monotonic() > deadline:
                 raise ClusterError(
                     f"{role.name} cannot join Ray at {role.ray}: {problem}",
-                    "what its node said stands above; give all processes the same RAY_AUTH_TOKEN",
+                    "see the output of its node above; give all processes the same RAY_AUTH_TOKEN",
                 )
-            log(f"{role.name}: {problem}; once more")
+            log(f"{role.name}: {problem}; retrying")
 
 
 def is_local(role: Role) -> bool:
-    """Whether all of the job is on this machine, where nobody else is to reach it."""
+    """Return whether the whole job runs on the loopback of this machine."""
     return {role.host, role.ray.rpartition(":")[0], *(server.host for server in role.servers)} == {LOOPBACK}
 
 
 def _watch_launcher(roots: set[int], limit_s: float) -> None:
-    """Ends this process when its launcher does: asked by the kernel where it can, and in any case after a while."""
+    """End this process when its launcher ends: by a signal, and by force after `limit_s`."""
     launcher = os.environ.get(LAUNCHER, "")
     if launcher != str(os.getppid()):
         return
@@ -98,13 +101,13 @@ def _watch_launcher(roots: set[int], limit_s: float) -> None:
         if not sys.platform.startswith("linux"):
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(limit_s)
-        process_tree.force(signal.SIGTERM, roots)
+        processes.force(signal.SIGTERM, roots)
 
-    process_tree.watch_parent(int(launcher), act)
+    processes.watch_parent(int(launcher), act)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    started = process_tree.tree([child.pid])
+    started = processes.tree([child.pid])
     child.terminate()
     try:
         child.wait(timeout=STOP_LIMIT_S / 2)
@@ -112,7 +115,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.kill()
         child.wait()
     finally:
-        process_tree.kill(started)
+        processes.kill(started)
 
 
 def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Popen[bytes]:
@@ -120,7 +123,7 @@ def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Pop
     ray = ["-c", LOCAL_RAY] if is_local(role) else ["-m", "ray.scripts.scripts"]
     command = [sys.executable, *ray, "start", "--block", "--disable-usage-stats"]
     command += [f"--node-ip-address={role.host}", "--num-cpus=0", f"--resources={json.dumps(offers)}"]
-    # Several nodes may be on one host: no port of theirs is fixed.
+    # Several nodes may run on one host, so no port is fixed.
     command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     command += [f"--object-store-memory={1 << 27}", f"--temp-dir={folder}", "--include-log-monitor=false"]
     if role.starts_head:
@@ -129,13 +132,15 @@ def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Pop
     else:
         _wait_for_head(role, deadline, log)
         command += [f"--address={role.ray}"]
-    environ = {name: value for name, value in os.environ.items() if name not in LOOPBACK_ONLY}  # which forbids nodes
-    environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # nothing is left to drain when a role ends
-    # In a session of its own no signal of a terminal reaches it: its role ends it.
+    environ = {
+        name: value for name, value in os.environ.items() if name not in LOOPBACK_ONLY
+    }  # these forbid several nodes
+    environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # a role that ends has nothing to drain
+    # In its own session it gets no signals of the terminal. Its role ends it.
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
-        preexec_fn=process_tree.end_with_parent,
+        preexec_fn=processes.end_with_parent,
         env=environ,
         start_new_session=True,
     )
@@ -153,7 +158,7 @@ def _wait_for_head(role: Role, deadline: float, log: Log) -> None:
             if now > deadline:
                 raise ClusterError(
                     f"{role.name}: no Ray at {role.ray} in time ({error})",
-                    "server 0 starts it, unless RAY_ADDRESS is set: is it there, and the port open? or raise cluster.start_timeout",
+                    "server 0 starts it unless RAY_ADDRESS is set: check it and its port, or raise cluster.start_timeout",
                 ) from None
             if now - said > SAY_EVERY_S:
                 said = now
@@ -162,7 +167,7 @@ def _wait_for_head(role: Role, deadline: float, log: Log) -> None:
 
 
 def _join(ray: Any, role: Role, folder: str, child: subprocess.Popen[bytes], deadline: float) -> str:
-    """Connects to the node once it is there; why it cannot be, else."""
+    """Wait for the node and connect to it. Return the problem, or an empty text."""
     while child.poll() is None:
         try:
             with our_signals(ray):
@@ -176,3 +181,288 @@ def _join(ray: Any, role: Role, folder: str, child: subprocess.Popen[bytes], dea
                 return str(error)
             time.sleep(POLL_S)
     return f"its node ended with exit code {child.returncode}"
+
+
+WATCH = "the end"
+MEMBER, SPARE, LEAVE = "member", "spare", "leave"
+NOTES_S = 2.0
+"""How often worker 0 polls for notes about arriving processes."""
+LEAVE_S = 15.0
+"""How long the last process waits for the others to leave."""
+
+
+def settled(config: Config, role: Role) -> Config:
+    """Return the configuration with the cluster settings of the role."""
+    places = tuple(map(str, role.servers))
+    threads = role.threads or config.cluster.threads
+    placed = replace(
+        config.cluster,
+        shards=len(places),
+        workers=role.workers,
+        threads=threads,
+        address=role.ray,
+        endpoints=places,
+    )
+    return replace(config, cluster=placed)
+
+
+class Watcher:
+    """The actor that coordinates a job: it knows its members and its end, and collects values for collective calls."""
+
+    def __init__(self, servers: int = 0, workers: int = 1) -> None:
+        self._ended = False
+        self._left: set[str] = set()
+        self._servers, self._workers = servers, workers
+        self._meetings: dict[int, dict[int, Any]] = {}
+        self._nodes: dict[str, list[str]] = {}
+        self._notes: list[str] = []
+        self._status = ""
+
+    def arrive(self, name: str, node: str, alive: list[str]) -> str:
+        """Return what a process that has joined must do: take part, wait as a spare, or leave."""
+        kind, index = name.split()
+        count = self._servers if kind == "server" else self._workers
+        if int(index) >= count:
+            self._notes.append(f"rejected {name}: this run has {count} {kind}s, {kind} 0 to {count - 1}")
+            return LEAVE
+        there = [each for each in self._nodes.get(name, []) if each in alive and each != node]
+        self._nodes[name] = [*there, node]
+        if there:
+            self._notes.append(f"{name} was started more than once: one of them waits as a spare")
+            return SPARE
+        return MEMBER
+
+    def report(self, status: str) -> list[str]:
+        """Store what the job waits for. Return and clear the notes about arriving processes."""
+        self._status = status
+        notes, self._notes = self._notes, []
+        return notes
+
+    def end(self) -> None:
+        self._ended = True
+
+    def ended(self, name: str) -> tuple[bool, str]:
+        """Return whether the job has ended, and what it waits for."""
+        if self._ended:
+            self._left.add(name)
+        return self._ended, self._status
+
+    def left(self) -> int:
+        return len(self._left)
+
+    def bring(self, meeting: int, worker: int, value: Any) -> None:
+        """Store what a worker contributes to a collective call."""
+        self._meetings.setdefault(meeting, {})[worker] = value
+        self._meetings.pop(meeting - 2, None)  # all workers have finished that one
+
+    def brought(self, meeting: int) -> tuple[list[Any], list[int]]:
+        """Return the values of all workers in order, empty while some are missing, and the missing workers."""
+        there = self._meetings.get(meeting, {})
+        missing = [worker for worker in range(self._workers) if worker not in there]
+        return ([] if missing else [there[worker] for worker in range(self._workers)]), missing
+
+
+def ask(ray: Any, call: Any, name: str, timeout_s: float = 60.0) -> Any:
+    """Return the answer of the watcher. Without one the job is over."""
+    try:
+        return ray.get(call, timeout=timeout_s)
+    except Exception as error:
+        raise ClusterError(
+            f"{name}: lost the connection to worker 0 or to Ray on server 0 ({type(error).__name__})",
+            "start all processes again; with --resume they continue from the last checkpoint",
+        ) from None
+
+
+@contextmanager
+def driving(role: Role, config: Config, log: Log) -> Iterator[Any]:
+    """Run worker 0, which drives the job, and yield the watcher. The other processes end with it."""
+    cluster = config.cluster
+    deadline = time.monotonic() + cluster.start_timeout
+    with node(role, cluster.start_timeout, cluster.stop_timeout, log) as ray:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # only after Ray has read its token
+
+        own_node = ray.get_runtime_context().get_node_id()
+        here = NodeAffinitySchedulingStrategy(own_node, soft=False)
+        watcher = (
+            ray.remote(Watcher)
+            .options(name=WATCH, num_cpus=0, scheduling_strategy=here)
+            .remote(len(role.servers), role.workers)
+        )
+        ask(ray, watcher.arrive.remote(role.name, own_node, [own_node]), role.name)
+        names = [f"server {i}" for i in range(len(role.servers))] + [f"worker {i}" for i in range(role.workers)]
+        _wait_for_all(ray, watcher, names, deadline, log)
+        try:
+            with _notes(ray, watcher, log):
+                yield watcher
+        except (KeyboardInterrupt, SystemExit):
+            with suppress(ClusterError):
+                _end_job(ray, watcher, role, len(names) - 1, LEAVE_S / 5)
+            raise
+        _end_job(ray, watcher, role, len(names) - 1, LEAVE_S)
+
+
+def _end_job(ray: Any, watcher: Any, role: Role, others: int, limit_s: float) -> None:
+    """Announce the end of the job and wait until all other processes have seen it."""
+    deadline = time.monotonic() + limit_s
+    ask(ray, watcher.end.remote(), role.name, limit_s)
+    while ask(ray, watcher.left.remote(), role.name, limit_s) < others and time.monotonic() < deadline:
+        time.sleep(POLL_S / 2)
+
+
+@contextmanager
+def _notes(ray: Any, watcher: Any, log: Log) -> Iterator[None]:
+    """Log the notes about arriving processes meanwhile."""
+    over = threading.Event()
+
+    def listen() -> None:
+        with suppress(Exception):  # Ray raises when the job ends
+            while not over.wait(NOTES_S):
+                for note in ray.get(watcher.report.remote("")):
+                    log(note)
+
+    thread = threading.Thread(target=listen, daemon=True, name="clickfleet-notes")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=2)
+
+
+def _wait_for_all(ray: Any, watcher: Any, names: list[str], deadline: float, log: Log) -> None:
+    said = 0.0
+    while True:
+        offered = ray.cluster_resources()
+        missing = [name for name in names if place(name) not in offered]
+        now = time.monotonic()
+        if not missing:
+            ask(ray, watcher.report.remote(""), "worker 0")
+            return
+        if now > deadline:
+            raise ClusterError(
+                f"still missing after cluster.start_timeout: {', '.join(missing)}",
+                "start them, or raise cluster.start_timeout if they are only slow",
+            )
+        status = f"waiting for {more(missing, names)}: {', '.join(missing)} ({deadline - now:.0f} s left)"
+        for note in ask(ray, watcher.report.remote(status), "worker 0"):
+            log(note)
+        if now - said > SAY_EVERY_S:
+            said = now
+            log(status)
+        time.sleep(POLL_S)
+
+
+def serve(role: Role, config: Config, log: Log) -> None:
+    """Keep the node of any other process running until worker 0 ends the job.
+
+    After a signal, wait at most cluster.stop_timeout for worker 0, which may have got it too and saves.
+    """
+    cluster = config.cluster
+    deadline = time.monotonic() + cluster.start_timeout
+    stopped: list[int] = []
+    said = ""
+    with node(role, cluster.start_timeout, cluster.stop_timeout, log) as ray:
+        watcher = _find(ray, role, deadline, log)
+        _arrive(ray, watcher, role, log)
+        with interruptible(stopped.append):
+            stop_by = math.inf
+            while time.monotonic() < stop_by:
+                ended, status = ask(ray, watcher.ended.remote(role.name), role.name, cluster.heartbeat_timeout)
+                if ended:
+                    break
+                if stopped and stop_by == math.inf:
+                    stop_by = time.monotonic() + cluster.stop_timeout
+                    log(f"{role.name}: {signal.Signals(stopped[0]).name}; waiting until worker 0 has ended the job, "
+                        f"for {cluster.stop_timeout:.0f} s at most")  # fmt: skip
+                if _kind(status) != _kind(said):
+                    log(f"{role.name}: {status or 'all processes have joined'}")
+                said = status
+                time.sleep(POLL_S)
+        if role.starts_head:
+            _let_others_leave(ray)
+    log(f"{role.name}: {'stopped by a signal' if stopped else 'the job has ended'}")
+    if stopped:
+        leave(stopped[0])
+
+
+def _kind(status: str) -> str:
+    """Return the status without its seconds."""
+    return status.partition("(")[0]
+
+
+def _arrive(ray: Any, watcher: Any, role: Role, log: Log, spare: bool = True) -> None:
+    """Report this process to the watcher. Raise ClusterError if it must leave, or must be a spare and cannot."""
+    alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+    node_id = ray.get_runtime_context().get_node_id()
+    told = ask(ray, watcher.arrive.remote(role.name, node_id, alive), role.name)
+    if told == LEAVE:
+        raise ClusterError(
+            f"{role.name} leaves: this run was started with fewer {role.kind}s",
+            "start all processes with the same numbers of servers and workers; to change them, resume with --resume",
+        )
+    if told == SPARE and not spare:
+        raise ClusterError(f"{role.name} leaves: this run has its {role.name} already", "start each process once")
+    if told == SPARE:
+        log(f"{role.name}: this run has its {role.name} already; waiting as a spare to replace it if it fails")
+
+
+@contextmanager
+def following(role: Role, config: Config, log: Log) -> Iterator[Any]:
+    """Run a worker other than worker 0 and yield the watcher of the job."""
+    cluster = config.cluster
+    deadline = time.monotonic() + cluster.start_timeout
+    with node(role, cluster.start_timeout, cluster.stop_timeout, log) as ray:
+        watcher = _find(ray, role, deadline, log)
+        _arrive(ray, watcher, role, log, spare=False)
+        try:
+            yield watcher
+        except (KeyboardInterrupt, SystemExit):  # worker 0 may have got the signal too and save
+            stop_by = time.monotonic() + cluster.stop_timeout
+            with suppress(ClusterError):
+                while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < stop_by:
+                    time.sleep(POLL_S / 2)
+            raise
+        leave_by = time.monotonic() + cluster.timeout
+        while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < leave_by:
+            time.sleep(POLL_S / 2)
+
+
+def bring(watcher: Any, meeting: int, worker: int, value: Any) -> None:
+    """Hand in what a worker brings to a meeting of all workers."""
+    ask(ray_module(), watcher.bring.remote(meeting, worker, value), f"worker {worker}")
+
+
+def brought(watcher: Any, meeting: int, name: str) -> tuple[list[Any], list[int]]:
+    """Return what the workers brought to a meeting, and the workers that are missing."""
+    values, missing = ask(ray_module(), watcher.brought.remote(meeting), name)
+    return values, missing
+
+
+def gone(workers: int) -> list[int]:
+    """Return the workers whose node has left the cluster."""
+    offered = ray_module().cluster_resources()
+    return [worker for worker in range(workers) if place(f"worker {worker}") not in offered]
+
+
+def _find(ray: Any, role: Role, deadline: float, log: Log) -> Any:
+    said = 0.0
+    while True:
+        try:
+            return ray.get_actor(WATCH, namespace=SPACE)
+        except ValueError:
+            now = time.monotonic()
+            if now > deadline:
+                raise ClusterError(
+                    f"{role.name}: worker 0 has not joined within cluster.start_timeout", "start it"
+                ) from None
+            if now - said > SAY_EVERY_S:
+                said = now
+                log(f"{role.name} waits for worker 0 ({deadline - now:.0f} s left)")
+            time.sleep(POLL_S)
+
+
+def _let_others_leave(ray: Any) -> None:
+    """Wait for the other nodes. The head leaves last, so that no end looks like a failure."""
+    deadline = time.monotonic() + LEAVE_S
+    while sum(1 for each in ray.nodes() if each["Alive"]) > 1 and time.monotonic() < deadline:
+        time.sleep(POLL_S)

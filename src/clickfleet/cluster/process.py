@@ -1,4 +1,4 @@
-"""A process of a run as the others know it: who it is, where its log goes, what CPU it used for training."""
+"""What the processes of shards and workers have in common: identity, log, memory, CPU time of training."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 KEPT_BYTES = 32 << 20
-"""Freed memory that a process keeps for its next messages."""
+"""Freed memory that a process keeps for later messages."""
 
 
-def describe_process() -> dict[str, Any]:
+class ProcessFacts(TypedDict):
+    """Where a process runs, as processes.json lists it."""
+
+    pid: int
+    host: str
+    address: str
+    endpoints: NotRequired[list[str]]
+    """The addresses of a shard's server, once it has loaded its rows."""
+
+
+def describe_process() -> ProcessFacts:
     return {"pid": os.getpid(), "host": socket.gethostname(), "address": own_address()}
 
 
 def own_address() -> str:
-    """The address by which other hosts of the cluster reach this one."""
+    """Return the address at which other hosts of the cluster reach this one."""
     import ray.util
 
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def log_to(folder: str, name: str) -> None:
-    """All that this process prints goes to a file of the run folder; without one it stays with Ray."""
+    """Redirect the output of this process to a file in `folder`. If that fails, leave it to Ray."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         out = open(Path(folder) / f"{name}.log", "a", buffering=1)  # noqa: SIM115  (for the life of the process)
@@ -38,8 +48,8 @@ def log_to(folder: str, name: str) -> None:
     os.dup2(out.fileno(), 2)
 
 
-def said() -> str:
-    """What this process has written to its log so far."""
+def read_log() -> str:
+    """Return what this process has written to its log so far."""
     try:
         return Path("/proc/self/fd/1").read_text(errors="replace")
     except OSError:
@@ -51,15 +61,15 @@ def log(text: str) -> None:
 
 
 def keep_memory() -> None:
-    """Messages of a megabyte come and go with every step: glibc is not to fetch their pages from the kernel each time."""
+    """Keep freed memory. Every step allocates messages of a megabyte, and glibc would return their pages to the kernel."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # elsewhere than in glibc there is none
+    if mallopt is not None:  # only glibc has it
         mallopt(-3, KEPT_BYTES)  # M_MMAP_THRESHOLD
         mallopt(-1, 2 * KEPT_BYTES)  # M_TRIM_THRESHOLD
 
 
 class Stopwatch:
-    """CPU seconds of this process, of all its threads, while it is running."""
+    """CPU seconds of all threads of this process while the stopwatch runs."""
 
     def __init__(self) -> None:
         self._spent, self._since = 0.0, -1.0

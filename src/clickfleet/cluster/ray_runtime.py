@@ -1,4 +1,4 @@
-"""Ray itself: imported with our settings, started on this machine's loopback alone, or found where a configuration says."""
+"""Ray: import it with our settings, keep it on the loopback, protect its token and check its address."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from clickfleet.errors import ClusterError, ConfigError, MissingError
-from clickfleet.interrupts import SIGNALS
+from clickfleet.training.loop import SIGNALS
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Environment in which Ray keeps to the loopback, as it does by itself on systems where it spans no hosts."""
+"""Environment that keeps Ray on the loopback, as on systems where Ray supports no clusters."""
 _DUMPS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 PROBE_S = 5.0
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What every gRPC server answers with its settings: the preface of HTTP/2 and empty settings."""
+"""The preface of HTTP/2 and empty settings. Every gRPC server answers them with its settings."""
 
 
 def ray_module() -> Any:
-    """Ray, or how to get it."""
+    """Return the module `ray`. Raise MissingError if it is not installed."""
     keep_token()
-    _authenticate()  # before the import, which reads it
+    _authenticate()  # before the import, which reads the setting
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray lowers the priority of its processes otherwise
+    os.environ.setdefault("RAY_worker_niceness", "0")  # otherwise Ray lowers the priority of its processes
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for any more: after a loss
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of abandoned calls, after a failure
     try:
         import ray
         import zmq  # noqa: F401
@@ -48,7 +48,7 @@ def _token_path() -> Path:
 
 
 def keep_token(make: bool = False) -> None:
-    """Sees to it that nobody but this user can read the token by which Ray knows its processes; makes one if wanted."""
+    """Make the token of Ray readable for this user only. With `make`, create it if there is none."""
     path = _token_path()
     make = make and not os.environ.get("RAY_AUTH_TOKEN") and os.environ.get("RAY_AUTH_MODE") in (None, "token")
     with suppress(OSError):
@@ -74,14 +74,14 @@ def _make_private(path: Path) -> None:
 
 
 def _authenticate() -> None:
-    """Shows the token of this user, if there is one, to any Ray: by itself Ray does so only to one that it starts."""
+    """Present the token of this user to every Ray. By default Ray presents it only to one that it starts."""
     if os.environ.get("RAY_AUTH_TOKEN") or _token_path().exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 @contextmanager
 def on_loopback(ray: Any) -> Iterator[None]:
-    """What is started meanwhile listens on this machine's loopback and nowhere else."""
+    """Let Ray processes that start meanwhile listen on the loopback only."""
     constants = ray._private.ray_constants
     before = {name: os.environ.get(name) for name in LOOPBACK_ONLY}, constants.ENABLE_RAY_CLUSTER
     os.environ.update(LOOPBACK_ONLY)
@@ -98,7 +98,7 @@ def on_loopback(ray: Any) -> Iterator[None]:
 
 @contextmanager
 def our_signals(ray: Any) -> Iterator[None]:
-    """Ray sets no handlers of its own meanwhile, and what it starts does not hear of a terminal that closes: the run ends it."""
+    """Keep Ray from setting signal handlers, and block SIGHUP for the processes it starts. The run ends them."""
     utils, constants = ray._private.utils, ray._private.ray_constants
     before = utils.set_sigterm_handler, getattr(constants, _DUMPS, False)
     utils.set_sigterm_handler = lambda handler: None
@@ -107,7 +107,7 @@ def our_signals(ray: Any) -> Iterator[None]:
     logger = logging.getLogger("ray._private.worker")
     level = logger.level
     if not in_main:
-        logger.setLevel(logging.ERROR)  # it warns that it sets no handlers
+        logger.setLevel(logging.ERROR)  # suppress its warning that it sets no handlers
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}) if in_main and hasattr(signal, "SIGHUP") else None
     try:
         yield
@@ -117,22 +117,22 @@ def our_signals(ray: Any) -> Iterator[None]:
         logger.setLevel(level)
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number in SIGNALS if in_main else ():  # some handlers below Python's may have been set all the same
+        for number in SIGNALS if in_main else ():  # Ray may still have replaced handlers below Python
             signal.signal(number, signal.getsignal(number))
 
 
 def check_there(address: str, timeout_s: float) -> None:
-    """Refuses at once an address where no Ray answers: Ray itself would try for minutes."""
+    """Reject an address without a Ray at once. Ray itself would retry for minutes."""
     place = address
     if address == "auto":
         place = os.environ.get("RAY_ADDRESS", "") or _known_address()
         if not place:
-            return  # Ray looks for one, and says quickly that there is none
+            return  # Ray searches for one, and fails quickly
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if "://" in host:
         return
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"cluster.address is {address!r}", "give host:port, ray://host:port or auto")
+        raise ConfigError(f"invalid cluster.address {address!r}", "give host:port, ray://host:port or auto")
     shown = place if place == address else f"{place} ({address})"
     remedy = "start it there with `ray start --head`, correct cluster.address, or leave it out for a private Ray"
     try:
@@ -140,13 +140,13 @@ def check_there(address: str, timeout_s: float) -> None:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 probe.sendall(_HTTP2)
                 if probe.recv(9)[3:4] != b"\x04":  # no settings of HTTP/2
-                    raise ClusterError(f"what listens at {shown} is no Ray", remedy)
+                    raise ClusterError(f"the server at {shown} is not Ray", remedy)
     except OSError as error:
         raise ClusterError(f"no Ray answers at {shown}: {error}", remedy) from None
 
 
 def _known_address() -> str:
-    """Of the Ray that was started last on this machine."""
+    """Return the address of the Ray that was started last on this machine."""
     import ray._private.utils
 
     return str(ray._private.utils.read_ray_address() or "")

@@ -1,7 +1,7 @@
-"""One part of the table and of the dense weights: learns what is pushed, answers pulls, takes cuts.
+"""A shard: one part of the table and of the dense weights. It applies pushes, answers pulls and takes checkpoints.
 
-A shard is driven by one thread, message after message, so what a peer sends is learned in the order it was sent. It knows nothing of
-the wire: `handle` takes a piece and gives the answers that are now due, to whom ever.
+One thread handles all messages of a shard, so pushes of a peer are applied in the order it sent them. A shard does not know the
+wire: `handle` takes a piece and returns the answers that are now due, each with its peer.
 """
 
 from __future__ import annotations
@@ -9,50 +9,61 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from clickfleet import schedules, sections
-from clickfleet.batch import Keys
-from clickfleet.config import Config
-from clickfleet.embedding import Push
+from clickfleet import _core
+from clickfleet.config import sections
+from clickfleet.config.load import Config
+from clickfleet.data.batch import Keys
 from clickfleet.errors import ClusterError
-from clickfleet.exchange import Answer, Gradient, Kind, Piece, summed, unique
-from clickfleet.key_set import KeySet
-from clickfleet.optimizers import Optimizer
-from clickfleet.table import Snapshot, Table
+from clickfleet.store.table import Snapshot, Table
+from clickfleet.training import modes, optimizer
+from clickfleet.training.embedding import Push
+from clickfleet.training.optimizer import Optimizer
+from clickfleet.training.sharding import Answer, Gradient, Kind, Piece, summed, unique
 
 Answers = list[tuple[int, Answer]]
 
 
 @dataclass
 class Rules:
-    """How a shard treats what it gets."""
+    """How a shard applies pushes."""
 
     waits: bool = False
-    """sync: a round is learned at once when all workers have sent theirs."""
+    """Apply a round as one batch, after all workers have sent their part."""
     mean: bool = False
-    """Gradients of a round are divided by the number of workers in it."""
+    """Divide the gradients of a round by the number of workers in it."""
     loss_mean: bool = True
     row_files: int = 8
 
 
+class ShardCounts(TypedDict):
+    """What a shard had applied at the moment of a checkpoint."""
+
+    version: int
+    batches: int
+    learned: dict[int, int]
+    """Batches applied of each peer."""
+
+
 @dataclass
-class Cut:
-    """A shard at the instant when every peer had sent what belongs to a cut."""
+class ShardCheckpoint:
+    """The state of a shard at the moment when every peer had marked the checkpoint."""
 
     number: int
     rows: Snapshot
     dense: dict[str, Tensor]
-    facts: dict[str, Any]
+    facts: ShardCounts
 
 
 @dataclass
 class Staleness:
-    """How many pushes of others were learned between the reading of rows and the learning of their gradients."""
+    """How many pushes of others were applied between a pull and the push of its gradients."""
 
     pushes: int = 0
     total: int = 0
@@ -67,49 +78,52 @@ class Staleness:
 
 
 class UnknownPeerError(ClusterError):
-    """Who takes no part in a run wants to change something."""
+    """A peer outside the run sent a push."""
 
 
 class Shard:
-    """The state of one shard and the rules by which messages change it."""
+    """The state of one shard, and how messages change it."""
 
-    def __init__(self, table: Table, values: Tensor, config: sections.Dense, rules: Rules) -> None:
+    def __init__(self, table: Table, values: Tensor, config: sections.DenseSettings, rules: Rules) -> None:
         self.table, self.rules = table, rules
         self.optimizer = Optimizer(config, values)
-        self.on_cut: Callable[[Cut], None] = lambda cut: cut.rows.close()
+        self.on_checkpoint: Callable[[ShardCheckpoint], None] = lambda taken: taken.rows.close()
         self.peers: set[int] = set()
         self.version = 0
-        """Pushes learned."""
+        """Pushes applied."""
         self.batches = 0
-        """Batches the dense weights have learned from: the clock of the learning-rate schedule."""
+        """Batches applied to the dense weights: the clock of the learning-rate schedule."""
         self.staleness = Staleness()
         self.begin(())
 
     def begin(self, peers: Iterable[int]) -> None:
-        """These peers, and only they, take part from now on; nothing they sent before counts."""
+        """Accept pushes of these peers only, and forget everything they sent before."""
         self.peers = set(peers)
         self.active = set(self.peers)
         self.learned: dict[int, int] = dict.fromkeys(self.peers, 0)
         self.gathered: dict[int, Piece] = {}
         self.held: list[tuple[int, Piece]] = []
         self.marked: set[int] = set()
-        self.cut = 0
-        """The last cut taken."""
+        self.last_checkpoint = 0
+        """Number of the last checkpoint taken."""
         self.changed: dict[int, list[Keys]] = {peer: [] for peer in self.peers}
         self.holds: dict[int, KeySet] = {}
         self._gone: dict[int, int] = {}
 
     def resume_rounds(self) -> None:
-        """All peers take part in rounds again: another epoch begins."""
+        """Expect all peers in the next round again. Call it when an epoch begins."""
         self.active = set(self.peers)
 
     def handle(self, peer: int, piece: Piece) -> Answers:
-        """Learns from a piece, or keeps it until others have sent theirs; the answers that are due."""
+        """Apply a piece, or hold it until the other peers have sent theirs. Return the answers that are due."""
         kind = piece.request.kind
         if peer not in self.peers and (piece.sequence or kind is not Kind.ASK):
-            raise UnknownPeerError(f"peer {peer} takes no part in the run, and may only read")
+            raise UnknownPeerError(f"peer {peer} is not part of the run and may only pull")
         if kind is Kind.MARK:
-            return [(peer, Answer(version=self.version, number=piece.number)), *self._mark(peer, piece.request.cut)]
+            return [
+                (peer, Answer(version=self.version, number=piece.number)),
+                *self._mark(peer, piece.request.checkpoint),
+            ]
         if kind is Kind.DONE:
             self.active.discard(peer)
             return [(peer, Answer(version=self.version, number=piece.number)), *self._round()]
@@ -125,12 +139,12 @@ class Shard:
             self._learn(peer, piece)
         return [(peer, self._answer(peer, piece))]
 
-    def _answer(self, peer: int, piece: Piece, cut: int = 0) -> Answer:
+    def _answer(self, peer: int, piece: Piece, checkpoint: int = 0) -> Answer:
         request = piece.request
-        answer = Answer(version=self.version, cut=cut, number=piece.number)
+        answer = Answer(version=self.version, checkpoint=checkpoint, number=piece.number)
         if request.pull is not None:
             answer.rows = self.table.pull(request.pull, training=request.training)
-            if peer in self.holds:  # geo: the worker has these rows from now on
+            if peer in self.holds:  # the worker replicates these rows from now on
                 self.holds[peer].add(request.pull)
         if request.values:
             answer.values = self.optimizer.values.numpy().copy()
@@ -155,12 +169,12 @@ class Shard:
         config = self.optimizer.config
         clips = config.clip_norm is not None or config.clip_value is not None
         one = summed(gradients, clips, self.rules.loss_mean)
-        lr = config.lr * schedules.factor(config.schedule, self.batches)
+        lr = config.lr * optimizer.factor(config.schedule, self.batches)
         self.optimizer.step_clipped(torch.from_numpy(one.vector), one.scale, lr)
         self.batches += 1 if self.rules.waits else one.batches
 
     def _round(self) -> Answers:
-        """sync: learns the pushes of all workers as one, once they are there."""
+        """Apply the pushes of all workers as one, if all have arrived."""
         if not self.gathered or not self.active <= self.gathered.keys():
             return []
         round_, self.gathered = dict(sorted(self.gathered.items())), {}
@@ -174,20 +188,20 @@ class Shard:
             self.learned[peer] = piece.sequence
             self.staleness.add(max(0, self.version - piece.seen))
         self.version += 1
-        cut = max(piece.request.cut for piece in round_.values())
-        if cut <= self.cut:
-            cut = 0
-        if cut:
-            self._take(cut)
-        return [(peer, self._answer(peer, piece, cut)) for peer, piece in round_.items()]
+        number = max(piece.request.checkpoint for piece in round_.values())
+        if number <= self.last_checkpoint:
+            number = 0
+        if number:
+            self._take(number)
+        return [(peer, self._answer(peer, piece, number)) for peer, piece in round_.items()]
 
-    def _mark(self, peer: int, cut: int) -> Answers:
-        if cut <= self.cut:  # taken already: a repeated mark, or one of a worker that had no more rounds
+    def _mark(self, peer: int, number: int) -> Answers:
+        if number <= self.last_checkpoint:  # taken already: a repeated mark, or a worker without more rounds
             return []
         self.marked.add(peer)
         if not self.peers <= self.marked:
             return []
-        self._take(cut)
+        self._take(number)
         held, self.held = self.held, []
         answers: Answers = []
         for one, piece in held:
@@ -195,17 +209,17 @@ class Shard:
         return answers
 
     def _take(self, number: int) -> None:
-        self.cut = number
+        self.last_checkpoint = number
         self.marked = set()
         state = self.optimizer.state()
         dense = {"values": self.optimizer.values.clone(), **state}
-        facts = {"version": self.version, "batches": self.batches, "learned": dict(self.learned)}
-        self.on_cut(Cut(number, self.table.snapshot(self.rules.row_files), dense, facts))
+        facts: ShardCounts = {"version": self.version, "batches": self.batches, "learned": dict(self.learned)}
+        self.on_checkpoint(ShardCheckpoint(number, self.table.snapshot(self.rules.row_files), dense, facts))
 
     def _add(self, peer: int, push: Push | None, dense: Gradient | None) -> None:
-        """geo: differences are added; every worker that has one of these rows will hear of it.
+        """Add shipped differences, and note for every worker which rows changed.
 
-        Its sender knows what became of a row that only it has changed: what it had before and its difference, added as here.
+        A sender can compute a row that only it has changed: its old value plus its difference, added in the same way as here.
         """
         if push is not None and len(push.keys):
             self.table.move(
@@ -224,10 +238,10 @@ class Shard:
             self.batches += dense.batches
 
     def _surprising(self, peer: int, keys: Keys) -> Keys:
-        """Of rows that a worker has sent differences of: those of which it may have thought otherwise before."""
+        """Return the keys whose new value the sender cannot compute itself."""
         if peer not in self.holds or self.table.policy.admission.by != "birth" or self._deletions() != self._gone[peer]:
             return keys
-        unheld = keys[~self.holds[peer].has(keys)]  # this shard goes on in the place of a lost one
+        unheld = keys[~self.holds[peer].has(keys)]  # this shard replaces one that failed
         self.holds[peer].add(unheld)
         return unheld
 
@@ -236,7 +250,7 @@ class Shard:
         return stats["shrunk"] + stats["evicted"]
 
     def _changes(self, peer: int, answer: Answer) -> None:
-        """geo: the rows that changed and that the worker has, and keys of rows that are no more."""
+        """Answer with the changed rows that the worker replicates, and with the keys of deleted rows."""
         keys, self.changed[peer] = self.changed[peer], []
         answer.deleted = np.empty(0, np.uint64)
         if peer in self.holds and (gone := self._deletions()) != self._gone[peer]:
@@ -248,15 +262,15 @@ class Shard:
         answer.keys, answer.rows = mine, self.table.pull(mine)
 
     def replicate(self, peers: Iterable[int]) -> None:
-        """geo: from now on remembers which rows each of the peers has."""
+        """Track from now on which rows each peer replicates."""
         self.holds = {peer: KeySet() for peer in peers}
         self._gone = dict.fromkeys(self.holds, self._deletions())
 
     def dense_state(self) -> dict[str, Tensor]:
         return {"values": self.optimizer.values.clone(), **self.optimizer.state()}
 
-    def stats(self) -> dict[str, Any]:
-        """Numbers for people."""
+    def stats(self) -> dict[str, float]:
+        """Return the numbers that status pages show."""
         late = self.staleness
         return {
             **self.table.stats(),
@@ -268,18 +282,17 @@ class Shard:
 
 
 def rules_of(config: Config, row_files: int = 8) -> Rules:
-    """How the shards of a configuration treat what they get."""
-    name, settings = config.mode.name, config.mode.settings
+    """Return how the shards of a configuration apply pushes."""
     return Rules(
-        waits=name == "sync",
-        mean=settings.get("reduce") == "mean",
+        waits=modes.needs(config).shards_wait,
+        mean=config.mode.settings.get("reduce") == "mean",
         loss_mean=config.train.loss.reduction == "mean",
         row_files=row_files,
     )
 
 
 def _together(pushes: list[Push], mean: bool) -> Push:
-    """Pushes of a round one after the other: the table adds up what has the same key, in this order."""
+    """Concatenate the pushes of a round. The table adds gradients of equal keys in this order."""
     if len(pushes) == 1:
         return pushes[0]
     keys, grads, show, click, slots = (np.concatenate(columns) for columns in list(zip(*pushes, strict=True))[:5])
@@ -288,3 +301,33 @@ def _together(pushes: list[Push], mean: bool) -> Push:
         grads /= len(pushes)
         n /= len(pushes)
     return Push(keys, grads, show, click, slots, n, distinct=False)
+
+
+class KeySet:
+    """A set of keys, 16 to 32 bytes each. Not thread-safe.
+
+    >>> held = KeySet()
+    >>> held.add(np.array([5, 7, 5], np.uint64))
+    >>> held.has(np.array([6, 7], np.uint64)).tolist(), len(held)
+    ([False, True], 2)
+    """
+
+    def __init__(self) -> None:
+        self._core = _core.KeySet()
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def add(self, keys: Keys) -> None:
+        self._core.add(np.ascontiguousarray(keys, np.uint64))
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        out = np.empty(len(keys), np.uint8)
+        self._core.has(np.ascontiguousarray(keys, np.uint64), out)
+        return out.view(np.bool_)
+
+    def keys(self) -> Keys:
+        """Return all keys, in no particular order."""
+        out = np.empty(len(self), np.uint64)
+        self._core.copy(out)
+        return out

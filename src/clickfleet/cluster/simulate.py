@@ -1,7 +1,7 @@
-"""The modes without processes: N logical workers in one, taking turns in an order that a seed decides.
+"""A cluster in one process: N logical workers take turns in an order that a seed decides.
 
-The same modes, shards and messages as on a cluster; only the wire is a function call. A worker keeps the turn until it asks the shards
-something, so a run is deterministic, and staleness is that of N workers of equal speed.
+Modes, shards and messages are those of a cluster; only the wire is a function call. A worker keeps its turn until it sends a request,
+so a run is deterministic. Its staleness is that of N workers of equal speed.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from dataclasses import replace
 
 import torch
 
-from clickfleet import modes, sections
 from clickfleet.cluster.shard import Shard, rules_of
-from clickfleet.config import Config
-from clickfleet.exchange import Answer, Link, Piece, Reply, Request, Split, Spread
-from clickfleet.job import Job, Source
-from clickfleet.learner import Learner
-from clickfleet.metrics import Metrics
-from clickfleet.schema import Schema
-from clickfleet.share import Share
-from clickfleet.table import Table
+from clickfleet.config import plugins
+from clickfleet.config.load import Config
+from clickfleet.data.dataset import Source
+from clickfleet.data.schema import Schema
+from clickfleet.store.table import Table
+from clickfleet.training import modes
+from clickfleet.training.learner import Learner
+from clickfleet.training.loop import WorkerJob
+from clickfleet.training.metrics import Metrics
+from clickfleet.training.sharding import Answer, Link, Piece, Reply, Request, Split, Spread
 
 
 class Turns:
-    """Lets one of several threads work at a time."""
+    """Let one of several threads work at a time."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -34,7 +35,7 @@ class Turns:
         self._alive: set[int] = set()
 
     def start(self, works: Sequence[Callable[[], None]]) -> None:
-        """Runs all of them to their ends; the first error is raised here."""
+        """Run all functions to their ends. Raise the first error."""
         failures: list[BaseException] = []
         self._alive = set(range(len(works)))
         self._waiting = {i: threading.Event() for i in self._alive}
@@ -63,56 +64,59 @@ class Turns:
             self._waiting[self._random.choice(sorted(self._alive))].set()
 
     def give(self, i: int) -> None:
-        """Another one's turn, or again one's own."""
+        """Give the turn to a random thread and wait for the next own turn."""
         self._pass()
         self._waiting[i].wait()
         self._waiting[i].clear()
 
 
-class Near:
-    """A link by function call."""
+class SimulatedLink:
+    """A link that calls the shards directly."""
 
-    def __init__(self, fleet: Fleet, worker: int) -> None:
-        self.fleet, self.worker = fleet, worker
+    def __init__(self, simulation: SimulatedCluster, worker: int) -> None:
+        self.simulation, self.worker = simulation, worker
         self._sequence = self._number = 0
 
-    def ask(self, request: Request) -> NearTicket:
-        spread = self.fleet.spread
+    def ask(self, request: Request) -> SimulatedTicket:
+        spread = self.simulation.spread
         pull = None if request.pull is None else spread.split(request.pull)
         learns = request.push is not None or request.dense is not None
         self._sequence += learns
         self._number += 1
-        for i, part in enumerate(spread.cut(request, pull)):
+        for i, part in enumerate(spread.divide(request, pull)):
             seen = request.seen[i] if request.seen else 0
-            if part.dense is not None:  # a shard may keep it while the worker goes on
+            if part.dense is not None:  # a shard may hold it while the worker continues
                 part.dense = part.dense._replace(vector=part.dense.vector.copy())
             piece = Piece(part, self._sequence if learns else 0, seen, self._number)
-            for whom, answer in self.fleet.shards[i].handle(self.worker, piece):
-                self.fleet.boxes[whom].setdefault(answer.number, {})[i] = answer
-        self.fleet.turns.give(self.worker)
-        return NearTicket(self, pull, self._number)
+            for whom, answer in self.simulation.shards[i].handle(self.worker, piece):
+                self.simulation.boxes[whom].setdefault(answer.number, {})[i] = answer
+        self.simulation.turns.give(self.worker)
+        return SimulatedTicket(self, pull, self._number)
 
 
-class NearTicket:
-    def __init__(self, link: Near, pull: Split | None, number: int) -> None:
+class SimulatedTicket:
+    def __init__(self, link: SimulatedLink, pull: Split | None, number: int) -> None:
         self._link, self._pull, self._number = link, pull, number
         self._reply: Reply | None = None
 
     def ready(self) -> bool:
-        return len(self._link.fleet.boxes[self._link.worker].get(self._number, ())) == self._link.fleet.spread.shards
+        return (
+            len(self._link.simulation.boxes[self._link.worker].get(self._number, ()))
+            == self._link.simulation.spread.shards
+        )
 
     def wait(self) -> Reply:
-        fleet, worker = self._link.fleet, self._link.worker
+        simulation, worker = self._link.simulation, self._link.worker
         while self._reply is None:
             if self.ready():
-                answers = fleet.boxes[worker].pop(self._number)
-                self._reply = fleet.spread.join([answers[i] for i in range(fleet.spread.shards)], self._pull)
+                answers = simulation.boxes[worker].pop(self._number)
+                self._reply = simulation.spread.join([answers[i] for i in range(simulation.spread.shards)], self._pull)
             else:
-                fleet.turns.give(worker)
+                simulation.turns.give(worker)
         return self._reply
 
 
-class Fleet:
+class SimulatedCluster:
     """Shards and logical workers of one configuration."""
 
     def __init__(
@@ -131,32 +135,22 @@ class Fleet:
         self.workers, self.trainers = workers, trainers
         for shard in self.shards:
             shard.begin(range(workers))
-            if config.mode.name == "geo":
+            if modes.needs(config).replicates_rows:
                 shard.replicate(range(workers))
-        # Answers not fetched yet, by worker, number of the request and shard.
+        # Pending answers, by worker, number of the request and shard.
         self.boxes: list[dict[int, dict[int, Answer]]] = [{} for _ in range(workers)]
 
     def train(self, sources: Sequence[Source], metrics: Metrics | None = None) -> Learner:
-        """One pass of each worker over its source; the model that came of it."""
+        """Train one pass of each worker over its source. Return the resulting model."""
         metrics = metrics or Metrics()
 
         def work(i: int) -> Callable[[], None]:
             learner = Learner(self.config, self.schema, Table.like(self.first.table.describe()))
-            begun: list[bool] = []
-
-            def attend(job: Job) -> bool:
-                if begun and job.epoch_ended:
-                    return False
-                begun.append(True)
-                return True
-
-            links: list[Link] = [Near(self, i)]
-            job = Share(
+            links: list[Link] = [SimulatedLink(self, i)]
+            job = WorkerJob(
                 learner,
                 sources[i],
                 metrics,
-                attend,
-                lambda job: None,
                 links=links,
                 worker=i,
                 workers=self.workers,
@@ -170,9 +164,9 @@ class Fleet:
         return self.model()
 
     def model(self) -> Learner:
-        """What the shards have by now, as one model."""
+        """Return the current state of the shards as one model."""
         table = Table.like(self.first.table.describe())
-        from clickfleet import checkpoint
+        from clickfleet.store import checkpoint
 
         for shard in self.shards:
             checkpoint.unpack(table, checkpoint.pack(shard.table))
@@ -188,4 +182,4 @@ class Fleet:
 
 
 def with_mode(config: Config, name: str, **settings: object) -> Config:
-    return replace(config, mode=sections.Plugin(name, dict(settings)))
+    return replace(config, mode=plugins.Plugin(name, dict(settings)))

@@ -1,8 +1,8 @@
-"""Messages between workers and shards over ZeroMQ: a header of fixed size, then one frame per array, copied as little as possible.
+"""Messages between workers and shards over ZeroMQ: a header of fixed size, then one frame per array, with few copies.
 
-A request carries protocol, run, schema and epoch of the run. The run is a secret of its processes: whatever does not carry it is dropped
-and counted, and its sender gets no reply. A message of an older epoch of the run is answered as stale. Answers carry the number of the
-request they belong to and may come in another order.
+A request carries protocol, run, schema and generation. The run is a secret of its processes: a shard drops and counts a message
+without it and sends no reply. It answers a message of an older generation as stale. Answers carry the number of their request and
+may arrive in another order.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import zmq
 
 from clickfleet.cluster.shard import Answers, UnknownPeerError
-from clickfleet.errors import ClusterError
-from clickfleet.exchange import Answer, Gradient, Kind, Piece, Request, array, rows_of
+from clickfleet.errors import ClusterError, MissingError
+from clickfleet.training.sharding import Answer, Gradient, Kind, Piece, Request, array, rows_of
+
+try:
+    import zmq
+except ModuleNotFoundError:
+    raise MissingError("pyzmq", "cluster") from None
 
 PROTOCOL = 2
 STALE = "stale"
 IPC_BUFFER = 4 << 20
-"""Bytes in a socket file on their way, as far as the kernel permits."""
+"""Buffer of a Unix socket, as far as the kernel permits."""
 MAX_FRAME = 1 << 30
-"""Bytes of the largest frame; who announces more is disconnected before anything is allocated."""
+"""Bytes of the largest frame. A peer that announces more is disconnected before anything is allocated."""
 MAX_WAITING = 64
-"""Messages of one connection that wait for a shard; then its sender waits."""
+"""Messages of one connection that may wait for a shard. Then its sender waits."""
 MAX_ERROR = 1000
-"""Bytes of the reason in an answer."""
+"""Bytes of the error text in an answer."""
 HANDSHAKE_MS, HEARTBEAT_MS, SILENT_MS = 5_000, 10_000, 60_000
-"""Connections that do not speak our transport, or fall silent, are closed after so long."""
+"""Time limits for the handshake and for silent connections, which are then closed."""
 TELL_EVERY_S = 10.0
-"""Between two lines about dropped messages."""
+"""Time between two log lines about dropped messages."""
 RUN_BYTES = 16
 _REQUEST = struct.Struct(f"<HBBIQ{RUN_BYTES}sIIQQQdddI")
 _ANSWER = struct.Struct("<HBQQI")
@@ -49,17 +53,17 @@ _HAS = ("rows", "values", "keys", "deleted")
 Frames = list[Any]
 
 
-class Identity(NamedTuple):
-    """Whom a message belongs to."""
+class PeerIdentity(NamedTuple):
+    """The run, schema and generation that a message belongs to."""
 
     schema: int
     run: bytes
-    """Known to the processes of the run alone."""
-    epoch: int
+    """A secret that only the processes of the run know."""
+    generation: int
 
 
 class BadMessageError(ClusterError):
-    """Bytes that are no message for this process; `kind` is what they are counted as."""
+    """A message that this process must drop; `kind` is the name under which it is counted."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -67,20 +71,20 @@ class BadMessageError(ClusterError):
 
 
 def new_run() -> bytes:
-    """What the messages of a run are known by; nobody can guess it."""
+    """Return a new random secret that identifies the messages of a run."""
     return secrets.token_bytes(RUN_BYTES)
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """The first frame of a request."""
 
     protocol: int
     kind: int
     flags: int
-    cut: int
+    checkpoint: int
     schema: int
     run: bytes
-    epoch: int
+    generation: int
     peer: int
     number: int
     sequence: int
@@ -91,11 +95,11 @@ class Header(NamedTuple):
     batches: int
 
     @property
-    def who(self) -> Identity:
-        return Identity(self.schema, self.run, self.epoch)
+    def who(self) -> PeerIdentity:
+        return PeerIdentity(self.schema, self.run, self.generation)
 
 
-def pack_request(piece: Piece, who: Identity, peer: int) -> Frames:
+def pack_request(piece: Piece, who: PeerIdentity, peer: int) -> Frames:
     request = piece.request
     push, dense, pull = request.push, request.dense, request.pull
     flags = (
@@ -109,7 +113,7 @@ def pack_request(piece: Piece, who: Identity, peer: int) -> Frames:
         PROTOCOL,
         request.kind,
         flags,
-        request.cut,
+        request.checkpoint,
         *who,
         peer,
         piece.number,
@@ -125,21 +129,21 @@ def pack_request(piece: Piece, who: Identity, peer: int) -> Frames:
 
 
 def owned(data: Any) -> zmq.Frame:
-    """A frame with bytes of its own: who made them may go on, and no thread of Python is called once it is sent."""
+    """Return a frame with its own copy of the bytes. The caller may reuse `data`, and sending needs no Python callback."""
     return zmq.Frame(data, copy=True)
 
 
-def unpack_header(frames: Sequence[Any]) -> Header:
-    """The header of a request; anything else is a BadMessageError."""
+def unpack_header(frames: Sequence[Any]) -> MessageHeader:
+    """Return the header of a request, or raise BadMessageError."""
     if not frames:
         raise BadMessageError("malformed", "a message without frames")
     first = memoryview(frames[0]).cast("B")
     if len(first) != _REQUEST.size:
         version = int.from_bytes(first[:2], "little") if len(first) >= 2 else PROTOCOL
-        if version != PROTOCOL and 0 < version < 100:  # of another clickfleet, perhaps
+        if version != PROTOCOL and 0 < version < 100:  # probably from another version of clickfleet
             raise _other_protocol(version)
-        raise BadMessageError("malformed", f"a header of {len(first)} bytes, where {_REQUEST.size} are expected")
-    header = Header(*_REQUEST.unpack(first))
+        raise BadMessageError("malformed", f"the header has {len(first)} bytes instead of {_REQUEST.size}")
+    header = MessageHeader(*_REQUEST.unpack(first))
     if header.protocol != PROTOCOL:
         raise _other_protocol(header.protocol)
     return header
@@ -147,14 +151,14 @@ def unpack_header(frames: Sequence[Any]) -> Header:
 
 def _other_protocol(version: int) -> BadMessageError:
     return BadMessageError(
-        "protocol", f"a message has protocol {version}, this version of clickfleet speaks {PROTOCOL}"
+        "protocol", f"the message has protocol {version}; this version of clickfleet has protocol {PROTOCOL}"
     )
 
 
-def unpack_request(frames: Sequence[Any], width: int, floats: int | None = None) -> tuple[Piece, Identity, int]:
-    """The piece, whom it belongs to and its peer; anything that does not fit exactly is a BadMessageError.
+def unpack_request(frames: Sequence[Any], width: int, floats: int | None = None) -> tuple[Piece, PeerIdentity, int]:
+    """Return the piece, its identity and its peer, or raise BadMessageError if anything does not fit exactly.
 
-    Rows have `width` weights, and the shard `floats` dense weights. No array is larger than the frame it lies in.
+    Rows have `width` weights, and the shard has `floats` dense weights. No array is larger than its frame.
     """
     header = unpack_header(frames)
     flags, rest = header.flags, list(frames[1:])
@@ -162,10 +166,12 @@ def unpack_request(frames: Sequence[Any], width: int, floats: int | None = None)
     if header.kind not in Kind.__members__.values() or flags & ~_KNOWN:
         raise BadMessageError("malformed", f"unknown kind {header.kind} or flags {flags:#x}")
     if len(rest) != len(arrays):
-        raise BadMessageError("malformed", f"{len(rest)} arrays, where the header announces {len(arrays)}")
+        raise BadMessageError("malformed", f"{len(rest)} arrays; the header announces {len(arrays)}")
     if not all(map(math.isfinite, (header.n, header.dense_n, header.scale))):
-        raise BadMessageError("malformed", "a weight that is no number")
-    request = Request(Kind(header.kind), values=bool(flags & _VALUES), training=bool(flags & _TRAINING), cut=header.cut)
+        raise BadMessageError("malformed", "a weight is not finite")
+    request = Request(
+        Kind(header.kind), values=bool(flags & _VALUES), training=bool(flags & _TRAINING), checkpoint=header.checkpoint
+    )
     try:
         if flags & _PUSH:
             request.push = rows_of(rest.pop(0), width, header.n)
@@ -174,36 +180,34 @@ def unpack_request(frames: Sequence[Any], width: int, floats: int | None = None)
             request.dense = Gradient(vector, header.dense_n, header.scale, header.batches)
         if flags & _PULL:
             request.pull = array(rest.pop(0), np.uint64)
-    except (ValueError, ClusterError) as error:  # a length that is no multiple of an item's
+    except (ValueError, ClusterError) as error:  # the length is not a multiple of the item size
         raise BadMessageError("malformed", str(error)) from None
     if request.pull is not None and 4 * width * len(request.pull) > MAX_FRAME:
-        raise BadMessageError("malformed", f"{len(request.pull)} rows wanted at once, which no answer can hold")
+        raise BadMessageError("malformed", f"a request for {len(request.pull)} rows, more than an answer can hold")
     if request.dense is not None and floats is not None and len(request.dense.vector) != floats:
-        raise BadMessageError(
-            "malformed", f"a gradient of {len(request.dense.vector)} weights, where there are {floats}"
-        )
+        raise BadMessageError("malformed", f"a gradient of {len(request.dense.vector)} weights; the shard has {floats}")
     if (request.push is not None or request.dense is not None) != (header.sequence > 0):
-        raise BadMessageError("malformed", "a push without its number, or a number without a push")
+        raise BadMessageError("malformed", "a push without a sequence number, or a sequence number without a push")
     return Piece(request, header.sequence, header.seen, header.number), header.who, header.peer
 
 
 def pack_answer(answer: Answer) -> Frames:
     flags = sum(1 << i for i, name in enumerate(_HAS) if getattr(answer, name) is not None)
-    header = _ANSWER.pack(PROTOCOL, flags, answer.number, answer.version, answer.cut)
+    header = _ANSWER.pack(PROTOCOL, flags, answer.number, answer.version, answer.checkpoint)
     arrays = [getattr(answer, name) for name in _HAS]
     return [owned(header), owned(answer.error.encode()), *(owned(a) for a in arrays if a is not None)]
 
 
 def unpack_answer(frames: Sequence[Any], width: int) -> Answer:
-    """What a shard says; anything else is a BadMessageError."""
+    """Return the answer of a shard, or raise BadMessageError."""
     if len(frames) < 2 or len(memoryview(frames[0]).cast("B")) != _ANSWER.size or len(frames[1]) > MAX_ERROR:
-        raise BadMessageError("malformed", "no answer of a shard")
-    protocol, flags, number, version, cut = _ANSWER.unpack(frames[0])
+        raise BadMessageError("malformed", "not an answer of a shard")
+    protocol, flags, number, version, checkpoint = _ANSWER.unpack(frames[0])
     if protocol != PROTOCOL:
         raise _other_protocol(protocol)
     if flags >> len(_HAS) or len(frames) - 2 != flags.bit_count():
         raise BadMessageError("malformed", f"{len(frames) - 2} arrays in an answer, with flags {flags:#x}")
-    answer = Answer(version=version, cut=cut, number=number)
+    answer = Answer(version=version, checkpoint=checkpoint, number=number)
     rest = iter(frames[2:])
     try:
         answer.error = bytes(frames[1]).decode()
@@ -217,7 +221,7 @@ def unpack_answer(frames: Sequence[Any], width: int) -> Answer:
 
 
 def limit(socket: zmq.Socket[bytes]) -> None:
-    """Bounds what the other end of a connection can make this one keep."""
+    """Limit the memory that the other end of a connection can occupy here."""
     socket.linger = 0
     socket.maxmsgsize = MAX_FRAME
     socket.rcvhwm = MAX_WAITING
@@ -226,17 +230,17 @@ def limit(socket: zmq.Socket[bytes]) -> None:
 
 
 def check_size(frames: Sequence[Any], answer: int = 0) -> None:
-    """Refuses to send what nobody would take, or ask for an answer of so many bytes."""
+    """Refuse to send a frame, or to request an answer, that is larger than the receiver accepts."""
     largest = max(answer, *map(len, frames))
     if largest > MAX_FRAME:
         raise ClusterError(
-            f"a message of {largest:,} bytes, where {MAX_FRAME:,} is the most",
-            "use more shards, a smaller data.batch_size, or in mode geo a smaller mode.k_steps",
+            f"a message of {largest:,} bytes exceeds the limit of {MAX_FRAME:,}",
+            "use more shards, a smaller data.batch_size or, in mode geo, a smaller mode.k_steps",
         )
 
 
 class Dropped:
-    """Messages that were not for us: counted by kind, told now and then."""
+    """Count dropped messages by kind and log them now and then."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self.counts: Counter[str] = Counter()
@@ -252,12 +256,12 @@ class Dropped:
 
 
 class Server:
-    """A shard's end: a thread that takes message after message and sends the answers that are due."""
+    """The server of a shard: one thread that handles messages in order and sends the answers that are due."""
 
     def __init__(
         self,
         handle: Callable[[int, Piece], Answers],
-        who: Callable[[], Identity],
+        who: Callable[[], PeerIdentity],
         width: int,
         binds: Sequence[str],
         *,
@@ -266,11 +270,11 @@ class Server:
     ) -> None:
         self._handle, self._who, self._width, self._floats = handle, who, width, floats
         self.lock = threading.RLock()
-        """Held while a message is handled; whoever else changes the shard holds it too."""
+        """Held while a message is handled. Hold it for any other change of the shard."""
         self._context = zmq.Context(1)
         self._socket = self._context.socket(zmq.ROUTER)
         limit(self._socket)
-        self._socket.rcvtimeo = 100  # ms, then it looks whether it is to stop
+        self._socket.rcvtimeo = 100  # ms between two checks of the stop flag
         self.endpoints = [self._bind(address) for address in binds]
         self._routes: dict[int, bytes] = {}  # of each peer
         self.failure: BaseException | None = None
@@ -310,7 +314,7 @@ class Server:
         try:
             header, mine = unpack_header(parts), self._who()
             check_origin(mine, header.who)
-            if header.epoch != mine.epoch:
+            if header.generation != mine.generation:
                 self._send(route, Answer(error=STALE, number=header.number))
                 return
             piece, _, peer = unpack_request(parts, self._width, self._floats)
@@ -338,7 +342,7 @@ class Server:
 
 
 def _sender(frames: Sequence[zmq.Frame]) -> str:
-    """The address that a message came from, as far as it is known."""
+    """Return the address of the sender of a message; empty if unknown."""
     for frame in frames:
         with suppress(zmq.ZMQError, UnicodeDecodeError):
             return str(frame.get("Peer-Address"))
@@ -346,14 +350,14 @@ def _sender(frames: Sequence[zmq.Frame]) -> str:
 
 
 def widen(socket: zmq.Socket[bytes], address: str) -> None:
-    """A message between two processes of a host passes in few pieces; TCP finds its own buffer sizes."""
+    """Enlarge the buffers of a Unix socket, so that a message passes in few pieces. TCP adapts its own."""
     if address.startswith("ipc:"):
         socket.sndbuf = socket.rcvbuf = IPC_BUFFER
 
 
-def check_origin(mine: Identity, theirs: Identity) -> None:
-    """Refuses what is not of this run and schema."""
+def check_origin(mine: PeerIdentity, theirs: PeerIdentity) -> None:
+    """Raise BadMessageError for a message of another run or schema."""
     if not hmac.compare_digest(mine.run, theirs.run):
-        raise BadMessageError("of another run", "it belongs to another run")
+        raise BadMessageError("of another run", "the message belongs to another run")
     if theirs.schema != mine.schema:
-        raise BadMessageError("of another schema", "its sender reads data of another schema")
+        raise BadMessageError("of another schema", "the sender has another schema")

@@ -1,66 +1,86 @@
-"""A worker: a mode over its share of the files, with what the driver wants to know and to have done meanwhile."""
+"""A worker: train its share of the files in a mode, and answer the driver meanwhile."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import torch
-import zmq
 
-from clickfleet import modes, scoring
-from clickfleet.cluster.base import last_batches, metrics_of, pack_buffers
-from clickfleet.cluster.examined import Examined, files_to_score
-from clickfleet.cluster.process import Stopwatch
-from clickfleet.cluster.remote import AbandonedError, Remote
-from clickfleet.cluster.streams import ROUNDS, Assignment, Stream, Streams, links_of
-from clickfleet.cluster.wire import Identity
-from clickfleet.config import Config
-from clickfleet.errors import ClusterError
-from clickfleet.exchange import Kind, Link, Request, Spread
-from clickfleet.job import PHASES, Job, Source
-from clickfleet.learner import Learner
-from clickfleet.opening import open_source
-from clickfleet.reader import Reader
-from clickfleet.schema import Schema
-from clickfleet.share import Share
-from clickfleet.step import NotFiniteError
+from clickfleet.cluster.assignments import AssignedStream, AssignedStreams, Assignment, links_of
+from clickfleet.cluster.process import ProcessFacts, Stopwatch, describe_process, keep_memory, log, log_to, read_log
+from clickfleet.cluster.shard_client import AbandonedError, ShardClient, ShardTable
+from clickfleet.cluster.start_state import adopt_buffers, last_batches, pack_buffers
+from clickfleet.cluster.status import WorkerStatus
+from clickfleet.cluster.wire import PeerIdentity
+from clickfleet.config.load import Config
+from clickfleet.data.dataset import Source, for_scoring, open_source
+from clickfleet.data.reader import Reader
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ClusterError, MissingError
+from clickfleet.store.table import Table
+from clickfleet.training import modes, predict
+from clickfleet.training.learner import Learner
+from clickfleet.training.loop import WorkerJob
+from clickfleet.training.metrics import State, make_metrics
+from clickfleet.training.monitor import PHASES
+from clickfleet.training.sharding import Kind, Link, Request, Spread
+from clickfleet.training.step import NotFiniteError
+
+try:
+    import zmq
+except ModuleNotFoundError:
+    raise MissingError("pyzmq", "cluster") from None
+
+
+class WorkerCheckpoint(TypedDict):
+    """The part of a worker in a checkpoint: what it had trained at that moment."""
+
+    position: dict[str, Mapping[str, object] | None]
+    """The position of each of its streams; None at its end."""
+    steps: int
+    rows: int
+    metrics: State
+    keep: dict[str, bytes]
+    """Files of the mode."""
+    buffers: bytes
+    """The buffers of the network, from worker 0 only."""
 
 
 class Worker:
-    """Runs in a process of its own; the driver calls it from other threads while it trains."""
+    """The state of a worker process. The driver calls it from other threads while it trains."""
 
-    def __init__(self, config: Config, schema: dict[str, Any], index: int, workers: int) -> None:
+    def __init__(self, config: Config, schema: Mapping[str, object], index: int, workers: int) -> None:
         self.config, self.index, self.workers = config, index, workers
         self.schema = Schema.from_dict(schema, "the driver")
         torch.set_num_threads(1)
         torch.manual_seed(config.train.seed + index)
         self.learner = self._fresh_learner()
         self.spread = Spread(config.cluster.shards, 1 + self.learner.table.factors, len(self.learner.flat.values))
-        self.trainers = config.cluster.threads
-        self.metrics = metrics_of(self.config, self.schema)
-        self.job: Share | None = None
-        self.links: list[Remote] = []
+        self.trainers, self.needs = config.cluster.threads, modes.needs(config)
+        self.metrics = make_metrics(self.config, self.schema)
+        self.job: WorkerJob | None = None
+        self.links: list[ShardClient] = []
         self.context: zmq.Context[Any] | None = None
-        self.who = Identity(0, b"", -1)
+        self.who = PeerIdentity(0, b"", -1)
         self.endpoints: list[list[str]] = []
         self._wanted = self._taken = 0
-        self._reports: dict[int, dict[str, Any]] = {}
+        self._reports: dict[int, WorkerCheckpoint] = {}
         self._change = threading.Condition()
         self._training = self._held = False
         self._given_up = -1
-        """The last epoch of the run of which nothing is wanted any more."""
-        self._ended: dict[str, Any] | None = None
-        self._carried: dict[str, Any] = {}
+        """The last generation that was abandoned."""
+        self._ended: dict[str, Mapping[str, object] | None] | None = None
+        self._carried: dict[str, object] = {}
         self._counted = (0, 0, 0)
-        """Batches handed out, rows and batches trained on before this epoch."""
+        """Batches handed out, rows trained and batches trained before this epoch."""
         self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
-        """CPU of training: of the whole process, and of its trainers in the epochs before this one."""
+        """CPU time of training: of the process, and of its trainers in earlier epochs."""
 
     def _fresh_learner(self) -> Learner:
         table = replace(self.config.table, memory_limit=None, snapshot_reserve=None)
@@ -69,31 +89,34 @@ class Worker:
     def connect(
         self, endpoints: Sequence[Sequence[str]], who: tuple[int, bytes, int], learned: Sequence[int] = ()
     ) -> None:
-        """Talks to these shards from now on, as part of that epoch of the run; what was before is forgotten.
+        """Connect to these shards as part of a generation of the run, and forget the generation before.
 
-        In the place of a lost worker: the shards have `learned` so many batches of each of its links.
+        `learned` is for the replacement of a failed worker: how many batches of each link the shards have applied.
         """
-        self.abandon(self.who.epoch)
+        self.abandon(self.who.generation)
         with self._change:
             if not self._change.wait_for(lambda: not self._training, timeout=60):
-                raise ClusterError(f"worker {self.index} does not stop training")
+                raise ClusterError(f"worker {self.index} has not stopped training in time")
             for link in self.links:
                 link.close()
-            settings = self.config.mode.settings
-            self.context = self.context or zmq.Context(int(settings.get("io_threads", 1)))
-            self.endpoints, self.who = [list(each) for each in endpoints], Identity(*who)
+            self.context = self.context or zmq.Context(1)
+            self.endpoints, self.who = [list(each) for each in endpoints], PeerIdentity(*who)
             self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
             self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
-            self.metrics, self.learner, self._carried = metrics_of(self.config, self.schema), self._fresh_learner(), {}
+            self.metrics, self.learner, self._carried = (
+                make_metrics(self.config, self.schema),
+                self._fresh_learner(),
+                {},
+            )
             links = links_of(self.config)
             known = [*learned, *[0] * (links - len(learned))]
             self.links = [self._link(self.index * links + i, known[i]) for i in range(links)]
             self._counted = (sum(known), sum(known) * self.config.data.batch_rows, sum(known))
 
-    def _link(self, peer: int, learned: int = 0) -> Remote:
-        return Remote(
+    def _link(self, peer: int, learned: int = 0) -> ShardClient:
+        return ShardClient(
             self.endpoints,
             self.spread,
             self.who,
@@ -104,25 +127,23 @@ class Worker:
             learned=learned,
         )
 
-    def train(self, task: Assignment) -> dict[str, Any]:
-        """Trains on the streams of an assignment to their ends."""
+    def train(self, task: Assignment) -> WorkerStatus:
+        """Train the streams of an assignment to their ends."""
         with self._change:
             self._training = True
             self._ended = None
             self._trained.start()
         try:
-            source = Streams(
+            source = AssignedStreams(
                 self.schema, task.epoch, {s.number: self._reader(s, task) for s in task.streams}, task.skip
             )
             self._by_phase = self._phases()
             if self.job is not None:
                 self._counted = (self.job.steps, self.job.rows, self.job.trained)
-            self.job = job = Share(
+            self.job = job = WorkerJob(
                 self.learner,
                 cast(Source, source),
                 self.metrics,
-                self._attend,
-                lambda job: None,
                 links=cast(list[Link], self.links),
                 worker=self.index,
                 workers=self.workers,
@@ -134,60 +155,66 @@ class Worker:
             job.saved, job.carried = task.saved, self._carried
             for trainer in job.trainers:
                 trainer.step.score_first = task.score_first and trainer.step.is_noisy()
-            rounds = self.config.mode.name in ROUNDS
-            job.stop_when = (lambda: self._abandoned) if rounds else (lambda: self._abandoned or self._asked() > 0)
+            marks = self.needs.marks_checkpoints
+            job.stop_when = (lambda: self._abandoned) if marks else (lambda: self._abandoned or self._asked() > 0)
             self.learner.model.train()
+            train = modes.load(self.config)
             try:
-                modes.load(self.config)(job)
+                for stretch in self._stretches(job):
+                    train(stretch)
             except NotFiniteError as problem:
                 raise ClusterError(
-                    f"worker {self.index}, step {job.steps}: {problem}, nothing of that batch was learned",
-                    "check the dense columns and weights, lower dense.lr or set dense.clip_norm, and go on with --resume",
+                    f"worker {self.index}, step {job.steps}: {problem}; nothing of that batch was applied",
+                    "check the dense columns and weights, lower dense.lr or set dense.clip_norm, and resume with --resume",
                 ) from None
             finally:
                 job.close()
                 self._trained.stop()
-            with self._change:  # from here on, `cut` sees that nobody else will mark
+            with self._change:  # from here on, `checkpoint` must mark by itself
                 self._ended, self._training = source.state(), False
-                if cut := self._asked():
-                    self._mark(cut, self._ended)
+                if number := self._asked():
+                    self._mark(number, self._ended)
             return self.progress()
         finally:
             with self._change:
                 self._training = False
                 self._change.notify_all()
 
-    def _reader(self, stream: Stream, task: Assignment) -> Reader:
+    def _reader(self, stream: AssignedStream, task: Assignment) -> Reader:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
         reader = open_source(task.reading or self.config, list(stream.files), self.schema, labels=True, folder=folder)
         assert isinstance(reader, Reader)
-        reader.whole = task.reading is None  # a pass may be a few lines
-        reader.epoch = task.epoch if task.reading is None else 0  # a pass has a seed of its own
+        reader.whole = task.reading is None  # a pass may have only a few lines
+        reader.epoch = task.epoch if task.reading is None else 0  # each pass has its own seed
         if stream.state is not None:
             reader.restore(stream.state)
         return reader
 
-    def _attend(self, job: Job) -> bool:
-        if self._abandoned:
-            raise AbandonedError
-        if self.config.mode.name not in ROUNDS and (cut := self._asked()):
-            self._mark(cut, job.position())
-        return not job.epoch_ended
+    def _stretches(self, job: WorkerJob) -> Iterator[WorkerJob]:
+        """Yield the job until its streams end. Between two stretches, take part in the checkpoint that is asked for."""
+        while True:
+            if self._abandoned:
+                raise AbandonedError
+            if not self.needs.marks_checkpoints and (number := self._asked()):
+                self._mark(number, job.position())
+            if job.epoch_ended:
+                return
+            yield job
 
     def _asked(self) -> int:
-        """The cut that is wanted and not taken yet."""
+        """Return the number of the requested checkpoint; 0 if none is requested or it is taken already."""
         return self._wanted if self._wanted > self._taken else 0
 
-    def _mark(self, cut: int, position: dict[str, Any]) -> None:
+    def _mark(self, number: int, position: dict[str, Mapping[str, object] | None]) -> None:
         assert self.job is not None
-        self.job.before_cut()
-        for ticket in [link.ask(Request(Kind.MARK, cut=cut)) for link in self.links]:
+        self.job.before_checkpoint()
+        for ticket in [link.ask(Request(Kind.MARK, checkpoint=number)) for link in self.links]:
             ticket.wait()
-        self._took(cut, position)
+        self._took(number, position)
 
-    def _took(self, cut: int, position: dict[str, Any]) -> None:
+    def _took(self, number: int, position: dict[str, Mapping[str, object] | None]) -> None:
         assert self.job is not None
-        report = {
+        report: WorkerCheckpoint = {
             "position": position,
             "steps": self.job.trained,
             "rows": self.job.rows,
@@ -196,8 +223,8 @@ class Worker:
             "buffers": pack_buffers(self.learner) if self.index == 0 else b"",
         }
         with self._change:
-            self._reports = {cut: report}
-            self._taken = max(self._taken, cut)
+            self._reports = {number: report}
+            self._taken = max(self._taken, number)
             self._change.notify_all()
             if self._training and self._held:
                 self._change.wait_for(lambda: not self._held or self._abandoned)
@@ -205,42 +232,42 @@ class Worker:
                     trainer.clock.start()
 
     def release(self) -> None:
-        """Lets a worker that stands still after a cut go on."""
+        """Let a worker that paused after a checkpoint continue."""
         with self._change:
             self._held = False
             self._change.notify_all()
 
-    def cut(self, number: int, hold: bool = False) -> dict[str, Any]:
-        """Takes part in a cut, and stands still after it if wanted; what the worker had trained on at that instant."""
+    def checkpoint(self, number: int, hold: bool = False) -> WorkerCheckpoint:
+        """Take part in a checkpoint, and pause after it if `hold`. Return what the worker had trained at that moment."""
         with self._change:
-            epoch = self.who.epoch
+            generation = self.who.generation
             self._held = hold
             self._wanted = number
             if not self._training and self._ended is not None and self._asked():
                 self._mark(number, self._ended)
-            self._change.wait_for(lambda: number in self._reports or self._given_up >= epoch)
-            if self._given_up >= epoch:
+            self._change.wait_for(lambda: number in self._reports or self._given_up >= generation)
+            if self._given_up >= generation:
                 raise AbandonedError
             return self._reports[number]
 
     def move(self, shard: int, addresses: Sequence[str]) -> None:
-        """A shard was started again elsewhere, and the run goes on with it."""
+        """Use a new address for a shard that was restarted."""
         self.endpoints[shard] = list(addresses)
         for link in self.links:
             link.move(shard, addresses)
 
     @property
     def _abandoned(self) -> bool:
-        return self._given_up >= self.who.epoch
+        return self._given_up >= self.who.generation
 
-    def abandon(self, epoch: int) -> None:
-        """Stops what is under way of an epoch of the run, as it goes on from an older state in the next."""
-        self._given_up = max(self._given_up, epoch)  # not under the lock: its holder may wait for a lost shard
+    def abandon(self, generation: int) -> None:
+        """Stop the work of a generation, because the run continues from an older state in the next one."""
+        self._given_up = max(self._given_up, generation)  # without the lock: its holder may wait for a failed shard
         with self._change:
             self._change.notify_all()
 
-    def progress(self) -> dict[str, Any]:
-        """How far the worker is, and whether it moves."""
+    def progress(self) -> WorkerStatus:
+        """Return how far the worker has come and how long it has been idle."""
         job = self.job
         if job is None:
             return {"rows": 0, "steps": 0, "training": self._training, "idle_s": 0.0}
@@ -271,12 +298,12 @@ class Worker:
         }
 
     def _phases(self) -> dict[str, float]:
-        """CPU seconds of the trainers in each phase of their steps."""
+        """Return the CPU seconds of the trainers in each phase of their steps."""
         clocks = [trainer.clock for trainer in self.job.trainers] if self.job is not None else []
         return {phase: spent + sum(c.cpu_seconds[phase] for c in clocks) for phase, spent in self._by_phase.items()}
 
     def _latencies(self) -> dict[str, list[float]]:
-        """Milliseconds until the shards had answered: median and 99th percentile of pulls and of pushes."""
+        """Return the latency of the shards in milliseconds: median and 99th percentile of pulls and of pushes."""
         found = [sample for link in self.links for sample in list(link.latencies)]
         out = {}
         for name, pushed in (("pull", False), ("push", True)):
@@ -284,26 +311,112 @@ class Worker:
             out[name] = [float(np.percentile(times, q)) for q in (50, 99)] if times else []
         return out
 
-    def measure(
-        self, files: Sequence[str], buffers: bytes = b"", reading: Config | None = None
-    ) -> tuple[dict[str, Any], int]:
-        """The metrics of the shards' model on files: what a worker found in its share of them, and its bad lines."""
+    def measure(self, files: Sequence[str], buffers: bytes = b"", reading: Config | None = None) -> tuple[State, int]:
+        """Return the metrics of the shards' model on the worker's share of files, and the number of bad lines."""
         with self._examined(buffers) as learner:
             if not files:
-                return scoring.measure(learner, ()).state(), 0
+                return predict.measure(learner, ()).state(), 0
             source = files_to_score(reading or self.config, self.schema, files)
-            return scoring.measure(learner, source).state(), source.counters.bad_lines
+            return predict.measure(learner, source).state(), source.counters.bad_lines
 
     def score(self, files: Sequence[str], buffers: bytes = b"") -> tuple[list[np.ndarray[Any, Any]], int]:
-        """The scores of every row of each file, in order, and how many lines were bad."""
+        """Return the scores of each file, in order, and the number of bad lines."""
         with self._examined(buffers) as learner:
             out, bad = [], 0
             for file in files:
                 source = files_to_score(self.config, self.schema, [file], labels=False)
-                parts = [scores for _, scores in scoring.Scorer(learner)(source)]
+                parts = [scores for _, scores in predict.Scorer(learner)(source)]
                 out.append(np.concatenate([np.empty(0, np.float32), *parts]))
                 bad += source.counters.bad_lines
             return out, bad
 
-    def _examined(self, buffers: bytes) -> Examined:
-        return Examined(self.learner, self._link(1_000_000 + self.index), buffers)
+    def _examined(self, buffers: bytes) -> EvaluationPart:
+        return EvaluationPart(self.learner, self._link(1_000_000 + self.index), buffers)
+
+
+class WorkerActor:
+    """The Ray actor of a worker."""
+
+    def __init__(self, index: int, config: Config, schema: Mapping[str, object], logs: str) -> None:
+        log_to(logs, f"worker-{index}")
+        keep_memory()
+        self.worker = Worker(config, schema, index, config.cluster.workers)
+        log(f"worker {index} of {config.cluster.workers} with {config.cluster.threads} threads is ready")
+
+    def process(self) -> ProcessFacts:
+        return describe_process()
+
+    def connect(
+        self, endpoints: list[list[str]], who: tuple[int, bytes, int], buffers: bytes = b"", learned: Sequence[int] = ()
+    ) -> None:
+        self.worker.connect(endpoints, who, learned)
+        adopt_buffers(self.worker.learner, buffers)
+        log(f"connected to {len(endpoints)} shards, generation {who[2]}")
+
+    def train(self, task: Assignment) -> WorkerStatus:
+        files = sum(len(stream.files) for stream in task.streams)
+        log(f"epoch {task.epoch}: {len(task.streams)} streams, {files} files")
+        done = self.worker.train(task)
+        log(f"epoch {task.epoch} done: {done['rows']:,} rows, {done['steps']:,} steps")
+        return done
+
+    def checkpoint(self, number: int, hold: bool = False) -> WorkerCheckpoint:
+        return self.worker.checkpoint(number, hold)
+
+    def release(self) -> None:
+        self.worker.release()
+
+    def move(self, shard: int, addresses: list[str]) -> None:
+        log(f"shard {shard} is now at {addresses[0]}")
+        self.worker.move(shard, addresses)
+
+    def abandon(self, generation: int) -> None:
+        self.worker.abandon(generation)
+
+    def metrics(self) -> State:
+        return self.worker.metrics.state()
+
+    def read_log(self) -> str:
+        return read_log()
+
+    def reset_metrics(self) -> None:
+        self.worker.metrics.reset()
+
+    def status(self) -> WorkerStatus:
+        return self.worker.progress()
+
+    def measure(self, files: list[str], buffers: bytes, reading: Config | None = None) -> tuple[State, int]:
+        return self.worker.measure(files, buffers, reading)
+
+    def score(self, files: list[str], buffers: bytes) -> tuple[list[Any], int]:
+        return self.worker.score(files, buffers)
+
+    def buffers(self) -> bytes:
+        return pack_buffers(self.worker.learner)
+
+
+class EvaluationPart:
+    """Turn a learner into the shards' model for the length of a `with` block."""
+
+    def __init__(self, learner: Learner, link: ShardClient, buffers: bytes) -> None:
+        self._learner, self._link, self._buffers = learner, link, buffers
+
+    def __enter__(self) -> Learner:
+        learner = self._learner
+        self._table, self._values = learner.table, learner.flat.values.clone()
+        values = self._link.ask(Request(values=True)).wait().values
+        assert values is not None
+        learner.flat.values.copy_(torch.from_numpy(values))
+        adopt_buffers(learner, self._buffers)
+        learner.table = cast(Table, ShardTable(self._link, learner.table.factors))
+        return learner
+
+    def __exit__(self, *_: object) -> None:
+        self._learner.table = self._table
+        self._learner.flat.values.copy_(self._values)
+        self._link.close()
+
+
+def files_to_score(config: Config, schema: Schema, files: Sequence[str], labels: bool = True) -> Any:
+    """Return the source of files to evaluate or score, in their order."""
+    return open_source(for_scoring(config), list(files), schema, labels=labels)

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
-from clickfleet.layers import FieldVectors, by_fan_in, factor_std, tower, truncated
-from clickfleet.models import Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import FieldVectors, by_fan_in, factor_std, tower, truncated
+from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
 class AutoInt(Model):
-    """Fields attend to each other, layer upon layer; beside it, where `hidden` is given, an MLP (arXiv:1810.11921).
+    """Layers of self-attention over the fields, beside an MLP if `hidden` is not empty (arXiv:1810.11921).
 
     H⁰ = the field vectors, dense ones as x_i·A_i; for each head α = softmax(Q Kᵀ), H^{l+1} = ReLU([α V…] + R H^l);
     logit = v·H^L + c + MLP([e, x])
@@ -25,20 +25,20 @@ class AutoInt(Model):
         layers: int = 3
         """Attention layers."""
         heads: int = 2
-        """Ways of attending, side by side, in each layer."""
+        """Attention heads per layer."""
         width: int = 32
-        """Width of a field after each layer, all heads together."""
+        """Width of a field after each layer, over all heads."""
         hidden: tuple[int, ...] = (400, 400)
         """Widths of the MLP, input side first; empty for attention alone."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         if config.width % config.heads:
             raise ConfigError(
-                f"model.width {config.width} is not a multiple of model.heads {config.heads}",
-                "choose a width that the heads can share",
+                f"model.width ({config.width}) must be a multiple of model.heads ({config.heads})",
+                "change the width or the number of heads",
             )
         self.heads = config.heads
         self.fields = FieldVectors(shape.dense, shape.factors, truncated(factor_std(shape.dim)))

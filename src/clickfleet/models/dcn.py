@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clickfleet.layers import by_fan_in, factor_std, normal, side_by_side, tower, truncated
-from clickfleet.losses import l2
-from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import by_fan_in, factor_std, normal, side_by_side, tower, truncated
+from clickfleet.training.losses import l2
+from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
 class DCN(Model):
-    """Explicit crosses of growing degree beside an MLP (arXiv:1708.05123).
+    """Explicit feature crosses of growing degree beside an MLP (arXiv:1708.05123).
 
     x₀ = [e, x]; x_{l+1} = x₀·(x_l·w_l) + b_l + x_l; logit = v·[MLP(x₀), x_L] + c
     """
@@ -25,11 +25,11 @@ class DCN(Model):
         hidden: tuple[int, ...] = (512, 256, 128)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
         l2: float = 0.0
         """L2 on the cross weights."""
         paddlerec: bool = False
-        """One w and b for all layers, and the unscaled regulariser Σ_l Σ_batch Σ_k (x_lk·w_k)²; `l2` is not used."""
+        """One w and b for all layers, and the unscaled regulariser Σ_l Σ_batch Σ_k (x_lk·w_k)²; ignores `l2`."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
@@ -53,7 +53,7 @@ class DCN(Model):
 
     def extra_loss(self) -> Tensor | None:
         if self.config.paddlerec:
-            penalty, self.penalty = self.penalty, None  # a part of autograd's graph cannot be copied with the model
+            penalty, self.penalty = self.penalty, None  # a tensor with a graph cannot be copied with the model
             return penalty
         return l2([self.weights], self.config.l2) if self.config.l2 else None
 

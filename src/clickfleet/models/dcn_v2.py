@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
-from clickfleet.layers import DroppedTower, Tower, by_fan_in, side_by_side, tower
-from clickfleet.losses import l2
-from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import DroppedTower, Tower, by_fan_in, side_by_side, tower
+from clickfleet.training.losses import l2
+from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
 class DCNv2(Model):
-    """Crosses with a matrix per layer, of full or low rank (arXiv:2008.13535).
+    """Feature crosses with a matrix per layer, of full or low rank (arXiv:2008.13535).
 
-    x₀ = [e, x]; x_{l+1} = x₀ ∘ (W_l x_l + b_l) + x_l, W_l = U_l V_lᵀ where `rank` is given;
+    x₀ = [e, x]; x_{l+1} = x₀ ∘ (W_l x_l + b_l) + x_l, with W_l = U_l V_lᵀ if `rank` is set;
     parallel: logit = v·[MLP(x₀), x_L] + c; stacked: logit = MLP(x_L)
     """
 
@@ -27,23 +27,23 @@ class DCNv2(Model):
         layers: int = 3
         """Cross layers."""
         rank: int | None = None
-        """Rank of the cross matrices; full by default."""
+        """Rank of the cross matrices. Default: full rank."""
         structure: Literal["parallel", "stacked"] = "parallel"
-        """The MLP beside the crosses, or on top of them."""
+        """Whether the MLP is beside the crosses or on top of them."""
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
         experts: int | None = None
-        """With `paddlerec` and `rank`: the mixture of so many matrices per layer, 4 by default."""
+        """Experts per layer, with `paddlerec` and `rank`. Default: 4."""
         paddlerec: bool = False
-        """Dense values enter as A·x + c of width F·d; a low rank is a gated mixture of experts with tanh; dropout 0.5 after
-        every linear layer and every ReLU of the MLP, L2 of 1e-7 on its weights."""
+        """Dense values enter as A·x + c of width F·d. A low rank is a gated mixture of experts with tanh. Dropout 0.5 after
+        every linear layer and every ReLU of the MLP, and L2 of 1e-7 on its weights."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         if config.experts is not None and not (config.paddlerec and config.rank):
-            raise ConfigError("model.experts belongs to model.paddlerec with model.rank", "remove it, or set both")
+            raise ConfigError("model.experts needs model.paddlerec and model.rank", "remove it, or set both")
         self.original, self.stacked = config.paddlerec, config.structure == "stacked"
         n = (shape.slots + shape.dense) * shape.factors if self.original else shape.width
         self.dense_vectors: nn.Module | None = None
@@ -89,7 +89,7 @@ class DCNv2(Model):
 
 
 class NoVectors(nn.Module):
-    """The tensors of a linear layer without inputs: checkpoints hold them by name."""
+    """The empty tensors of a linear layer without inputs. Checkpoints hold them by name."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clickfleet.layers import DroppedTower, Pairs, Tower, Wide, factor_std, tower, truncated
-from clickfleet.losses import l2
-from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import DroppedTower, Pairs, Tower, Wide, factor_std, tower, truncated
+from clickfleet.training.losses import l2
+from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
 class DeepFEFM(Model):
-    """A symmetric matrix for every pair of fields, whose products also feed an MLP (arXiv:2009.09931).
+    """A symmetric matrix for every pair of fields; the products also feed an MLP (arXiv:2009.09931).
 
     z_ij = e_iᵀ (M_ij + M_ijᵀ) e_j for i < j; logit = Σ_j w_j + a·x + b + Σ z_ij + MLP([e, x, z]).
-    Dense columns take part in pairs where the schema also declares them as bucketed slots.
+    A dense column takes part in pairs if the schema also declares it as a bucketed slot.
     """
 
     original_rows = TableInit(SMALL, SMALL)
@@ -26,14 +26,14 @@ class DeepFEFM(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
         l2_matrices: float | None = None
-        """L2 on the matrices M; 1e-7 in the original, else none."""
+        """L2 on the matrices M. Default: none; 1e-7 with `paddlerec`."""
         l2_deep: float | None = None
-        """L2 on the weights of the MLP; 1e-7 in the original, else none."""
+        """L2 on the weights of the MLP. Default: none; 1e-7 with `paddlerec`."""
         paddlerec: bool = False
-        """Dropout 0.2 after every linear layer and every ReLU, the output too; the MLP sees a∘x for x and no bucketed
-        slots; no bias; L2 of 1e-6 on rows."""
+        """Dropout 0.2 after every linear layer, including the output, and every ReLU. The MLP sees a∘x instead of x and no
+        bucketed slots. No bias. L2 of 1e-6 on rows."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
@@ -73,7 +73,7 @@ class DeepFEFM(Model):
         if x.dense.shape[1]:
             parts.append(x.dense * self.wide.weight if self.original else x.dense)
         if len(self.pairs):
-            e = x.factors.transpose(0, 1)  # [S, B, d]: one product of matrices for all pairs
+            e = x.factors.transpose(0, 1)  # [S, B, d]: one batched matrix product for all pairs
             symmetric = self.matrices + self.matrices.transpose(1, 2)
             z = (torch.bmm(e[self.pairs.left], symmetric) * e[self.pairs.right]).sum(2).t()  # [B, pairs]
             first = first + z.sum(1)
@@ -81,7 +81,7 @@ class DeepFEFM(Model):
         return first + self.deep(*parts).squeeze(1)
 
     def _plain(self, slots: Tensor) -> Tensor | None:
-        """What the MLP and the first-order part see of the slots; None if that is nothing."""
+        """Return the slots that the MLP and the first-order part see; None if there are none."""
         if self.plain is None:
             return slots if slots.shape[1] else None
         return slots[:, self.plain] if self.plain else None

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.layers import FieldVectors, Wide, by_fan_in, factor_std, fm_pairs, tower, truncated
-from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import FieldVectors, Wide, by_fan_in, factor_std, fm_pairs, tower, truncated
+from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
 class DeepFM(Model):
@@ -22,9 +22,9 @@ class DeepFM(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
         paddlerec: bool = False
-        """Dense values become fields x_i·A_i of the pairs and the MLP; no bias; the original's initial values."""
+        """Dense values become fields x_i·A_i of the pairs and the MLP. No bias. The original's initial values."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
@@ -33,7 +33,7 @@ class DeepFM(Model):
         self.fields: FieldVectors | None = None
         width, start = shape.width, None
         if config.paddlerec:
-            self.wide.bias.requires_grad_(False)  # the original had one and never added it
+            self.wide.bias.requires_grad_(False)  # the original has a bias but never adds it
             self.fields = FieldVectors(shape.dense, shape.factors, small)
             width, start = (shape.slots + shape.dense) * shape.factors, by_fan_in(1.0)
         self.deep = tower(width, *config.hidden, 1, dropout=config.dropout, init=start)

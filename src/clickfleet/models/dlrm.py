@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from clickfleet.errors import ConfigError
-from clickfleet.layers import Pairs, by_fan_in, tower, truncated
-from clickfleet.models import Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import Pairs, by_fan_in, tower, truncated
+from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
 class DLRM(Model):
-    """Products of all pairs of slot vectors and an MLP of the dense values (arXiv:1906.00091).
+    """Products of all pairs of slot vectors and of an MLP over the dense values (arXiv:1906.00091).
 
     u = MLP_bottom(x) ∈ R^d; T = [e_1, …, e_S, u]; logit = MLP_top([u, ⟨T_i, T_j⟩ for i < j])
     """
@@ -23,17 +23,17 @@ class DLRM(Model):
     @dataclass(frozen=True)
     class Config(Model.Config):
         bottom: tuple[int, ...] = (512, 256, 64)
-        """Widths over the dense values; a last layer of width d follows."""
+        """Widths of the MLP over the dense values. A last layer of width d follows."""
         top: tuple[int, ...] = (512, 256)
-        """Widths over the products."""
+        """Widths of the MLP over the products."""
         paddlerec: bool = False
-        """ReLU and batch norm after every layer, the two output logits too, as the original had by accident."""
+        """ReLU and batch norm after every layer, including the two output logits: a defect of the original."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         if not shape.dense:
             raise ConfigError(
-                "model dlrm needs dense columns for its bottom MLP, and the schema has none", "try dcn_v2"
+                "model dlrm needs dense columns for its bottom MLP, but the schema has none", "use dcn_v2 instead"
             )
         self.pairs = Pairs(shape.slots + 1)
         original = config.paddlerec
@@ -52,6 +52,5 @@ class DLRM(Model):
             out = self.top(u, (t @ t.transpose(1, 2))[:, self.pairs.left, self.pairs.right])
         else:
             out = self.top(u)
-        # Softmax over two logits is the sigmoid of their difference, so the difference is the logit, and the
-        # cross-entropy over two classes is the log loss of it.
+        # Softmax over two logits is the sigmoid of their difference, so the difference is our logit.
         return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out.squeeze(1)

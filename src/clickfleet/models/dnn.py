@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.layers import by_fan_in, tower
-from clickfleet.models import Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import by_fan_in, tower
+from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
 class DNN(Model):
-    """logit = MLP([e, x]), the deep half of arXiv:1606.07792 alone."""
+    """logit = MLP([e, x]): the deep part of Wide & Deep alone (arXiv:1606.07792)."""
 
     original_rows = TableInit(embedx="uniform(-1,1)")
     original_epsilon = 0.0  # softmax cross-entropy
@@ -19,11 +19,11 @@ class DNN(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
         batch_norm: bool = False
-        """Normalises each hidden layer over the batch."""
+        """Normalise each hidden layer over the batch."""
         paddlerec: bool = False
-        """Two outputs and softmax, rows uniform in ±1, as the original had."""
+        """Two outputs with softmax; rows start uniform in ±1."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
@@ -35,6 +35,5 @@ class DNN(Model):
 
     def forward(self, x: Inputs) -> Tensor:
         out = self.deep(x.factors, x.dense)
-        # Softmax over two logits is the sigmoid of their difference, so the difference is the logit, and the
-        # cross-entropy over two classes is the log loss of it.
+        # Softmax over two logits is the sigmoid of their difference, so the difference is our logit.
         return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out.squeeze(1)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clickfleet.layers import FieldVectors, Wide, constant, factor_std, truncated
-from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import FieldVectors, Wide, constant, factor_std, truncated
+from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
 class FFM(Model):
-    """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f^(g), e_g^(f)⟩, a vector per field and partner (Juan, RecSys 2016).
+    """logit = Σ_j w_j + a·x + b + Σ_{f<g} ⟨e_f^(g), e_g^(f)⟩, with a vector per field and partner (Juan, RecSys 2016).
 
-    Fields are the slots, then the dense columns; a row holds one vector of width d for every field.
+    Fields are the slots, then the dense columns. A row holds one vector of width d for every field.
     """
 
     original_rows = TableInit(SMALL, SMALL)
@@ -21,7 +21,7 @@ class FFM(Model):
     @dataclass(frozen=True)
     class Config(Model.Config):
         paddlerec: bool = False
-        """Start a and A at 1.0 and first-order weights at random, as the original did."""
+        """Start a and A at 1.0 and first-order weights at random."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
@@ -36,6 +36,6 @@ class FFM(Model):
 
     def forward(self, x: Inputs) -> Tensor:
         e = torch.unflatten(self.fields(x.factors, x.dense), 2, (self.count, self.dim))  # [B, f, g, d]
-        own = torch.diagonal(e, dim1=1, dim2=2)  # e_f^(f), no pair
+        own = torch.diagonal(e, dim1=1, dim2=2)  # e_f^(f), which is not a pair
         both = (e * e.transpose(1, 2)).sum((1, 2, 3)) - own.square().sum((1, 2))  # each pair twice
         return self.wide(x.first, x.dense) + both / 2

@@ -7,15 +7,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
-from clickfleet.layers import by_fan_in, side_by_side, tower
-from clickfleet.models import Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import by_fan_in, side_by_side, tower
+from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
 class FinalMLP(Model):
-    """Two MLPs that see the input through different gates, joined by a bilinear product (arXiv:2304.00902).
+    """Two MLPs that see the input through different gates, combined by a bilinear product (arXiv:2304.00902).
 
     x₀ = [e, x]; o_i = MLP_i(x₀ ∘ 2σ(gate_i)); logit = u·o₁ + v·o₂ + c + Σ_h o₁_hᵀ W_h o₂_h.
-    A gate is an MLP of the slots named for it, or of a learned vector where none is named.
+    A gate is an MLP over its slots, or over a learned vector if it has no slots.
     """
 
     rows = TableInit(embedx="normal(0.01)")
@@ -25,17 +25,17 @@ class FinalMLP(Model):
         hidden1: tuple[int, ...] = (400, 400, 400)
         """Widths of the first MLP, input side first."""
         hidden2: tuple[int, ...] = (400, 400)
-        """Widths of the second MLP; the last must suit `heads` too."""
+        """Widths of the second MLP. The last width of both must be a multiple of `heads`."""
         heads: int = 2
-        """Into how many pieces o₁ and o₂ are cut for the bilinear product."""
+        """Pieces into which o₁ and o₂ are split for the bilinear product."""
         gate_hidden: int = 64
-        """Width of the gates' hidden layer."""
+        """Width of the hidden layer of the gates."""
         gate1_slots: tuple[str, ...] = ()
-        """Slots whose vectors make the first gate."""
+        """Slots that control the first gate. Default: a learned vector."""
         gate2_slots: tuple[str, ...] = ()
-        """The same for the second."""
+        """Slots that control the second gate. Default: a learned vector."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
@@ -66,15 +66,15 @@ class FinalMLP(Model):
 
 
 class Gate(nn.Module):
-    """2σ(MLP(c)) over the input's width: 1 where the gate has no opinion."""
+    """2σ(MLP(c)) over the width of the input; 1 is a neutral gate."""
 
     def __init__(self, slots: tuple[str, ...], hidden: int, shape: Shape) -> None:
         super().__init__()
         for name in slots:
             if name not in shape.slot_names:
                 raise ConfigError(
-                    f"final_mlp: a gate names slot {name!r}, which the schema does not have",
-                    f"slots are: {', '.join(shape.slot_names)}",
+                    f"unknown slot {name!r} in a gate of final_mlp",
+                    f"the schema has {', '.join(shape.slot_names)}",
                 )
         self.slots = [shape.slot_names.index(name) for name in slots]
         width = len(slots) * shape.factors if slots else shape.factors

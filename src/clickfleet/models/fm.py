@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.layers import FieldVectors, Wide, constant, factor_std, fm_pairs, truncated
-from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import FieldVectors, Wide, constant, factor_std, fm_pairs, truncated
+from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
 class FM(Model):
@@ -17,7 +17,7 @@ class FM(Model):
     @dataclass(frozen=True)
     class Config(Model.Config):
         paddlerec: bool = False
-        """Start a and A at 1.0 and first-order weights at random, as the original did."""
+        """Start a and A at 1.0 and first-order weights at random."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

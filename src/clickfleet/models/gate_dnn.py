@@ -7,18 +7,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clickfleet.layers import by_fan_in, side_by_side
-from clickfleet.models import Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import by_fan_in, side_by_side
+from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
 class GateDNN(Model):
-    """An MLP whose slots and hidden layers pass through gates (arXiv:2007.03519).
+    """An MLP with gates on its slots and hidden layers (arXiv:2007.03519).
 
     e_j ← e_j·σ(g_j Σ_k e_jk); h ← ReLU(W h + b), h ← h ∘ tanh(G h + a); logit = v·h + c.
-    a starts at 1, so that gates start open; the original has none, and what passes two of its gates is near nothing.
+    a starts at 1, so that gates start open. The original has no a: after two of its gates little of the signal is left.
     """
 
-    rows = TableInit(embedx="normal(0.01)")  # a row of zeros stays behind a gate of zero
+    rows = TableInit(embedx="normal(0.01)")  # a row of zeros would keep its gate closed
     original_rows = TableInit(embedx="uniform(-1,1)")
 
     @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class GateDNN(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         embedding_gate: bool = True
-        """Scales the vector of each slot."""
+        """Scale the vector of each slot."""
         hidden_gate: bool = True
-        """Scales the values of each hidden layer."""
+        """Scale the values of each hidden layer."""
         paddlerec: bool = False
-        """The original's initial values, rows uniform in ±1."""
+        """The original's initial values; rows start uniform in ±1; hidden gates have no offset a."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

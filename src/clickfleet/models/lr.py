@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.layers import Wide
-from clickfleet.models import Inputs, Model, Shape
+from clickfleet.training.layers import Wide
+from clickfleet.training.network import Inputs, Model, Shape
 
 
 class LR(Model):

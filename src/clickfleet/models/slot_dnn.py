@@ -1,17 +1,17 @@
-"""The MLP of online learning over many multi-valued slots."""
+"""An MLP for online learning over many multi-valued slots."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.layers import by_fan_in, tower
-from clickfleet.models import Inputs, Model, Shape
+from clickfleet.training.layers import by_fan_in, tower
+from clickfleet.training.network import Inputs, Model, Shape
 
 
 class SlotDNN(Model):
-    """logit = MLP([w, e, x]): the tower sees each slot's whole row, the first-order weight too.
+    """logit = MLP([w, e, x]): the MLP sees the whole row of each slot, including the first-order weight.
 
-    The network of PaddleRec's streaming example, after the deep half of arXiv:1606.07792.
+    The network of PaddleRec's streaming example, after the deep part of arXiv:1606.07792.
     """
 
     @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class SlotDNN(Model):
         hidden: tuple[int, ...] = (512, 256, 128)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
         paddlerec: bool = False
-        """The logit is cut off at ±15, weights start as N(0.2/√fan_in)."""
+        """Clip the logit at ±15. Weights start as N(0, (0.2/√fan_in)²)."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

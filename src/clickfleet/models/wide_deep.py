@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.layers import Wide, by_fan_in, tower, truncated
-from clickfleet.models import Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import Wide, by_fan_in, tower, truncated
+from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
 class WideDeep(Model):
-    """logit = Σ_j w_j + a·x + b + MLP([e, x]): memory beside generalisation (arXiv:1606.07792)."""
+    """logit = Σ_j w_j + a·x + b + MLP([e, x]): memorisation beside generalisation (arXiv:1606.07792)."""
 
     original_rows = TableInit(embedx="uniform(-1,1)")
     has_wide = True
@@ -19,9 +19,9 @@ class WideDeep(Model):
         hidden: tuple[int, ...] = (400, 400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
         paddlerec: bool = False
-        """Leave the slots out of the wide part, as the original did."""
+        """Leave the slots out of the first-order part."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

@@ -6,9 +6,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from clickfleet.layers import FieldVectors, Wide, by_fan_in, constant, factor_std, tower, truncated
-from clickfleet.losses import l2
-from clickfleet.models import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.layers import FieldVectors, Wide, by_fan_in, constant, factor_std, tower, truncated
+from clickfleet.training.losses import l2
+from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
 class XDeepFM(Model):
@@ -24,15 +24,15 @@ class XDeepFM(Model):
     @dataclass(frozen=True)
     class Config(Model.Config):
         cin: tuple[int, ...] = (128, 32)
-        """Maps of each CIN layer."""
+        """Feature maps of each CIN layer."""
         hidden: tuple[int, ...] = (400, 400)
         """Widths of the MLP, input side first."""
         dropout: float = 0.0
-        """Share of the hidden values set to zero in training."""
+        """Fraction of hidden values set to zero during training."""
         l2: float | None = None
-        """L2 on CIN, CIN output and MLP weights; none by default, 1e-4 in the original."""
+        """L2 on the weights of CIN, CIN output and MLP. Default: none; 1e-4 with `paddlerec`."""
         paddlerec: bool = False
-        """Start a and A at 1.0 and first-order weights at random, with L2 1e-4, as the original did."""
+        """Start a and A at 1.0 and first-order weights at random; L2 of 1e-4."""
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)

@@ -1,4 +1,4 @@
-"""How old events are when they have been trained on, and when they can be served."""
+"""Measure the age of events when they are trained on and when they are published."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST = 1 << 16
-"""Different seconds that are told apart; beyond it, time is counted more coarsely."""
+"""Largest number of distinct seconds; beyond it, times are rounded more coarsely."""
 
 
 class Freshness:
-    """Counts events by the second they happened in, until a publication carries them.
+    """Counts events by the second they happened in, until they are published.
 
     >>> now = 1000.0
     >>> fresh = Freshness(clock=lambda: now)
@@ -30,10 +30,10 @@ class Freshness:
         self._ages: Counter[int] = Counter()
         self._unit = 1
         self.newest_s: int | None = None
-        """The newest event of all."""
+        """Time of the newest event."""
 
     def trained(self, times: NDArray[np.int64], rows: int | None = None) -> None:
-        """Events of these times were trained on now; with `rows`, so many, spread evenly over the times."""
+        """Record that events of these times were trained on now. With `rows`, spread that many events evenly over the times."""
         now = self.clock()
         if len(times):
             self.newest_s = max(self.newest_s or 0, int(times.max()))
@@ -50,7 +50,7 @@ class Freshness:
             self._happened = coarse
 
     def published(self) -> dict[str, float]:
-        """Quantiles in seconds over all events since the last publication, which they now are part of."""
+        """Record a publication. Return quantiles of the ages, in seconds, of all events since the last one."""
         now = self.clock()
         waited = Counter({max(0.0, now - second): count for second, count in self._happened.items()})
         found = {
@@ -65,7 +65,7 @@ class Freshness:
 
 
 def quantile(counts: Counter[Any], share: float) -> float:
-    """The smallest value that at least that share of the events do not exceed."""
+    """Return the smallest value that at least a fraction `share` of the events do not exceed."""
     wanted, seen = share * sum(counts.values()), 0.0
     for value in sorted(counts):
         seen += counts[value]

@@ -1,4 +1,4 @@
-"""A pass: the part of a stream that is loaded, scored and trained on at once; passes make days."""
+"""Passes: the parts of a stream that are loaded, scored and trained on one after another. A day consists of passes."""
 
 from __future__ import annotations
 
@@ -7,38 +7,50 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
-from clickfleet import storage
+from clickfleet.config.plugins import Plugin
 from clickfleet.errors import ConfigError
-from clickfleet.sections import Plugin
+from clickfleet.store import atomic
 
-Position = dict[str, Any]
-"""Where a source goes on: plain values for JSON, at least `day` and `pass`."""
+Position = TypedDict(
+    "Position",
+    {
+        "day": int,
+        "pass": int,
+        "day_over": bool,
+        "offsets": dict[str, int],
+        "ranges": dict[str, list[int]],
+        "end_s": float,
+        "aside": list[list[Any]],
+    },
+    total=False,
+)
+"""Where a source resumes: `day` and `pass`. The other keys belong to a topic: its offsets by partition, and bad records."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Rows that belong together; `data` are files, or anything a Feed takes."""
+    """One pass; `data` holds files, or anything a Feed accepts."""
 
     day: int
     """YYYYMMDD."""
     number: int
-    """From 1, anew each day."""
+    """Starts at 1 each day."""
     data: Any
     last: bool = False
-    """It is known to be the last of its day."""
+    """Whether it is known to be the last of its day."""
     span_s: tuple[float, float] | None = None
-    """When its events happened, where rows do not say."""
-    position: Position = field(default_factory=dict)
-    """Where its source goes on after it."""
+    """First and last time of its events, for rows without times."""
+    position: Position = field(default_factory=Position)
+    """Where its source resumes after it."""
     sizes: tuple[int, ...] = ()
-    """Bytes of its files."""
+    """Sizes of its files in bytes."""
     bad_records: int = 0
-    """Records of a topic that became no rows when the files were written."""
+    """Records of a topic that were rejected when the files were written."""
 
     @property
     def name(self) -> str:
@@ -48,13 +60,13 @@ class Pass:
     def in_files(self) -> bool:
         return isinstance(self.data, tuple)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; data in memory are left out."""
+    def to_dict(self) -> dict[str, object]:
+        """Return plain values for JSON; data in memory is left out."""
         data = list(self.data) if self.in_files else None
         return {**vars(self), "data": data, "span_s": self.span_s and list(self.span_s)}
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Pass:
+    def from_dict(cls, saved: Mapping[str, Any]) -> Pass:
         span = saved["span_s"]
         return cls(
             **{
@@ -67,43 +79,43 @@ class Pass:
 
 
 class StopWaitingError(Exception):
-    """The run ends: whatever was awaited is not wanted any more."""
+    """Raised when the run ends while a source waits."""
 
 
 class Patience:
-    """How a source waits for what is not there yet: it says for what, once in a while, and can be called off."""
+    """Waits for data on behalf of a source. Logs what it waits for now and then, and can be cancelled."""
 
     def __init__(self, say: Callable[[str], None], every_s: float, remind_s: float = 600.0) -> None:
         self._say, self.every_s, self.remind_s = say, every_s, remind_s
-        self._called_off = threading.Event()
+        self._cancelled = threading.Event()
         self._for, self._waits = "", 0
 
     def wait(self, what: str) -> None:
-        """Some time passes; raises StopWaitingError when the run ends."""
+        """Wait one polling interval. Raise StopWaitingError when the run ends."""
         again = self._for == what
         self._for, self._waits = what, self._waits + 1 if again else 0
         if not again or self._waits * self.every_s >= self.remind_s:
             self._waits = 0
             self._say(f"{'still ' if again else ''}waiting for {what}")
-        if self._called_off.wait(self.every_s):
+        if self._cancelled.wait(self.every_s):
             raise StopWaitingError
 
     def check(self) -> None:
-        """Raises StopWaitingError when the run ends."""
-        if self.called_off:
+        """Raise StopWaitingError when the run ends."""
+        if self.cancelled:
             raise StopWaitingError
 
-    def call_off(self) -> None:
-        self._called_off.set()
+    def cancel(self) -> None:
+        self._cancelled.set()
 
     @property
-    def called_off(self) -> bool:
-        return self._called_off.is_set()
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
 
 
 @dataclass(frozen=True)
 class LateFiles:
-    """Files that came or changed after the pass they belong to was read."""
+    """Files that arrived or changed after their pass was read."""
 
     day: int
     number: int
@@ -114,8 +126,8 @@ class LateFiles:
     @property
     def words(self) -> str:
         return (
-            f"{self.files:,} files ({self.bytes:,} bytes) of {self.folder} came or changed after {self.day} pass {self.number} "
-            "was read, and are not learned from"
+            f"{self.files:,} files ({self.bytes:,} bytes) of {self.folder} arrived or changed after {self.day} pass {self.number} "
+            "was read; they are not trained on"
         )
 
 
@@ -123,24 +135,24 @@ class PassSource(Protocol):
     """Where passes come from."""
 
     format: Plugin | None
-    """Of its files; None: data.format."""
+    """Format of its files; None: data.format."""
     backlog: int | None
-    """Records that wait in it, where that is known."""
+    """Number of records waiting in it, if known."""
 
     def after(self, position: Position | None, patience: Patience) -> Pass | None:
-        """The pass after a position (None: the first); waits for it; None when there will be no more."""
+        """Wait for the pass after a position (None: the first). Return None if there will be no more."""
 
     def again(self, planned: Pass, patience: Patience) -> Pass:
-        """The same pass as it was planned before a restart, its files there and as long as they were."""
+        """Return a pass that was planned before a restart, after checking that its files exist and have the same sizes."""
 
     def late_files(self, read: Sequence[Pass]) -> list[LateFiles]:
-        """What came or changed after passes were read, each once."""
+        """Return files that arrived or changed after their passes were read; each file once."""
 
     def close(self) -> None: ...
 
 
-class Plan:
-    """The passes a run has begun, in a file that is flushed before any is trained on: after a crash they are the same again."""
+class PassPlan:
+    """The passes that a run has begun, in a file that is flushed before a pass is trained on. After a crash, the passes are the same."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -148,7 +160,7 @@ class Plan:
         whole = 0
         if path.exists():
             for line in path.read_bytes().splitlines(keepends=True):
-                if not line.endswith(b"\n"):  # cut short by a crash
+                if not line.endswith(b"\n"):  # truncated by a crash
                     break
                 self._passes.append(Pass.from_dict(json.loads(line)))
                 whole += len(line)
@@ -156,7 +168,7 @@ class Plan:
                 out.truncate(whole)
 
     def after(self, position: Position | None) -> Pass | None:
-        """What was planned to follow, if anything was."""
+        """Return the planned pass after a position, if there is one."""
         begun = [(one.day, one.number) for one in self._passes]
         if position is None:
             return self._passes[0] if self._passes else None
@@ -165,34 +177,34 @@ class Plan:
         return self._passes[at] if at < len(begun) else None
 
     def places(self) -> list[tuple[int, int]]:
-        """Days and numbers of all passes, in order."""
+        """Return the days and numbers of all passes, in order."""
         return [(one.day, one.number) for one in self._passes]
 
     def rewind(self, place: tuple[int, int], skip: int = 0) -> None:
-        """Drops the passes from a day and number on, to be listed anew, but for those of a topic, whose records stay the same.
+        """Drop the passes from a day and number on, so that they are listed again. Passes of a topic stay: their records do not change.
 
-        The first `skip` of them stay, without data.
+        The first `skip` of them stay too, but without data.
         """
         at = sum(one < place for one in self.places())
         left_out = [replace(one, data=(), sizes=()) for one in self._passes[at : at + skip]]
         same = [one for one in self._passes[at + skip :] if "ranges" in one.position]
         kept = [*self._passes[:at], *left_out, *same]
         if kept != self._passes:
-            storage.replace(self.path, b"".join(map(_line, kept)))
+            atomic.write_file(self.path, b"".join(map(_line, kept)))
             self._passes = kept
 
     def last(self, count: int) -> list[Pass]:
-        """The newest ones."""
+        """Return the newest passes."""
         return self._passes[-count:]
 
     def add(self, planned: Pass) -> None:
-        """Writes a pass down; one of the same day and number, planned before, is replaced with all after it."""
+        """Add a pass to the plan. If one of the same day and number was planned before, drop it and all after it."""
         names = [(one.day, one.number) for one in self._passes]
         if (planned.day, planned.number) in names:
             kept = self._passes[: names.index((planned.day, planned.number))]
-            storage.replace(self.path, b"".join(map(_line, kept)))
+            atomic.write_file(self.path, b"".join(map(_line, kept)))
             self._passes = kept
-        with storage.plainly(self.path), self.path.open("ab", buffering=0) as out:
+        with atomic.write_errors(self.path), self.path.open("ab", buffering=0) as out:
             size, line = out.tell(), _line(planned)
             try:
                 if out.write(line) < len(line):
@@ -209,7 +221,7 @@ def _line(planned: Pass) -> bytes:
 
 
 def check_files(planned: Pass) -> list[str]:
-    """The files of a planned pass that are gone or have another length now."""
+    """Return the files of a planned pass that are missing or have another size."""
     return [
         path
         for path, size in zip(planned.data, planned.sizes, strict=True)
@@ -225,7 +237,7 @@ def _size(path: str) -> int:
 
 
 def parse_day(day: int, key: str) -> datetime.date:
-    """A day written as YYYYMMDD.
+    """Parse a day written as YYYYMMDD.
 
     >>> parse_day(20260228, "online.start_day") + datetime.timedelta(1)
     datetime.date(2026, 3, 1)
@@ -233,7 +245,7 @@ def parse_day(day: int, key: str) -> datetime.date:
     try:
         return datetime.datetime.strptime(f"{day:08d}", "%Y%m%d").date()
     except ValueError:
-        raise ConfigError(f"{key} is {day}, which is no day written as YYYYMMDD") from None
+        raise ConfigError(f"{key} is {day}, which is not a day written as YYYYMMDD") from None
 
 
 def number_of(day: datetime.date) -> int:

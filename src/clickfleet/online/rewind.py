@@ -1,7 +1,7 @@
-"""Back to before a bad pass: an earlier checkpoint becomes the newest one, and consumers get back what they had then.
+"""Rewind a run to before a bad pass: an earlier checkpoint becomes the newest, and consumers get the model of that time again.
 
-What is to be done is written into the run folder first, every step can be done twice, and a run that starts finishes what it finds
-there: a kill at any moment leaves a run that was rewound or one that will be.
+The plan is written into the run folder first, and every step can be repeated. The next start completes an interrupted rewind. So a
+kill at any moment leaves a run that was not rewound, was rewound, or will be at the next start.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from clickfleet import checkpoint, mirror, saving, storage
-from clickfleet.config import Config
+from clickfleet.config.load import Config
 from clickfleet.errors import CheckpointError, ConfigError
-from clickfleet.home import at_home
-from clickfleet.lock import Lock
-from clickfleet.online.passes import Plan, parse_day
-from clickfleet.online.repair import rollback
-from clickfleet.published import Log
+from clickfleet.online.passes import PassPlan, parse_day
+from clickfleet.store import atomic, checkpoint, mirror, run_folder
+from clickfleet.store.lock import Lock
+from clickfleet.store.published import Log
+from clickfleet.store.rollback import rollback
+from clickfleet.store.run_folder import at_home
 
 INTENT = "rewind.json"
 Place = tuple[int, int]
@@ -28,20 +27,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Stop:
-    """A kept checkpoint, and how far the stream had been learned then."""
+    """A kept checkpoint, and the position in the stream at that time."""
 
     step: int
     last: Place | None
-    """The newest pass that it has learned from, whole or in part."""
+    """Newest pass trained on, completely or in part."""
     first: Place | None
-    """The pass after it, where the run has begun one."""
+    """The pass after it, if the run has begun one."""
     sequence: int | None
-    """The newest published entry."""
+    """Sequence of the newest published entry."""
 
     def is_before(self, place: Place) -> bool:
         return self.last is None or self.last < place
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | int | None]:
         return {
             "checkpoint": f"step-{self.step:012d}",
             "learned_until": None if self.last is None else text(self.last),
@@ -55,23 +54,24 @@ def text(place: Place) -> str:
 
 
 def parse(given: str) -> Place:
-    """
+    """Parse DAY/PASS.
+
     >>> parse("20260102/3")
     (20260102, 3)
     """
     day, _, number = given.partition("/")
     if not (day.isdecimal() and number.isdecimal() and int(number) > 0):
-        raise ConfigError(f"--rewind {given} is no pass", "write DAY/PASS, such as 20260102/3, or list")
+        raise ConfigError(f"--rewind {given} is not a pass", "write DAY/PASS, such as 20260102/3, or list")
     parse_day(int(day), "--rewind")
     return int(day), int(number)
 
 
 def stops(folder: Path) -> list[Stop]:
-    """Where a run can be rewound to, oldest first."""
-    begun = Plan(folder / "passes.jsonl").places()
+    """Return the checkpoints that a run can be rewound to, oldest first."""
+    begun = PassPlan(folder / "passes.jsonl").places()
     found = []
     for step in checkpoint.steps(folder / "checkpoints"):
-        state = saving.read_state(folder / "checkpoints" / f"step-{step:012d}")
+        state = run_folder.read_state(folder / "checkpoints" / f"step-{step:012d}")
         if "online" not in state:
             raise ConfigError(f"{folder} holds a run of `train`", "only a stream has passes to rewind")
         course, head = state["online"], state["published"]["head"]
@@ -85,12 +85,12 @@ def stops(folder: Path) -> list[Stop]:
 
 
 def listed(config: Config) -> list[Stop]:
-    """Where the run of a configuration can be rewound to."""
+    """Return the checkpoints that the run of a configuration can be rewound to."""
     return stops(_folder(config))
 
 
-def rewind(config: Config, place: Place, skip: int, say: Say) -> dict[str, Any]:
-    """Takes a run back to before a pass; the first `skip` passes from there on will be left out."""
+def rewind(config: Config, place: Place, skip: int, say: Say) -> dict[str, str | int | None]:
+    """Rewind a run to before a pass. The first `skip` passes from there on will be left out."""
     with at_home(_folder(config)) as (folder, _):
         complete(folder, say)
         known = stops(folder)
@@ -100,48 +100,49 @@ def rewind(config: Config, place: Place, skip: int, say: Say) -> dict[str, Any]:
             raise CheckpointError(
                 f"no checkpoint from before {text(place)} is kept: the run can be rewound to passes after "
                 f"{text(known[0].last or (0, 0))}{earliest}",
-                "run.keep says how many checkpoints are kept",
+                "run.keep sets the number of checkpoints to keep",
             )
         stop = found[-1]
         _check_skipped(folder, place, skip)
         checkpoint.verify(folder / "checkpoints" / f"step-{stop.step:012d}")
         facts = {"place": list(place), "skip": skip, "step": stop.step, "sequence": stop.sequence}
-        storage.replace(folder / INTENT, storage.sealed(facts))
+        atomic.write_file(folder / INTENT, atomic.seal(facts))
         return {**stop.to_dict(), **complete(folder, say), "skipped": skip}
 
 
 def _folder(config: Config) -> Path:
     if mirror.url_of(config.run.dir) is not None:
         raise ConfigError(
-            "a run at a URL cannot be rewound there: only its newest checkpoint is fetched",
-            "copy the folder to this machine, rewind it there and copy it back",
+            "cannot rewind a run at a URL: only its newest checkpoint is downloaded",
+            "copy the folder to this machine, rewind it and copy it back",
         )
     folder = Path(config.run.dir)
     if not (folder / "checkpoints").is_dir():
-        raise CheckpointError(f"{folder} is no run folder with checkpoints in it")
+        raise CheckpointError(f"{folder} is not a run folder with checkpoints")
     return folder
 
 
 def _check_skipped(folder: Path, place: Place, skip: int) -> None:
-    planned = [one for one in Plan(folder / "passes.jsonl").places() if one >= place]
+    planned = [one for one in PassPlan(folder / "passes.jsonl").places() if one >= place]
     if skip and (skip > len(planned) or planned[0] != place):
         raise ConfigError(
-            f"--skip {skip}: the run has begun {len(planned)} passes from {text(place)} on", "only those can be skipped"
+            f"--skip {skip}: the run has begun only {len(planned)} passes from {text(place)} on",
+            "skip at most those",
         )
 
 
-def complete(folder: Path, say: Say) -> dict[str, Any]:
-    """Finishes a rewind that was begun, if one was."""
+def complete(folder: Path, say: Say) -> dict[str, str | None]:
+    """Complete a rewind that was begun, if there is one."""
     path = folder / INTENT
     try:
-        facts = storage.unsealed(path.read_bytes())
+        facts = atomic.unseal(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is broken: {error}", "remove it and rewind again") from error
+        raise CheckpointError(f"{path} is damaged: {error}", "remove it and rewind again") from error
     place, step = (int(facts["place"][0]), int(facts["place"][1])), int(facts["step"])
     checkpoints = folder / "checkpoints"
-    Plan(folder / "passes.jsonl").rewind(place, int(facts["skip"]))
+    PassPlan(folder / "passes.jsonl").rewind(place, int(facts["skip"]))
     checkpoint.make_latest(checkpoints / f"step-{step:012d}")
     checkpoint.forget_after(checkpoints, step)
     entry = _restore(Log(folder / "published"), facts["sequence"], say)
@@ -151,26 +152,26 @@ def complete(folder: Path, say: Say) -> dict[str, Any]:
 
 
 def _restore(log: Log, sequence: int | None, say: Say) -> str | None:
-    """Gives consumers what they had at an entry; the name of the one that does."""
+    """Publish an entry that gives consumers the model of an earlier entry. Return its name, or None if there is nothing to do."""
     with Lock(log.folder / ".lock", "publishes", patience_s=60.0):
         head = log.recover()
         if head is None or head.sequence == sequence:
             return None
-        if log.entry(head).info.get("rollback_to") == sequence:  # done before a kill
+        if log.entry(head).info.get("rollback_to") == sequence:  # published before a kill
             return head.name
         try:
             if sequence is None:
-                raise CheckpointError("nothing had been published then")
+                raise CheckpointError("nothing was published at that time")
             entry = rollback(log, sequence)
         except CheckpointError as error:
-            say(f"consumers keep what they have until the run publishes a base: {error}")
+            say(f"consumers keep their model until the run publishes a base: {error}")
             return None
-    say(f"published {entry.path.name}: consumers have what entry {sequence} gave them")
+    say(f"published {entry.path.name}: consumers get the model of entry {sequence} again")
     return entry.path.name
 
 
 def describe(found: list[Stop]) -> str:
-    """The kept checkpoints, for people."""
+    """Return the kept checkpoints as a text table."""
     lines = [f"{'checkpoint':<18} {'learned until':<14} {'rewinds to':<14} entry"]
     for stop in found:
         facts = {key: "-" if value is None else value for key, value in stop.to_dict().items()}

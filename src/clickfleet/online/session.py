@@ -1,66 +1,94 @@
-"""What happens between the steps of online learning: passes begin and end, days end, entries and checkpoints are written."""
+"""The session of online learning: begin and end passes and days, publish entries, write checkpoints."""
 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from clickfleet import scoring
-from clickfleet.bad_lines import ENOUGH_LINES, too_many
-from clickfleet.batch import Batch
-from clickfleet.config import Config
-from clickfleet.job import Job
-from clickfleet.metrics import Buckets, Metrics
-from clickfleet.online.ahead import Ahead
-from clickfleet.online.done_files import DoneFiles
+from clickfleet.config.load import Config
+from clickfleet.data.bad_lines import ENOUGH_LINES, too_many
+from clickfleet.data.batch import Batch, SourceState
+from clickfleet.data.memory import Feed
 from clickfleet.online.freshness import Freshness
-from clickfleet.online.guard import pack, unpack
+from clickfleet.online.pass_queue import PassQueue, PassReader, Supplied
 from clickfleet.online.passes import Pass, Position
-from clickfleet.online.release import Release
-from clickfleet.online.supply import Supplied, Supply
-from clickfleet.saving import Saver, State
-from clickfleet.scoring import Results
-from clickfleet.session import Session
-from clickfleet.step import Result
-from clickfleet.watch import Watch
+from clickfleet.online.publisher import PassPublisher, PassResults, pack, unpack
+from clickfleet.store.run_folder import State
+from clickfleet.store.table import PublishableTable
+from clickfleet.training import predict
+from clickfleet.training.learner import Learner
+from clickfleet.training.loop import Arrangement, Job, Session, SessionJob
+from clickfleet.training.metrics import Buckets, MetricResults, Metrics
+from clickfleet.training.monitor import Monitor
+from clickfleet.training.predict import Results
+from clickfleet.training.saving import Saver
+from clickfleet.training.step import Result
 
 
 @dataclass
-class Course:
-    """How far a stream has been learned from: part of every checkpoint."""
+class OnlinePosition:
+    """How far a stream has been trained. Part of every checkpoint."""
 
     position: Position | None = None
-    """After the last pass that was finished."""
+    """The position after the last finished pass."""
     open_day: int | None = None
-    """The day whose passes are being trained on; None once it has ended."""
-    begun: dict[str, Any] | None = None
-    """The pass that is partly trained on."""
-    validation: Results | None = None
-    """Of that pass, scored before it was trained on."""
+    """The day whose passes are being trained; None once it has ended."""
+    begun: dict[str, object] | None = None
+    """The pass that is partly trained."""
+    validation: MetricResults | None = None
+    """Metrics of that pass, scored before it was trained."""
     validation_buckets: str | None = None
-    """The same, for the guard."""
+    """Its buckets, for the guard."""
     passes: int = 0
     lines: int = 0
-    """Lines read since the share of bad ones was last judged."""
+    """Lines read since the fraction of bad lines was last checked."""
     bad_lines: int = 0
-    """Bad ones among them, and bad records."""
-    undelivered: list[Results] = field(default_factory=list)
-    """Results of the passes since the last publication, which the guard looks at."""
+    """Bad lines among them, and bad records."""
+    undelivered: list[PassResults] = field(default_factory=list)
+    """Results of the passes since the last publication. The guard judges by them."""
+
+
+class PassTraining(SessionJob, Protocol):
+    """What a session needs to train passes: a job of this process, or the workers of a cluster."""
+
+    table: PublishableTable
+
+    @property
+    def bad_lines(self) -> int: ...
+    def begin_pass(self, source: PassReader, span_s: tuple[float, float] | None) -> None: ...
+    def seen(self) -> Metrics: ...
+    def forget_seen(self) -> None: ...
 
 
 class PassJob(Job):
-    """A job that also follows the times of events."""
+    """A job that also records the times of events."""
 
-    fresh: Freshness
-    span_s: tuple[float, float] | None = None
+    def __init__(
+        self, learner: Learner, metrics: Metrics, report: Callable[[Job], None], fresh: Freshness, **threads: int
+    ) -> None:
+        super().__init__(learner, Feed([], learner.schema), metrics, report, **threads)
+        self.fresh = fresh
+        self.span_s: tuple[float, float] | None = None
+        """The first and last time of a pass whose rows have none."""
 
-    @property
-    def bad_lines(self) -> int:
-        """Of this pass."""
-        return int(self.source.counters.bad_lines)
+    def begin_pass(self, source: PassReader, span_s: tuple[float, float] | None) -> None:
+        """Train on this source from now on."""
+        self.source, self.span_s = source, span_s
+        self.begin_epoch()
+
+    def seen(self) -> Metrics:
+        """Return the metrics of this pass."""
+        return self.metrics
+
+    def forget_seen(self) -> None:
+        """Start the metrics of the next pass."""
+        self.metrics.reset()
 
     def report(self, batch: Batch, result: Result) -> None:
         super().report(batch, result)
@@ -71,59 +99,85 @@ class PassJob(Job):
                 self.fresh.trained(np.linspace(*self.span_s, 16).astype(np.int64), len(batch))
 
 
-class PassSession(Session):
-    """Attends to a job over the passes of a stream."""
+P = TypeVar("P", bound=PassTraining)
+
+
+class PassSession(Session[P]):
+    """Trains the passes of a stream, publishes them, and ends days."""
 
     def __init__(
-        self, config: Config, watch: Watch, saver: Saver, supply: Supply, release: Release, arrangement: dict[str, Any]
+        self,
+        config: Config,
+        job: P,
+        mode: Callable[[P], None],
+        monitor: Monitor,
+        saver: Saver | None,
+        supply: PassQueue,
+        release: PassPublisher,
+        arrangement: Arrangement,
     ) -> None:
-        super().__init__(config, watch, saver, None, arrangement)
+        super().__init__(config, job, mode, monitor, saver, arrangement)
         self.online, self.supply, self.release = config.online, supply, release
-        self.course = Course()
+        self.course = OnlinePosition()
         self.now: Supplied | None = None
-        """The pass being trained on."""
+        """The pass being trained."""
         self.last: Results = {}
-        """What the last pass showed."""
-        self._begin_s = self._waited_s = 0.0
-        self._reader: dict[str, Any] | None = None
+        """Metrics of the last pass."""
+        self._start_s = self._begin_s = self._waited_s = 0.0
+        self._reader: SourceState | None = None
         self.validated = Metrics(config.train.metrics.thresholds)
-        """All passes that were scored as a whole, but those of the first day."""
+        """Metrics of all passes scored as a whole, except those of the first day."""
         self._first_day: int | None = None
 
-    def attend(self, job: Job) -> bool:
-        """Does what is due; False when there are no more passes."""
-        assert isinstance(job, PassJob)
-        if self._mark is None:
-            self._saved_at, self._saved_step = time.monotonic(), job.steps
-            job.stop_when = self._wants_to_stop
-            self._show(job)
-            self.release.prepare()
-            if self.online.first_base and self.course.position is None and self.course.begun is None:
-                self.release.release("base", job, self.course, judged=False)
-            self._mark = time.monotonic()
-            if not self._begin(job):
-                return False
-        else:
-            job.look_ahead()
-            if job.epoch_ended:
-                self._end(job)
-                if self.signal is not None or not self._begin(job):
-                    self._finish(job)
-                    return False
+    def epochs(self) -> Iterator[int]:
+        """Begin each pass and yield its number."""
+        self._start()
+        self._show()
+        self.release.prepare()
+        if self.online.first_base and self.course.position is None and self.course.begun is None:
+            self.release.release("base", self.job.steps, self.course, judged=False)
+        self._start_s = time.monotonic()
+        while self._begin():
+            yield self.course.passes
             if self.signal is not None:
-                self._save(job, last=True)
-                return False
-            if self._checkpoint_due(job):
-                self._save(job)
-        every = self.config.run.checkpoint_every_steps
-        job.stop_at = (job.steps // every + 1) * every if every else None
-        return True
+                return
 
-    def _show(self, job: PassJob) -> None:
-        self.watch.start(job)
+    def stretches(self, epoch: int) -> Iterator[P]:
+        job, every = self.job, self.config.run.checkpoint_every_steps
+        if self._begun and self.signal is not None:
+            return
+        self._begun = True
+        self.save_if_due()  # a checkpoint that became due while the last pass ended is of the beginning of this one
+        while True:
+            job.stop_at = (job.steps // every + 1) * every if every else None
+            yield job
+            if self.course.passes > epoch or self.signal is not None:
+                return
 
-    def _begin(self, job: PassJob) -> bool:
-        """Takes the next pass up, ending the day where it belongs to another; False when there is none."""
+    def train(self, stretch: P) -> None:
+        self.mode(stretch)
+        stretch.look_ahead()
+
+    def evaluate_if_due(self) -> None:
+        if self.job.epoch_ended:
+            self._end()
+
+    def save_if_due(self) -> None:
+        if self.now is not None and self.signal is None and self._checkpoint_due():
+            self._save()
+
+    def finish(self) -> None:
+        if self.now is not None:  # a signal came within a pass
+            self._save(last=True)
+        elif self._begun:
+            self._finish()
+
+    @abstractmethod
+    def _show(self) -> None:
+        """Start the monitor."""
+
+    def _begin(self) -> bool:
+        """Begin the next pass; first end the day if the pass belongs to another one. Return False if there is none."""
         if self.course.begun is not None:
             assert self._reader is not None
             self.now = self.supply.resume(Pass.from_dict(self.course.begun), self.course.position, self._reader)
@@ -131,80 +185,84 @@ class PassSession(Session):
             begin = time.monotonic()
             self.now = self.supply.after(self.course.position, lambda: self.signal is not None)
             self._waited_s += time.monotonic() - begin
-            self._report_late(job)
+            self._report_late()
             if self.course.open_day is not None and (self.now is None or self.now[0].day != self.course.open_day):
                 if self.now is None and self._interrupted():
-                    return False  # the day may still go on
-                self._end_day(job)
+                    return False  # the day may continue after a restart
+                self._end_day()
         if self.now is None:
             return False
         begun, source = self.now
         fresh = self.course.begun is None
         self.course.begun, self.course.open_day = begun.to_dict(), begun.day
         self.supply.prefetch(begun.position)
-        job.source, job.span_s = source, begun.span_s
-        job.begin_epoch()
+        self.job.begin_pass(source, begun.span_s)
         self._begin_s = time.monotonic()
         if fresh:
             self.course.validation = self.course.validation_buckets = None
-            self.watch.log(f"{begun.name} begins{_amount(begun)}")
+            self.monitor.log(f"{begun.name} begins{_amount(begun)}")
             if self.online.validate == "pass":
-                self._validate(job)
+                self._validate()
         return True
 
-    def _report_late(self, job: PassJob) -> None:
+    def _report_late(self) -> None:
         for late in self.supply.take_late():
-            self.watch.record("late_files", {"step": job.steps, **asdict(late), "words": late.words})
-            self.watch.log(f"ALARM: {late.words}")
+            self.monitor.record("late_files", {"step": self.job.steps, **asdict(late), "words": late.words})
+            self.monitor.log(f"ALARM: {late.words}")
 
     def _elapsed(self) -> float:
-        """Time since the first pass, without that spent waiting for data."""
-        assert self._mark is not None
-        return time.monotonic() - self._mark - self._waited_s
+        """Return the seconds since the start, without those spent waiting for data."""
+        return time.monotonic() - self._start_s - self._waited_s
 
     def _interrupted(self) -> bool:
-        return self.signal is not None or self.supply.patience.called_off
+        return self.signal is not None or self.supply.patience.cancelled
 
-    def _validate(self, job: PassJob) -> None:
+    def _validate(self) -> None:
         assert self.now is not None
         begun, source = self.now
-        metrics = self._measure(job, source)
-        self.course.validation = dict(metrics.results())
+        metrics = self._measure(source)
+        self.course.validation = metrics.results()
         self.course.validation_buckets = pack(metrics.buckets)
         self._first_day = self._first_day or begun.day
         if begun.day > self._first_day:
             self.validated.merge(metrics)
-        self.watch.log(f"{begun.name} before training: {describe(self.course.validation)}")
+        self.monitor.log(f"{begun.name} before training: {describe(self.course.validation)}")
 
-    def _measure(self, job: PassJob, source: Ahead) -> Metrics:
-        return scoring.measure(job.learner, source.all(), self.arrangement["threads"])
+    def _measure(self, source: PassReader) -> Metrics:
+        return predict.measure(self.job.learner, source.all(), self.arrangement["threads"])
 
-    def _end(self, job: PassJob) -> None:
+    def _end(self) -> None:
         assert self.now is not None
+        job = self.job
         (ended, source), self.now = self.now, None
         source.close()
-        trained = dict(job.metrics.results())
+        seen = job.seen()
+        trained = seen.results()
         trained.pop("sliding_auc", None)
-        judged = {"progressive": trained, "none": None, "pass": self.course.validation}[self.online.validate]
+        scored = {"progressive": trained, "none": None, "pass": self.course.validation}
+        judged: MetricResults | None = scored[self.online.validate]
         if not trained["rows"]:
-            self.watch.log(f"warning: {ended.name} has no rows")
-            job.steps += 1  # so that the checkpoint after it is another one
-        self.watch.log(f"{ended.name} trained: {describe(trained)}")
-        facts = {"day": ended.day, "pass": ended.number, "step": job.steps, **trained, "table_rows": len(job.table)}
-        facts |= {f"validation_{key}": value for key, value in (judged or {}).items()}
+            self.monitor.log(f"warning: {ended.name} has no rows")
+            job.steps += 1  # gives the checkpoint after it a name of its own
+        self.monitor.log(f"{ended.name} trained: {describe(trained)}")
+        facts: dict[str, object] = {"day": ended.day, "pass": ended.number, "step": job.steps, **trained}
+        facts["table_rows"] = len(job.table)
+        if judged is not None:
+            facts |= {f"validation_{key}": value for key, value in judged.items()}
         bad_lines = job.bad_lines + ended.bad_records
         facts |= {"seconds": time.monotonic() - self._begin_s, "bad_lines": bad_lines}
-        self._judge_lines(int(trained["rows"] or 0), bad_lines)
+        self._judge_lines(trained["rows"], bad_lines)
         if judged is not None and trained["rows"]:
-            window = self.release.judge.add(self._scored_first(job))
+            window = self.release.judge.add(self._scored_first(seen))
             self.course.undelivered.append({**judged, "window": window})
-            facts |= {f"guard_{key}": window[key] for key in ("rows", "auc", "calibration", "warmup_rows")}
+            facts |= {"guard_rows": window["rows"], "guard_auc": window["auc"]}
+            facts |= {"guard_calibration": window["calibration"], "guard_warmup_rows": window["warmup_rows"]}
         if (backlog := self.supply.backlog) is not None:
             facts["backlog"] = backlog
-        self.watch.record("pass", facts)
-        self.last = trained
+        self.monitor.record("pass", facts)
+        self.last = dict(trained)
         self.trained_s = self._elapsed()
-        job.metrics.reset()
+        job.forget_seen()
         course = self.course
         course.position, course.begun = ended.position, None
         course.validation = course.validation_buckets = None
@@ -212,21 +270,21 @@ class PassSession(Session):
         self.release.due |= bool(trained["rows"])
         if self.release.due and ended.number % self.online.delta_every_passes == 0:
             self._settle()
-            self.release.release("delta", job, course)
+            self.release.release("delta", job.steps, course)
         if ended.last:
-            self._end_day(job)
+            self._end_day()
         elif ended.number % self.online.checkpoint_every_passes == 0:
-            self._checkpoint(job)
+            self._checkpoint()
 
-    def _scored_first(self, job: PassJob) -> Buckets:
-        """The scores of the pass that ends, made before it was trained on."""
+    def _scored_first(self, trained: Metrics) -> Buckets:
+        """Return the scores of the pass that ends, made before it was trained."""
         if self.online.validate == "progressive":
-            return job.metrics.buckets
+            return trained.buckets
         assert self.course.validation_buckets is not None
         return unpack(self.course.validation_buckets, self.config.train.metrics.thresholds)
 
     def _judge_lines(self, rows: int, bad_lines: int) -> None:
-        """Stops a run that reads garbage; passes may be small, so their lines are counted together until they say something."""
+        """Stop a run that reads too many bad lines. Small passes are counted together until there are enough lines to judge."""
         course, limit = self.course, self.config.data.max_bad_fraction
         course.lines += rows + bad_lines
         course.bad_lines += bad_lines
@@ -235,63 +293,75 @@ class PassSession(Session):
                 raise too_many(course.bad_lines, course.lines, limit)
             course.lines = course.bad_lines = 0
 
-    def _end_day(self, job: PassJob) -> None:
-        """delta, shrink, base, a day older, checkpoint: a row seen today is 0 days unseen at shrink and base."""
-        day = self.course.open_day
+    def _end_day(self) -> None:
+        """Publish a delta, shrink, publish a base, age the rows by a day, and save. Rows of today are 0 days unseen at shrink and base."""
+        job, day = self.job, self.course.open_day
         assert day is not None
         self._settle()
         if self.release.due:
-            self.release.release("delta", job, self.course, day_over=True)  # a base follows anyway
+            self.release.release("delta", job.steps, self.course, day_over=True)  # a base follows anyway
         begin = time.monotonic()
         removed = job.table.shrink()
-        self.watch.log(f"{day} ends: shrink removed {removed:,} rows, {len(job.table):,} stay")
-        self.release.release("base", job, self.course, day_over=True)
+        self.monitor.log(f"{day} ends: shrink removed {removed:,} rows, {len(job.table):,} stay")
+        self.release.release("base", job.steps, self.course, day_over=True)
         job.table.end_day()
         job.steps += 1
         self.course.open_day = None
         stats = job.table.stats()
-        facts: dict[str, Any] = {"day": day, "step": job.steps, "removed": removed, "table_rows": stats["rows"]}
+        facts: dict[str, object] = {"day": day, "step": job.steps, "removed": removed, "table_rows": stats["rows"]}
         facts |= {"table_bytes": stats["bytes"], "evicted": stats["evicted"], "seconds": time.monotonic() - begin}
-        self.watch.record("day", facts)
-        self._checkpoint(job)
+        self.monitor.record("day", facts)
+        self._checkpoint()
 
     def _settle(self) -> None:
-        """Lets the checkpoint under way be written: a table can be cut once at a time."""
-        assert self.saver is not None
-        self.saver.wait()
+        """Wait for the checkpoint that is being written: a table has one snapshot at a time."""
+        self._wait()
 
-    def _checkpoint(self, job: PassJob) -> None:
-        """One at the end of a pass or day."""
-        assert self.saver is not None
-        self._save(job)
-        self.release.checkpointed(self.course, self.saver.folder / f"step-{job.steps:012d}")
+    def _checkpoint(self) -> None:
+        """Write a checkpoint at the end of a pass or day."""
+        self._save()
+        folder = Path(self.config.run.dir) / "checkpoints"
+        self.release.checkpointed(self.course, folder / f"step-{self.job.steps:012d}")
 
-    def _finish(self, job: PassJob) -> None:
+    def _finish(self) -> None:
         begin = time.monotonic()
-        if self._saved_step != job.steps:
-            self._save(job, last=True)
-        assert self.saver is not None
-        self.saver.wait(last=True)
-        self.release.tell_consumers(DoneFiles.flush)
+        if self._saved_step != self.job.steps:
+            self._save(last=True)
+        self._wait(last=True)
+        self.release.tell_consumers(lambda done: done.flush())
         self.trained_s, self.last_save_s = self._elapsed() - (time.monotonic() - begin), time.monotonic() - begin
 
-    def state(self, job: Job) -> State:
-        state = {**super().state(job), "online": asdict(self.course), "published": self.release.state()}
-        if self.course.begun is None:  # the reader of the pass that has ended says nothing any more
+    def state(self) -> State:
+        state = {**super().state(), "online": asdict(self.course), "published": self.release.state()}
+        if self.course.begun is None:  # the pass has ended: its reader has no position
             state["reader"] = {"epoch": -1}
         return state
 
-    def restore(self, job: Job, state: State) -> None:
-        """Goes on from a checkpoint's state."""
-        job.steps, job.rows = state["step"], state["rows"]
-        self.course = Course(**state["online"])
+    def restore(self, state: State) -> None:
+        """Resume from the state of a checkpoint."""
+        self.course = OnlinePosition(**state["online"])
         self._reader = state["reader"]
         self.release.restore(state["published"])
-        self.watch.forget_after(state["step"], state.get("metrics_bytes"))
+        self.monitor.forget_after(state["step"], state.get("metrics_bytes"))
 
 
-def describe(results: Results) -> str:
-    """The numbers of a pass, named as the original named them, with its spelling put right."""
+class LocalPassSession(PassSession[PassJob]):
+    """A session whose job runs in this process."""
+
+    def _show(self) -> None:
+        self.monitor.start(self.job)
+
+    def _write(self, state: State, epoch: int | None) -> None:
+        assert self.saver is not None
+        self.saver.save(self.job.learner, self.job.metrics, state, epoch)
+
+    def restore(self, state: State) -> None:
+        self.job.steps, self.job.rows = state["step"], state["rows"]
+        super().restore(state)
+
+
+def describe(results: Mapping[str, object]) -> str:
+    """Return the metrics of a pass as a line of log, under PaddleRec's names with the spelling corrected."""
     names = {
         "auc": "AUC",
         "bucket_error": "BUCKET_ERROR",

@@ -1,13 +1,14 @@
-"""Serving: a published entry or log -> scores over HTTP and gRPC. The only importer of the web framework and of gRPC; never of torch.
+"""Serve a published entry or log over HTTP and gRPC. The only importer of the web framework and of gRPC; never imports torch.
 
-launch       starts the worker processes and the updater, watches them
-worker       one process: HTTP and gRPC on one event loop
-http  grpc   the protocols, thin; oip: the messages of the first; slow: the routes that may take their time
-batching     requests -> batches without timers
-predictor    a version of a model -> scores; no protocol in it
-fields       the features of requests -> keys and dense values
-layers       row files, mapped or in memory; merges
-versions     what the updater tells the workers
-follow       the updater: watches a published log (tail) and applies it (stack)
-people  ranking  uploads   plain JSON, ranked lists, whole files
+supervisor             settings; starts, restarts and stops the processes below
+server                 a worker process: HTTP and gRPC on one event loop
+updater                the process that follows a published log
+state_folder           the messages between these processes
+http  grpc             the protocols; connection: limits of an HTTP connection; admin: routes that may be slow
+json_api  open_inference  uploads   the messages of the routes; features: requests to keys and dense values
+batching               admission of requests, and batches without timers
+predictor              scores by one version of a model; overlays, redis_cache: its rows
+context  auth  counters   what all routes share
+client                 a client of all this
+verification           checks files as a server does
 """

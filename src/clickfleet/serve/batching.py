@@ -1,38 +1,145 @@
-"""Requests -> batches without timers: what has arrived when the scorer is free goes together.
+"""Group requests into batches without timers: whatever is queued when the scorer is free is scored together.
 
-Everything parsed in one turn of the event loop is scored in the next. Few rows are scored at once, on the loop itself; many go to
-one compute thread while the loop reads on, and what arrives meanwhile is the next batch. A request with many rows travels alone.
-The queue is bounded by the time its rows are expected to take.
+Everything parsed in one iteration of the event loop is scored in the next. A small batch is scored on the loop itself. A large one
+runs on a compute thread, and requests that arrive meanwhile form the next batch. A request with many rows is a batch of its own.
+The queue is bounded by the expected scoring time of its rows.
 """
+
+from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from clickfleet.batch import Batch, concatenate
+from clickfleet.data.batch import Batch, concatenate
 from clickfleet.errors import ClickfleetError
 from clickfleet.serve.predictor import Outputs, Version
 
+WINDOW_S = 0.02
+"""Expected work of the requests parsed and scored concurrently. Further requests wait unparsed."""
+CONCURRENT = 2
+"""Requests admitted whatever their cost: one is parsed while another is scored."""
+REFUSALS_PER_S = 100
+MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
+"""How long the server stops reading the connection of a refused request; `Retry-After` asks for a second."""
+SMALL_BYTES = 4096
+"""Requests up to this size are admitted immediately: parsing them is cheap, and they are batched for scoring."""
+
+
+class AdmissionControl:
+    """Admit requests in order, by their size. Use it from one event loop only.
+
+    >>> gate = AdmissionControl(0.05, Counts())
+    >>> ticket = gate.enter(100_000)  # no other request is inside: admitted immediately
+    >>> gate.inside
+    1
+    >>> gate.leave(ticket, 100_000)
+    >>> gate.inside
+    0
+    """
+
+    def __init__(self, max_wait_s: float, counts: Counts, now: Callable[[], float] = time.perf_counter) -> None:
+        self.max_wait_s, self.counts = max_wait_s, counts
+        self.inside = 0
+        self._window_s = min(WINDOW_S, max_wait_s / 2)
+        self._inside_s = self._waiting_s = 0.0
+        self._waiting: deque[tuple[float, asyncio.Future[float]]] = deque()
+        self._byte_s = 1e-8  # seconds per byte, updated by every request
+        self._last_leave = 0.0
+        self._now = now
+        self._pauses: deque[float] = deque()
+
+    def check(self, size: int) -> None:
+        """Raise `BusyError` before the body is read if `enter` would raise it afterwards."""
+        wait = self._inside_s + self._waiting_s
+        if self._waiting and size > SMALL_BYTES and wait > self.max_wait_s:
+            raise self.refusal(wait)
+
+    def enter(self, size: int) -> float | asyncio.Future[float]:
+        """Return a ticket for `leave`, or a future of one if the request has to wait."""
+        if size <= SMALL_BYTES:
+            return 0.0
+        cost = size * self._byte_s
+        if not self._waiting and self._has_room(cost):
+            self._admit(cost)
+            return cost
+        wait = self._inside_s + self._waiting_s
+        if wait > self.max_wait_s:
+            raise self.refusal(wait)
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append((cost, future))
+        self._waiting_s += cost
+        return future
+
+    async def wait(self, ticket: asyncio.Future[float], size: int) -> float:
+        """Wait for a ticket. If the client disconnects meanwhile, give the ticket back."""
+        try:
+            return await ticket
+        except asyncio.CancelledError:
+            if ticket.done() and not ticket.cancelled():
+                self.leave(ticket.result(), size)
+            raise
+
+    def leave(self, ticket: float, size: int) -> None:
+        """Update the expected cost by a finished request, and admit waiting ones."""
+        if size <= SMALL_BYTES:
+            return
+        now = self._now()
+        took, self._last_leave = now - self._last_leave, now
+        self._byte_s += 0.05 * (took / size - self._byte_s)
+        self.inside -= 1
+        self._inside_s = self._inside_s - ticket if self.inside else 0.0
+        while self._waiting and self._has_room(self._waiting[0][0]):
+            cost, future = self._waiting.popleft()
+            self._waiting_s = self._waiting_s - cost if self._waiting else 0.0
+            if not future.done():  # otherwise it was cancelled
+                self._admit(cost)
+                future.set_result(cost)
+
+    def pause_s(self) -> float:
+        """Return how long to stop reading the connection of a refused request: the more refusals, the longer."""
+        now = self._now()
+        while self._pauses and self._pauses[0] < now:
+            self._pauses.popleft()
+        pause = min(MAX_PAUSE_S, max(MIN_PAUSE_S, len(self._pauses) / REFUSALS_PER_S))
+        self._pauses.append(now + pause)
+        return pause
+
+    def _has_room(self, cost: float) -> bool:
+        return self.inside < CONCURRENT or self._inside_s + cost <= self._window_s
+
+    def _admit(self, cost: float) -> None:
+        if not self.inside:
+            self._last_leave = self._now()
+        self.inside += 1
+        self._inside_s += cost
+
+    def refusal(self, wait: float = 0.0) -> BusyError:
+        self.counts.refused += 1
+        return BusyError(max(1.0, wait))
+
+
 MERGED_ROWS = 128
-"""Most rows of several requests in one batch."""
-ALONE_ROWS = 64
-"""A request of this size or more is a batch of its own."""
+"""Maximum rows of a batch with several requests."""
+SEPARATE_ROWS = 64
+"""A request with at least this many rows is a batch of its own."""
 INLINE_ROWS = 128
-"""A batch up to this size (a millisecond) is scored on the event loop: handing it over would cost more than it gains."""
+"""A batch up to this size (about a millisecond) is scored on the event loop: a thread would cost more than it saves."""
 QUIET_ROWS = 256
-"""The same while nobody else waits."""
+"""The same limit while no other request waits."""
 
 _SMALL_ROWS = 16
 
 
 class BusyError(ClickfleetError):
-    """The queue is full; the client may come again after `retry_s`."""
+    """The queue is full; the client may retry after `retry_s`."""
 
     def __init__(self, retry_s: float) -> None:
-        super().__init__("the server is busy", f"come again in {retry_s:.0f} s")
+        super().__init__("the server is busy", f"retry in {retry_s:.0f} s")
         self.retry_s = retry_s
 
 
@@ -44,8 +151,8 @@ class LateError(ClickfleetError):
 
 
 @dataclass(slots=True)
-class Scored:
-    """The outputs of one request, by which version, and how long it took on this side."""
+class ScoreResult:
+    """The outputs of one request, the version that computed them, and the time it took."""
 
     outputs: Outputs
     version: Version
@@ -55,17 +162,17 @@ class Scored:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedRequest:
     batch: Batch
     version: Version
-    future: "asyncio.Future[Scored]"
+    future: asyncio.Future[ScoreResult]
     arrived: float
     deadline: float
 
 
 @dataclass
 class Counts:
-    """What a batcher has done."""
+    """The counters of a batcher."""
 
     batches: int = 0
     rows: int = 0
@@ -76,42 +183,42 @@ class Counts:
 
 
 class Batcher:
-    """Scores batches of requests by the newest version; lives on one event loop."""
+    """Score requests in batches by the newest version. Use it from one event loop only."""
 
     def __init__(self, version: Version, *, max_queue_s: float = 0.05, merge: bool = True) -> None:
         self.version = version
         self.counts = Counts()
         self.max_queue_s, self.merge = max_queue_s, merge
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedRequest] = deque()
         self._queued_rows = 0
-        self._armed = False
-        self._row_s, self._batch_s = 1e-5, 1e-4  # what a row and what a small batch take, learned from every batch
+        self._scheduled = False
+        self._row_s, self._batch_s = 1e-5, 1e-4  # seconds per row and per small batch, updated by every batch
         self._thread = ThreadPoolExecutor(1, "clickfleet-scorer")
         self._now = time.perf_counter
 
     @property
     def idle(self) -> bool:
-        return not self._queue and not self._armed
+        return not self._queue and not self._scheduled
 
-    def score(self, batch: Batch, version: Version, deadline: float = 0.0) -> "asyncio.Future[Scored]":
-        """The outputs of a batch that was made for `version`; `deadline` is a time of `time.perf_counter`, 0: none."""
-        future: asyncio.Future[Scored] = self._loop.create_future()
+    def score(self, batch: Batch, version: Version, deadline: float = 0.0) -> asyncio.Future[ScoreResult]:
+        """Queue a batch that was built for `version`. `deadline` is a time of `time.perf_counter`; 0 means none."""
+        future: asyncio.Future[ScoreResult] = self._loop.create_future()
         wait = self._queued_rows * self._row_s + (self._queued_rows // MERGED_ROWS + 1) * self._batch_s
         if wait > self.max_queue_s and self._queue:
             self.counts.refused += 1
             future.set_exception(BusyError(max(1.0, wait)))
             return future
-        self._queue.append(_Waiting(batch, version, future, self._now(), deadline))
+        self._queue.append(_QueuedRequest(batch, version, future, self._now(), deadline))
         self._queued_rows += len(batch)
-        if not self._armed:
-            self._armed = True
+        if not self._scheduled:
+            self._scheduled = True
             self._loop.call_soon(self._flush)
         return future
 
-    def _take(self) -> list[_Waiting]:
-        """The next requests to be scored together; those too late are told so."""
-        taken: list[_Waiting] = []
+    def _take(self) -> list[_QueuedRequest]:
+        """Return the next requests to score together. Fail those whose deadline has passed."""
+        taken: list[_QueuedRequest] = []
         rows = 0
         now = self._now()
         while self._queue:
@@ -119,14 +226,14 @@ class Batcher:
             size = len(item.batch)
             if taken and (
                 not self.merge
-                or size >= ALONE_ROWS
+                or size >= SEPARATE_ROWS
                 or rows + size > MERGED_ROWS
                 or item.version.schema.hash != taken[0].version.schema.hash
             ):
                 break
             self._queue.popleft()
             self._queued_rows -= size
-            if item.future.done():  # the client is gone
+            if item.future.done():  # the client disconnected
                 continue
             if item.deadline and now > item.deadline:
                 self.counts.late += 1
@@ -134,30 +241,30 @@ class Batcher:
                 continue
             taken.append(item)
             rows += size
-            if size >= ALONE_ROWS:
+            if size >= SEPARATE_ROWS:
                 break
         return taken
 
     def _flush(self) -> None:
         items = self._take()
         if not items:
-            self._armed = False
+            self._scheduled = False
             return
-        most = INLINE_ROWS if self._queue else QUIET_ROWS
-        if sum(len(item.batch) for item in items) <= most and not self.version.blocking:
-            self._finish(items, *self._try(items))
+        limit = INLINE_ROWS if self._queue else QUIET_ROWS
+        if sum(len(item.batch) for item in items) <= limit and not self.version.blocking:
+            self._finish(items, *self._run(items))
         else:
             self._loop.create_task(self._flush_on_thread(items))
 
-    async def _flush_on_thread(self, items: list[_Waiting]) -> None:
-        done = await self._loop.run_in_executor(self._thread, self._try, items)
+    async def _flush_on_thread(self, items: list[_QueuedRequest]) -> None:
+        done = await self._loop.run_in_executor(self._thread, self._run, items)
         self._finish(items, *done)
 
-    def _try(self, items: list[_Waiting]) -> tuple[Any, Version | None, float, float]:
+    def _run(self, items: list[_QueuedRequest]) -> tuple[Any, Version | None, float, float]:
         started = self._now()
         version = self.version
         if version.schema.hash != items[0].version.schema.hash:
-            version = items[0].version  # the model changed its inputs while they waited
+            version = items[0].version  # the inputs of the model changed while the requests waited
         try:
             outputs = version.run(concatenate([item.batch for item in items]))
         except Exception as error:
@@ -165,7 +272,7 @@ class Batcher:
         return outputs, version, started, self._now()
 
     def _finish(
-        self, items: list[_Waiting], outputs: Any, version: Version | None, started: float, ended: float
+        self, items: list[_QueuedRequest], outputs: Any, version: Version | None, started: float, ended: float
     ) -> None:
         rows, counts = sum(len(item.batch) for item in items), self.counts
         took = ended - started
@@ -185,12 +292,12 @@ class Batcher:
                     item.future.set_exception(outputs)
                 else:
                     part = outputs if len(items) == 1 else {k: v[at : at + size] for k, v in outputs.items()}
-                    item.future.set_result(Scored(part, version, size, started - item.arrived, took))
+                    item.future.set_result(ScoreResult(part, version, size, started - item.arrived, took))
             at += size
         if self._queue:
             self._loop.call_soon(self._flush)
         else:
-            self._armed = False
+            self._scheduled = False
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)

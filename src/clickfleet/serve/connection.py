@@ -1,30 +1,52 @@
-"""One HTTP connection with limits: bytes of its head, time for its head, its body, its reply and its silence.
+"""An HTTP connection with limits: size of the header, and time for header, body, reply and idling.
 
-One sweep over all connections sees what each waits for, and closes those that wait for the same thing too long. So a request pays
-almost nothing for the limits, and a client cannot extend one by sending a byte now and then.
+A periodic sweep checks what each connection waits for and closes those that have waited too long. A request therefore pays almost
+nothing for the limits, and a client cannot extend them by sending single bytes.
 """
+
+from __future__ import annotations
 
 import asyncio
 import socket
 import struct
+import sys
+import time
+import traceback
 from dataclasses import dataclass
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from clickfleet.serve.faults import log_fault
-from clickfleet.serve.meter import Meter
+from clickfleet.errors import hide
+from clickfleet.serve.counters import Meter
+
+REPEAT_S = 60.0
+"""Time before the same traceback is printed again."""
+_logged: dict[str, float] = {}
+
+
+def log_fault() -> str:
+    """Print the traceback of the current exception, at most once a minute. Return its last line."""
+    text = hide(traceback.format_exc())
+    now = time.monotonic()
+    if now - _logged.get(text, -REPEAT_S) >= REPEAT_S:
+        if len(_logged) > 1000:
+            _logged.clear()
+        _logged[text] = now
+        print(text, end="", file=sys.stderr, flush=True)
+    return text.rstrip().rpartition("\n")[2][:500]
+
 
 HEAD, BODY, REPLY, IDLE = range(4)
 PAUSE = "clickfleet.pause_s"
-"""Key of a scope: how long its connection is not read after a refusal, so that retries do not crowd out other requests."""
-MOST_PIPELINED = 64
-_MOST_SWEEP_S, _LEAST_SWEEP_S = 1.0, 0.05
+"""Scope key: how long to stop reading the connection after a refusal, so that retries do not crowd out other requests."""
+MAX_PIPELINED = 64
+_MAX_SWEEP_S, _MIN_SWEEP_S = 1.0, 0.05
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a connection may take."""
+    """The limits of a connection."""
 
     header_bytes: int
     header_s: float
@@ -35,85 +57,85 @@ class Limits:
 
     @property
     def sweep_s(self) -> float:
-        """How often to look at the connections: several times within the shortest limit."""
+        """Return the period of the sweep: several times within the shortest limit."""
         shortest = min(self.header_s, self.body_s, self.send_s, self.idle_s)
-        return min(_MOST_SWEEP_S, max(_LEAST_SWEEP_S, shortest / 4))
+        return min(_MAX_SWEEP_S, max(_MIN_SWEEP_S, shortest / 4))
 
 
 class Connection(HttpToolsProtocol):
-    """Uvicorn's protocol, which has none of these limits."""
+    """Uvicorn's HTTP protocol plus limits."""
 
     limits: Limits
     meter: Meter
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._seen: tuple[int, Any] = HEAD, None
-        """What it waited for at the last sweep, and since when."""
-        self._since = self.loop.time()
+        self._last_phase: tuple[int, Any] = HEAD, None
+        """Phase and scope at the last sweep."""
+        self._phase_since = self.loop.time()
         self._unsent_since: float | None = None
-        self._fed = 0
-        """Bytes since a head was last known to be whole."""
-        self._fed_for: Any = None
-        self._dropped = False
-        self._running: RequestResponseCycle | None = None
-        """The request being answered; `cycle` is the newest one read."""
+        self._head_bytes = 0
+        """Bytes received since the last complete header."""
+        self._head_scope: Any = None
+        self._closed = False
+        self._active: RequestResponseCycle | None = None
+        """The request being answered. `cycle` is the newest one read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since = self.loop.time()
+        self._phase_since = self.loop.time()
         if len(self.connections) > self.limits.connections:
             self._close(503, "the server has too many connections", "connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
+        self._drop_requests()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._dropped:
+        if self._closed:
             return
-        self._fed += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._fed > self.limits.header_bytes:
+        if self._head_bytes > self.limits.header_bytes:
             self._check_head(len(data))
-        if self.pipeline and len(self.pipeline) > MOST_PIPELINED:
+        if self.pipeline and len(self.pipeline) > MAX_PIPELINED:
             self._close(429, "too many requests were sent before a reply was read", "pipelined")
 
     def _check_head(self, last: int) -> None:
-        """Refuses a head that is too long; bytes of bodies and of earlier requests do not count."""
+        """Close the connection if its header is too long. Bytes of bodies and earlier requests do not count."""
         scope: Any = self.scope
-        if scope is not None and "method" in scope:  # it is whole
-            self._fed = 0
+        if scope is not None and "method" in scope:  # the header is complete
+            self._head_bytes = 0
             if (
                 len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
                 <= self.limits.header_bytes
             ):
                 return
-        elif self.cycle is not None and self._fed_for is not scope:  # it has just begun, behind other bytes
-            self._fed, self._fed_for = last, scope
+        elif self.cycle is not None and self._head_scope is not scope:  # the header has just begun, after other bytes
+            self._head_bytes, self._head_scope = last, scope
             return
         self._close(431, "the header is too long", "header_bytes")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
+        self._active = cycle
         task = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
     def on_response_complete(self) -> None:
-        """As its parent does, but without a timer for every reply; the connection of a refused request rests first."""
+        """Do what the parent does, without a timer per reply. Pause the connection of a refused request first."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        running: Any = self._running
+        running: Any = self._active
         pause = running.scope.get(PAUSE)
         if pause:
             self.flow.pause_reading()
-            self.loop.call_later(pause, self._go_on)
+            self.loop.call_later(pause, self._resume)
         else:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
@@ -121,12 +143,12 @@ class Connection(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
 
     def send_400_response(self, msg: str) -> None:
-        """Called for bytes that are not HTTP."""
+        """Reply to bytes that are not HTTP (called by the parent)."""
         self._close(400, "this is not an HTTP request", "bad_requests")
 
     @property
     def phase(self) -> int:
-        """What the connection waits for."""
+        """Return what the connection waits for."""
         scope: Any = self.scope
         if scope is None or "method" not in scope or cast(Any, self.cycle) is None:
             return HEAD
@@ -135,7 +157,7 @@ class Connection(HttpToolsProtocol):
         return IDLE if self.cycle.response_complete else REPLY
 
     def sweep(self, now: float) -> None:
-        """Closes the connection if it has exceeded a limit."""
+        """Close the connection if it has exceeded a limit."""
         limits, phase = self.limits, self.phase
         unsent = self.transport.is_closing() or self.transport.get_write_buffer_size() > 0
         if not unsent:
@@ -146,9 +168,9 @@ class Connection(HttpToolsProtocol):
             self._count("send")
             self._abort()
             return
-        if self._seen[0] != phase or self._seen[1] is not self.scope:
-            self._seen, self._since = (phase, self.scope), now
-        waited = now - self._since
+        if self._last_phase[0] != phase or self._last_phase[1] is not self.scope:
+            self._last_phase, self._phase_since = (phase, self.scope), now
+        waited = now - self._phase_since
         if phase == IDLE and waited > limits.idle_s:
             self.transport.close()
         elif phase == HEAD and waited > limits.header_s:
@@ -157,29 +179,29 @@ class Connection(HttpToolsProtocol):
             self._close(408, "the body took too long to arrive", "body_time")
 
     def _close(self, status: int, text: str, reason: str) -> None:
-        """Answers where an answer may still be sent, and closes."""
-        if self._dropped or self.transport.is_closing():
+        """Send an error if the protocol still allows one, and close."""
+        if self._closed or self.transport.is_closing():
             return
-        self._dropped = True
+        self._closed = True
         self._count(reason)
-        running = self._running
+        running = self._active
         if running is None or not running.response_started or (running.response_complete and self.phase == HEAD):
             body = b'{"error":"%s"}' % text.encode()
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
-        self._forget()
+        self._drop_requests()
         self.transport.close()
 
-    def _forget(self) -> None:
-        """Lets whoever answers a request know that nobody listens, and drops those that follow."""
+    def _drop_requests(self) -> None:
+        """Signal the disconnect to the active request, and drop the pipelined ones."""
         self.pipeline.clear()
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        if self._active is not None and not self._active.response_complete:
+            self._active.disconnected = True
+            self._active.message_event.set()
 
     def _abort(self) -> None:
-        """Closes without sending what is unsent: a client that does not read would keep it in the kernel for minutes."""
-        self._forget()
+        """Close and discard unsent bytes: a client that does not read would keep them in the kernel for minutes."""
+        self._drop_requests()
         sock = self.transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -190,12 +212,12 @@ class Connection(HttpToolsProtocol):
 
 
 def limited(limits: Limits, meter: Meter) -> type[Connection]:
-    """The protocol class with some limits."""
+    """Return the protocol class with these limits."""
     return type("LimitedConnection", (Connection,), {"limits": limits, "meter": meter})
 
 
 async def sweep(connections: set[Any], limits: Limits) -> None:
-    """Looks at all connections again and again."""
+    """Check all connections periodically."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(limits.sweep_s)
@@ -203,6 +225,6 @@ async def sweep(connections: set[Any], limits: Limits) -> None:
         for connection in list(connections):
             try:
                 connection.sweep(now)
-            except Exception:  # one that we misjudge must not keep the others open
+            except Exception:  # a fault in one connection must not stop the sweep
                 log_fault()
                 connection.transport.abort()

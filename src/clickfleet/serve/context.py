@@ -1,4 +1,4 @@
-"""What all routes of a worker share: the batcher with its version, settings, tokens, counters."""
+"""The state that all routes of a worker share: batcher and version, settings, tokens, counters."""
 
 import math
 import os
@@ -7,22 +7,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from clickfleet.errors import hide
-from clickfleet.serve import meter
-from clickfleet.serve.admission import Admission
-from clickfleet.serve.batching import Batcher
-from clickfleet.serve.fields import inputs_of
-from clickfleet.serve.meter import Meter
+from clickfleet.serve import counters
+from clickfleet.serve.auth import Tokens
+from clickfleet.serve.batching import AdmissionControl, Batcher
+from clickfleet.serve.counters import Meter
+from clickfleet.serve.features import inputs_of
 from clickfleet.serve.predictor import age
-from clickfleet.serve.settings import Settings
-from clickfleet.serve.tokens import Tokens
-from clickfleet.serve.versions import Status
-from clickfleet.serve.watch import Following
+from clickfleet.serve.state_folder import Status, UpdaterHealth
+from clickfleet.serve.supervisor import Settings
 
 BODIES_BYTES = 1 << 28
-"""Bodies that one worker holds at a time, or sixteen of the longest if that is more."""
+"""Maximum bytes of request bodies held by one worker, or sixteen bodies of the maximum length if that is more."""
 
 
 @dataclass
@@ -33,31 +30,31 @@ class Context:
     tokens: Tokens
     admin: Tokens
     status: Status
-    """What the updater told last."""
-    admission: Admission
-    following: Following
+    """The last status written by the updater."""
+    admission: AdmissionControl
+    updater: UpdaterHealth
     problem: str | None = None
-    """Why this worker could not take over what the updater said."""
+    """Why this worker could not open the version named by the updater."""
     draining: bool = False
     started: float = field(default_factory=time.time)
     active: int = 0
     """Requests being answered."""
     held_bytes: int = 0
-    """Bodies that have arrived, at least in part, and are not answered."""
+    """Bytes of complete or partial bodies whose requests are not answered yet."""
     deaths: dict[str, int] = field(default_factory=dict)
-    """How often each process of this server died."""
+    """Number of deaths of each process of this server."""
 
     connections: Callable[[], int] = int
 
     def hold(self, size: int) -> None:
-        """Counts bytes of a body that has to be kept; many clients with long bodies must not take all memory."""
+        """Count bytes of a body, and raise `BusyError` before many long bodies exhaust the memory."""
         if self.held_bytes + size > max(BODIES_BYTES, 16 * self.settings.max_body):
             raise self.admission.refusal()
         self.held_bytes += size
 
     @asynccontextmanager
     async def admitted(self, size: int) -> AsyncIterator[None]:
-        """Holds a body of some bytes and waits until there is time to parse it; refuses what would wait for too long."""
+        """Hold a body and wait until it may be parsed. Raise `BusyError` if the wait would be too long."""
         self.hold(size)
         try:
             ticket = self.admission.enter(size)
@@ -72,30 +69,30 @@ class Context:
 
     @property
     def lag(self) -> int | None:
-        """Published entries that are not served; None if nobody knows."""
-        if self.status.following and self.following.broken:
+        """Return the number of published entries not served yet, or None if unknown."""
+        if self.status.following and self.updater.broken:
             return None
         return self.status.lag(self.batcher.version.identity.sequence)
 
     @property
-    def trouble(self) -> str | None:
-        """Why this worker does not serve the newest entry."""
-        told = self.problem or self.following.problem or self.status.problem
-        if told is None and self.status.following and self.following.broken:
-            told = f"nothing was heard of the updater for {self.following.age_s:.0f} s"
-        return None if told is None else hide(told)
+    def reported_problem(self) -> str | None:
+        """Return why this worker does not serve the newest entry, or None."""
+        problem = self.problem or self.updater.problem or self.status.problem
+        if problem is None and self.status.following and self.updater.broken:
+            problem = f"no heartbeat of the updater for {self.updater.age_s:.0f} s"
+        return None if problem is None else hide(problem)
 
     def ready(self) -> tuple[bool, dict[str, bool]]:
-        """Whether requests can be answered, with details that hold for strangers."""
+        """Return whether requests can be answered, and details that may be shown without a token."""
         closed = self.tokens.required and self.tokens.closed
         ready = not self.draining and not closed
-        return ready, {"ready": ready, "following": not self.following.broken, "tokens": not closed}
+        return ready, {"ready": ready, "following": not self.updater.broken, "tokens": not closed}
 
     def save_counts(self) -> None:
         self.meter.save(self.batcher.counts)
 
-    def describe(self) -> dict[str, Any]:
-        """What is served, for people and monitoring."""
+    def describe(self) -> dict[str, object]:
+        """Return the reply of `/v1/model`."""
         version = self.batcher.version
         identity = version.identity
         return {
@@ -111,11 +108,11 @@ class Context:
             "rows": identity.rows,
             "layers": len(self.status.layers),
             "pinned": self.status.pinned,
-            "problem": self.trouble,
+            "problem": self.reported_problem,
             "following": {
-                "ok": not self.following.broken,
-                "age_s": round(self.following.age_s, 3),
-                "failures": self.following.failures,
+                "ok": not self.updater.broken,
+                "age_s": round(self.updater.age_s, 3),
+                "failures": self.updater.failures,
                 "tokens": self.tokens.problem,
                 "deaths": self.deaths,
             },
@@ -136,40 +133,44 @@ class Context:
             "pid": os.getpid(),
         }
 
-    def stats(self) -> dict[str, Any]:
-        """Latency and throughput of all workers over the last seconds."""
-        facts, others = meter.together(
-            Path(self.settings.state), self.meter.facts(self.batcher.counts), self.meter.path
-        )
-        every = [self.meter.summary(), *others]
-        busiest = max(every, key=lambda one: one.get("replies_per_s") or 0.0)
+    def stats(self) -> dict[str, object]:
+        """Return the reply of `/v1/stats`: latency and throughput of all workers over the last seconds."""
+        totals, others = self._totals()
+        summaries = [self.meter.recent_summary(), *others]
+        busiest = max(summaries, key=lambda summary: summary.replies_per_s)
         return {
-            "replies_per_s": round(sum(one.get("replies_per_s") or 0.0 for one in every), 1),
-            "p50_ms": busiest.get("p50_ms"),
-            "p99_ms": busiest.get("p99_ms"),
-            "workers": len(every),
-            "following": not self.following.broken,
+            "replies_per_s": round(sum(summary.replies_per_s for summary in summaries), 1),
+            "p50_ms": busiest.p50_ms,
+            "p99_ms": busiest.p99_ms,
+            "workers": len(summaries),
+            "following": not self.updater.broken,
             "lag": self.lag,
-            "counts": facts["counts"],
+            "counts": totals.counts,
         }
 
+    def _totals(self) -> tuple[counters.Totals, list[counters.RecentSummary]]:
+        return counters.over_workers(Path(self.settings.state), self.meter.totals(self.batcher.counts), self.meter.path)
+
     def metrics(self) -> bytes:
-        facts, _ = meter.together(Path(self.settings.state), self.meter.facts(self.batcher.counts), self.meter.path)
-        identity, lag, following = self.batcher.version.identity, self.lag, self.following
-        return meter.exposition(
-            facts,
+        """Return the reply of `/metrics`."""
+        identity, lag = self.batcher.version.identity, self.lag
+        return counters.exposition(
+            self._totals()[0],
             {
-                "model_sequence": ("Sequence that is served.", identity.sequence),
-                "model_age_seconds": ("Time since it was published.", age(identity)),
+                "model_sequence": ("Sequence of the served entry.", identity.sequence),
+                "model_age_seconds": ("Time since the served entry was published.", age(identity)),
                 "model_lag": ("Published entries not served yet; NaN if unknown.", math.nan if lag is None else lag),
                 "model_refused": (
                     "Whether a newer entry was refused.",
                     float(bool(self.problem or self.status.problem)),
                 ),
-                "following_broken": ("Whether this worker lost track of what is published.", float(following.broken)),
-                "poll_age_seconds": ("Time since what is published was last known.", following.age_s),
+                "following_broken": (
+                    "Whether the state of the published log is unknown to this worker.",
+                    float(self.updater.broken),
+                ),
+                "poll_age_seconds": ("Time since the state of the published log was last known.", self.updater.age_s),
                 "tokens_unreadable": (
-                    "Whether the token file cannot be read.",
+                    "Whether a token file cannot be read.",
                     float(self.tokens.problem is not None or self.admin.problem is not None),
                 ),
                 "process_deaths": ("Deaths of the updater and the workers.", sum(self.deaths.values())),

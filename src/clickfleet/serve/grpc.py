@@ -1,4 +1,4 @@
-"""gRPC: the Open Inference Protocol v2 on the worker's event loop."""
+"""The Open Inference Protocol v2 over gRPC, on the worker's event loop."""
 
 import asyncio
 import time
@@ -10,12 +10,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from clickfleet.errors import ClickfleetError, ServeError
-from clickfleet.serve import messages, oip
+from clickfleet.serve import open_inference, protobuf
 from clickfleet.serve.batching import BusyError, LateError
+from clickfleet.serve.connection import log_fault
 from clickfleet.serve.context import Context
-from clickfleet.serve.faults import log_fault
 from clickfleet.serve.http import clip
-from clickfleet.serve.settings import Settings
+from clickfleet.serve.supervisor import Settings
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -31,13 +31,13 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-OPEN = ("ServerLive", "ServerReady", "ModelReady")
-STREAMS = 128
-"""Calls at a time on one connection."""
-AGE_S = 3600.0
-"""After this a connection is asked to come anew; whoever keeps a reply waiting is closed then."""
-MOST_DETAILS = 1000
-"""Characters of an error: it travels as a header, and clients bound those."""
+PUBLIC = ("ServerLive", "ServerReady", "ModelReady")
+MAX_STREAMS = 128
+"""Concurrent calls on one connection."""
+MAX_AGE_S = 3600.0
+"""Age at which a client is asked to reconnect."""
+MAX_DETAILS = 1000
+"""Maximum characters of an error: it is sent as a header, and clients limit those."""
 
 
 class RefusedError(Exception):
@@ -47,7 +47,7 @@ class RefusedError(Exception):
 
 
 class Service:
-    """The calls of the protocol; each takes its request message and gives its reply message."""
+    """The calls of the protocol. Each takes a request message and returns a reply message."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -61,17 +61,17 @@ class Service:
         }
 
     def handler(self) -> Any:
-        """Calls that read their message themselves: not before the token is known, and not for ever."""
-        found = {
+        """Return handlers that read the message themselves: after the token is checked, and with a time limit."""
+        handlers = {
             name: grpc.stream_unary_rpc_method_handler(
                 self._guarded(name, request), response_serializer=reply.SerializeToString
             )
-            for name, request, reply in messages.methods()
+            for name, request, reply in protobuf.methods()
         }
-        return grpc.method_handlers_generic_handler(messages.SERVICE, found)
+        return grpc.method_handlers_generic_handler(protobuf.SERVICE, handlers)
 
     def _guarded(self, name: str, kind: Any) -> Any:
-        """A call with its errors turned into status codes; nothing of ours goes out but a sentence."""
+        """Return a call whose errors become status codes. Only the message is sent, never a traceback."""
         context = self.context
 
         async def guarded(contents: Any, stream: Any) -> Any:
@@ -79,7 +79,7 @@ class Service:
             context.active += 1
             code, what = grpc.StatusCode.OK, ""
             try:
-                if context.tokens.required and name not in OPEN:
+                if context.tokens.required and name not in PUBLIC:
                     self._authorise(stream)
                 return await self._answer(name, kind, stream)
             except RefusedError as refused:
@@ -93,17 +93,17 @@ class Service:
             except Exception:
                 log_fault()
                 context.meter.count("faults")
-                code, what = grpc.StatusCode.INTERNAL, "the server failed; its log says why"
+                code, what = grpc.StatusCode.INTERNAL, "internal server error; see the server's log"
             finally:
                 context.active -= 1
                 context.meter.reply(f"grpc {name}", code.value[0], time.perf_counter() - started)
-            await stream.abort(code, clip(what, MOST_DETAILS))
+            await stream.abort(code, clip(what, MAX_DETAILS))
             return None
 
         return guarded
 
     async def _answer(self, name: str, kind: Any, stream: Any) -> Any:
-        """Reads the message, then waits until there is time to parse it; refuses what would wait for too long."""
+        """Read the message and wait until it may be parsed. Raise `BusyError` if the wait would be too long."""
         context = self.context
         if name == "ModelInfer":
             context.admission.check(context.settings.max_body)
@@ -119,52 +119,54 @@ class Service:
 
     def _authorise(self, stream: Any) -> None:
         if self.context.tokens.closed:
-            raise RefusedError(grpc.StatusCode.UNAVAILABLE, "this server cannot check tokens now; its log says why")
-        given = dict(stream.invocation_metadata() or ()).get("authorization", "")
-        if not self.context.tokens.allow(given.encode() if isinstance(given, str) else given):
-            raise RefusedError(grpc.StatusCode.UNAUTHENTICATED, "this server wants a bearer token")
+            raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the server cannot check tokens at the moment; see its log")
+        header = dict(stream.invocation_metadata() or ()).get("authorization", "")
+        if not self.context.tokens.allow(header.encode() if isinstance(header, str) else header):
+            raise RefusedError(grpc.StatusCode.UNAUTHENTICATED, "this server requires a bearer token")
 
-    def _model(self, name: str, version: str) -> None:
+    def _check_model(self, name: str, version: str) -> None:
         served = self.context.batcher.version
         if name != served.identity.name or version not in ("", served.version):
             raise RefusedError(
                 grpc.StatusCode.NOT_FOUND,
-                f"there is no model {name!r} {version} here; it is {served.identity.name!r} {served.version}",
+                f"unknown model {name!r} {version}; this server has {served.identity.name!r} {served.version}",
             )
 
     async def _live(self, request: Any, stream: Any) -> Any:
-        return messages.message("ServerLiveResponse")(live=True)
+        return protobuf.message("ServerLiveResponse")(live=True)
 
     async def _ready(self, request: Any, stream: Any) -> Any:
-        return messages.message("ServerReadyResponse")(ready=self.context.ready()[0])
+        return protobuf.message("ServerReadyResponse")(ready=self.context.ready()[0])
 
     async def _model_ready(self, request: Any, stream: Any) -> Any:
         served = self.context.batcher.version
         ready = request.name == served.identity.name and request.version in ("", served.version)
-        return messages.message("ModelReadyResponse")(ready=ready and self.context.ready()[0])
+        return protobuf.message("ModelReadyResponse")(ready=ready and self.context.ready()[0])
 
     async def _server(self, request: Any, stream: Any) -> Any:
         from clickfleet import __version__
 
-        kind = messages.message("ServerMetadataResponse")
+        kind = protobuf.message("ServerMetadataResponse")
         return kind(name="clickfleet", version=__version__, extensions=["binary_tensor_data"])
 
     async def _metadata(self, request: Any, stream: Any) -> Any:
-        self._model(request.name, request.version)
-        facts = oip.metadata(self.context.batcher.version)
-        facts.pop("ready_inputs")
-        return messages.message("ModelMetadataResponse")(**facts)
+        self._check_model(request.name, request.version)
+        facts = open_inference.metadata(self.context.batcher.version)
+        fields = {name: value for name, value in facts.items() if name != "ready_inputs"}
+        return protobuf.message("ModelMetadataResponse")(**fields)
 
     async def _infer(self, request: Any, stream: Any) -> Any:
         started = time.perf_counter()
-        self._model(request.model_name, request.model_version)
+        self._check_model(request.model_name, request.model_version)
         version = self.context.batcher.version
-        oip.check_size(len(request.inputs), request.id)
-        names = oip.pick_once([output.name for output in request.outputs], version.outputs) or list(version.outputs)
-        batch = oip.batch(_tensors(request), version, self.context.settings.max_rows)
+        open_inference.check_size(len(request.inputs), request.id)
+        names = open_inference.pick_outputs([output.name for output in request.outputs], version.outputs) or list(
+            version.outputs
+        )
+        batch = open_inference.batch(_tensors(request), version, self.context.settings.max_rows)
         left = min(stream.time_remaining() or 1e9, self.context.settings.max_time_ms / 1e3)
         done = await self.context.batcher.score(batch, version, started + left)
-        reply = messages.message("ModelInferResponse")(
+        reply = protobuf.message("ModelInferResponse")(
             model_name=request.model_name, model_version=done.version.version, id=request.id
         )
         for name in names:
@@ -179,24 +181,24 @@ def _parse(kind: Any, content: bytes) -> Any:
     try:
         return kind.FromString(content)
     except DecodeError:
-        raise ServeError("the message is not one of the protocol") from None
+        raise ServeError("cannot decode the message") from None
 
 
-def _tensors(request: Any) -> list[oip.Raw | oip.Listed]:
+def _tensors(request: Any) -> list[open_inference.RawTensor | open_inference.ListTensor]:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
-        raise ServeError(f"there are {len(raw)} raw contents for {len(request.inputs)} inputs")
-    found: list[oip.Raw | oip.Listed] = []
+        raise ServeError(f"the request has {len(raw)} raw contents for {len(request.inputs)} inputs")
+    tensors: list[open_inference.RawTensor | open_inference.ListTensor] = []
     for i, item in enumerate(request.inputs):
         shape = list(item.shape)
         if raw:
-            found.append(oip.Raw(item.name, item.datatype, shape, raw[i]))
+            tensors.append(open_inference.RawTensor(item.name, item.datatype, shape, raw[i]))
             continue
         field = _CONTENTS.get(item.datatype)
         if field is None:
-            raise ServeError(f"{item.name}: the datatype {item.datatype!r} cannot be read here")
-        found.append(oip.Listed(item.name, item.datatype, shape, list(getattr(item.contents, field))))
-    return found
+            raise ServeError(f"{item.name}: unsupported datatype {item.datatype!r}")
+        tensors.append(open_inference.ListTensor(item.name, item.datatype, shape, list(getattr(item.contents, field))))
+    return tensors
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
@@ -206,11 +208,11 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", settings.max_header_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
-        ("grpc.max_concurrent_streams", STREAMS),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.server_handshake_timeout_ms", round(1e3 * settings.header_timeout_s)),
         ("grpc.max_connection_idle_ms", round(1e3 * settings.idle_timeout_s)),
-        ("grpc.max_connection_age_ms", round(1e3 * AGE_S)),
+        ("grpc.max_connection_age_ms", round(1e3 * MAX_AGE_S)),
         ("grpc.max_connection_age_grace_ms", round(1e3 * (settings.body_timeout_s + settings.send_timeout_s))),
         ("grpc.keepalive_time_ms", round(1e3 * settings.idle_timeout_s)),
         ("grpc.keepalive_timeout_ms", round(1e3 * settings.send_timeout_s)),
@@ -221,7 +223,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
 
 
 async def start(context: Context) -> Any:
-    """A running gRPC server; several workers share the port."""
+    """Start a gRPC server. Several workers share the port."""
     settings = context.settings
     server = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.max_connections)
     server.add_generic_rpc_handlers((Service(context).handler(),))

@@ -1,4 +1,4 @@
-"""HTTP: the routes that must be fast, as a bare ASGI application; everything else goes to the slow application behind it."""
+"""The HTTP routes that must be fast, as a bare ASGI application. Everything else is passed to the Starlette application in `admin`."""
 
 import asyncio
 import time
@@ -9,12 +9,10 @@ from typing import Any
 import orjson
 
 from clickfleet.errors import ClickfleetError, ServeError, hide
-from clickfleet.serve import oip, people, ranking
-from clickfleet.serve.admission import SMALL_BYTES
-from clickfleet.serve.batching import BusyError, LateError
-from clickfleet.serve.connection import PAUSE
+from clickfleet.serve import json_api, open_inference
+from clickfleet.serve.batching import SMALL_BYTES, BusyError, LateError
+from clickfleet.serve.connection import PAUSE, log_fault
 from clickfleet.serve.context import Context
-from clickfleet.serve.faults import log_fault
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -27,8 +25,8 @@ JSON: Headers = [(b"content-type", b"application/json")]
 TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 BINARY = (b"content-type", b"application/octet-stream")
 HEADER_LENGTH = b"inference-header-content-length"
-OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
-"""Routes that need no token: a prober has none."""
+PUBLIC = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
+"""Routes that need no token: health checks have none."""
 COMPRESS_FROM = 1 << 14
 
 
@@ -44,16 +42,16 @@ def error_body(what: str) -> bytes:
     return orjson.dumps({"error": clip(what)})
 
 
-def clip(what: str, most: int = 2000) -> str:
-    """An error that can be sent: no passwords, not as long as a client's own text may be, and valid Unicode."""
-    return hide(what if len(what) <= most else f"{what[:most]} …").encode(errors="replace").decode()
+def clip(what: str, limit: int = 2000) -> str:
+    """Return an error text that can be sent: bounded in length, valid Unicode, without passwords."""
+    return hide(what if len(what) <= limit else f"{what[:limit]} …").encode(errors="replace").decode()
 
 
 class App:
     """One worker's HTTP application."""
 
-    def __init__(self, context: Context, slow: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self.context, self.slow = context, slow
+    def __init__(self, context: Context, fallback: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.context, self.fallback = context, fallback
         self._get: dict[str, Callable[[], Answer]] = {
             "/health": lambda: (200, b'{"status":"alive"}', JSON),
             "/v2/health/live": lambda: (200, b'{"live":true}', JSON),
@@ -75,7 +73,7 @@ class App:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
-        if scope["type"] != "http":  # a websocket: nobody answers
+        if scope["type"] != "http":  # WebSockets are not supported
             await send({"type": "websocket.close", "code": 1008})
             return
         context = self.context
@@ -86,24 +84,24 @@ class App:
             try:
                 route, answer = await self._answer(scope, receive, path, started)
             except RefusedError as refused:
-                route, answer = _known(path), (refused.status, error_body(refused.what), [*JSON, *refused.headers])
+                route, answer = _route_name(path), (refused.status, error_body(refused.what), [*JSON, *refused.headers])
             except BusyError as busy:
                 retry = (b"retry-after", str(max(1, round(busy.retry_s))).encode())
                 scope[PAUSE] = context.admission.pause_s()
-                route, answer = _known(path), (503, error_body(str(busy)), [*JSON, retry])
+                route, answer = _route_name(path), (503, error_body(str(busy)), [*JSON, retry])
             except LateError as late:
-                route, answer = _known(path), (504, error_body(str(late)), JSON)
+                route, answer = _route_name(path), (504, error_body(str(late)), JSON)
             except ClickfleetError as error:
-                route, answer = _known(path), (400, error_body(str(error)), JSON)
+                route, answer = _route_name(path), (400, error_body(str(error)), JSON)
             if answer is None:
-                status = await self._slowly(scope, receive, send)
+                status = await self._run_fallback(scope, receive, send)
                 context.active -= 1
                 context.meter.reply("slow", status, time.perf_counter() - started)
                 return
         except Exception:
             log_fault()
             context.meter.count("faults")
-            answer = 500, error_body("the server failed; its log says why"), JSON
+            answer = 500, error_body("internal server error; see the server's log"), JSON
         status, body, headers = answer
         took = time.perf_counter() - started
         try:
@@ -126,12 +124,12 @@ class App:
 
     async def _answer(self, scope: Scope, receive: Receive, path: str, started: float) -> tuple[str, Any]:
         context, method = self.context, scope["method"]
-        if context.tokens.required and path not in OPEN:
+        if context.tokens.required and path not in PUBLIC:
             self._authorise(scope, path)
         if method == "POST":
             handler = self._post.get(path)
             if handler is None and path.startswith("/v2/models/") and path.endswith("/infer"):
-                self._model(path.removesuffix("/infer"))
+                self._check_model(path.removesuffix("/infer"))
                 handler, path = self._infer, "/v2/infer"
             if handler is not None:
                 return path, await self._admitted(handler, dict(scope["headers"]), receive, started)
@@ -140,26 +138,26 @@ class App:
             if get is not None:
                 return path, get()
             if path.startswith("/v2/models/"):
-                return "/v2/models", self._about_model(path)
+                return "/v2/models", self._model_metadata(path)
         if path in self._get or path in self._post:
             allowed = b"GET" if path in self._get else b"POST"
-            raise RefusedError(405, f"{path} takes {allowed.decode()}", [(b"allow", allowed)])
+            raise RefusedError(405, f"{path} accepts only {allowed.decode()}", [(b"allow", allowed)])
         if not scope["query_string"].isascii():
-            raise ServeError("the query of the address is not ASCII")
+            raise ServeError("the query string is not ASCII")
         return "slow", None
 
     async def _admitted(self, handler: Any, headers: dict[bytes, bytes], receive: Receive, started: float) -> Answer:
-        """Reads a body, then waits until there is time to parse it; refuses what would wait for too long."""
+        """Read the body and wait until it may be parsed. Raise `BusyError` if the wait would be too long."""
         context = self.context
-        context.admission.check(self._length(headers))
+        context.admission.check(self._content_length(headers))
         body = await self._body(receive)
         size = len(body)
-        if size <= SMALL_BYTES:  # the common case is the short one
-            return await self._handled(handler, headers, body, started)
+        if size <= SMALL_BYTES:  # the common case, kept short
+            return await self._handle(handler, headers, body, started)
         async with context.admitted(size):
-            return await self._handled(handler, headers, body, started)
+            return await self._handle(handler, headers, body, started)
 
-    def _handled(self, handler: Any, headers: dict[bytes, bytes], body: bytes, started: float) -> Awaitable[Answer]:
+    def _handle(self, handler: Any, headers: dict[bytes, bytes], body: bytes, started: float) -> Awaitable[Answer]:
         packed = headers.get(b"content-encoding")
         if packed is not None and packed != b"identity":
             body = _unpack(packed, body, self.context.settings.max_body)
@@ -168,50 +166,50 @@ class App:
 
     def _authorise(self, scope: Scope, path: str) -> None:
         if path == "/" or path.startswith("/admin"):
-            return  # the page asks for the token itself; admin routes have tokens of their own
+            return  # the page asks for the token itself; admin routes have their own tokens
         if self.context.tokens.closed:
-            raise RefusedError(503, "this server cannot check tokens now; its log says why")
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if not self.context.tokens.allow(given):
-            raise RefusedError(401, "this server wants a bearer token", [(b"www-authenticate", b"Bearer")])
+            raise RefusedError(503, "the server cannot check tokens at the moment; see its log")
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if not self.context.tokens.allow(header):
+            raise RefusedError(401, "this server requires a bearer token", [(b"www-authenticate", b"Bearer")])
 
-    async def _slowly(self, scope: Scope, receive: Receive, send: Send) -> int:
+    async def _run_fallback(self, scope: Scope, receive: Receive, send: Send) -> int:
         status = 0
 
-        async def watch(message: Message) -> None:
+        async def record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self.slow(scope, receive, watch)
+            await self.fallback(scope, receive, record_status)
         except Exception:
             if not status:
                 raise
-            log_fault()  # it was answered by 500, or the client is gone
+            log_fault()  # a reply was sent (500), or the client disconnected
             self.context.meter.count("faults")
         return status
 
-    def _length(self, headers: dict[bytes, bytes]) -> int:
-        """The length that a body says it has; one that comes in chunks may have any."""
+    def _content_length(self, headers: dict[bytes, bytes]) -> int:
+        """Return the declared length of the body, or the limit if it is chunked."""
         limit = self.context.settings.max_body
         length = headers.get(b"content-length", b"0")
         if len(length) > 18 or not length.isdigit() or int(length) > limit:
-            raise RefusedError(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
+            raise RefusedError(413, f"the body exceeds {limit} bytes", [(b"connection", b"close")])
         return limit if b"transfer-encoding" in headers else int(length)
 
     async def _body(self, receive: Receive) -> bytes:
         message = await receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
-            body = await self._long_body(message, receive, self.context.settings.max_body)
+            body = await self._chunked_body(message, receive, self.context.settings.max_body)
         elif message["type"] == "http.disconnect":
-            raise RefusedError(400, "the client is gone")
+            raise RefusedError(400, "the client disconnected")
         return body
 
-    async def _long_body(self, message: Message, receive: Receive, limit: int) -> bytes:
-        """A body that comes in parts."""
+    async def _chunked_body(self, message: Message, receive: Receive, limit: int) -> bytes:
+        """Read the rest of a body that arrives in parts."""
         context = self.context
         parts, size = [message["body"]], len(message["body"])
         context.hold(size)
@@ -223,23 +221,23 @@ class App:
                     context.hold(len(part))
                     size += len(part)
                     if size > limit:
-                        raise RefusedError(413, f"the body is longer than {limit} bytes", [(b"connection", b"close")])
+                        raise RefusedError(413, f"the body exceeds {limit} bytes", [(b"connection", b"close")])
                     parts.append(part)
         except TimeoutError:
             raise RefusedError(408, "the body took too long to arrive", [(b"connection", b"close")]) from None
         finally:
             context.held_bytes -= size
         if message["type"] == "http.disconnect":
-            raise RefusedError(400, "the client is gone")
+            raise RefusedError(400, "the client disconnected")
         return b"".join(parts)
 
     def _deadline(self, headers: dict[bytes, bytes], started: float, microseconds: Any = None) -> float:
-        """When the reply is due: the header `x-timeout-ms`, the protocol's `timeout`, the server's limit."""
+        """Return when the reply is due: the earliest of the header `x-timeout-ms`, the protocol's `timeout` and the server's limit."""
         limit = self.context.settings.max_time_ms
-        given = headers.get(b"x-timeout-ms")
-        if given is not None:
+        timeout_ms = headers.get(b"x-timeout-ms")
+        if timeout_ms is not None:
             try:
-                limit = min(limit, float(given))
+                limit = min(limit, float(timeout_ms))
             except ValueError:
                 raise ServeError("x-timeout-ms must be a number") from None
         if microseconds:
@@ -253,29 +251,29 @@ class App:
         length = headers.get(HEADER_LENGTH)
         if length is not None and not length.isdigit():
             raise ServeError("Inference-Header-Content-Length must be a number")
-        request, tensors = oip.read(body, None if length is None else int(length))
-        names = oip.wanted(request, version)
-        batch = oip.batch(tensors, version, self.context.settings.max_rows)
+        request, tensors = open_inference.read(body, None if length is None else int(length))
+        names = open_inference.requested_outputs(request, version)
+        batch = open_inference.batch(tensors, version, self.context.settings.max_rows)
         deadline = self._deadline(headers, started, request.parameters.get("timeout"))
         done = await self.context.batcher.score(batch, version, deadline)
         if done.version is not version:
-            names = oip.wanted(request, done.version)
-        reply, head = oip.reply(request.id, done.version, done.outputs, names)
+            names = open_inference.requested_outputs(request, done.version)
+        reply, head = open_inference.reply(request.id, done.version, done.outputs, names)
         answer: Headers = JSON if head is None else [BINARY, (HEADER_LENGTH, b"%d" % head)]
         return _pack(headers, reply, answer)
 
     async def _predict(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
         version = self.context.batcher.version
-        request = people.read_predict(body)
-        oip.check_rows(len(request.rows), self.context.settings.max_rows)
+        request = json_api.read_predict(body)
+        open_inference.check_rows(len(request.rows), self.context.settings.max_rows)
         batch = version.fields.rows(request.rows)
         done = await self.context.batcher.score(batch, version, self._deadline(headers, started))
-        return _pack(headers, people.predict_reply(request, done, time.perf_counter() - started), JSON)
+        return _pack(headers, json_api.predict_reply(request, done, time.perf_counter() - started), JSON)
 
     async def _rank(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
         version = self.context.batcher.version
-        request = ranking.read_rank(body)
-        rank = ranking.Ranking(request, version, self.context.settings.max_candidates)
+        request = json_api.read_rank(body)
+        rank = json_api.Ranking(request, version, self.context.settings.max_candidates)
         deadline = self._deadline(headers, started)
         if rank.batch is None:
             return 200, rank.reply(None, version, time.perf_counter() - started), JSON
@@ -284,12 +282,12 @@ class App:
 
     async def _explain(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
         version = self.context.batcher.version
-        request = people.read_predict(body)
+        request = json_api.read_predict(body)
         if len(request.rows) != 1:
-            raise ServeError("contributions are for one row at a time")
-        names, batch = people.left_out(version, request.rows[0])
+            raise ServeError(f"/v1/explain takes exactly one row, not {len(request.rows)}")
+        names, batch = json_api.ablations(version, request.rows[0])
         done = await self.context.batcher.score(batch, version, self._deadline(headers, started))
-        return 200, people.explain_reply(names, done), JSON
+        return 200, json_api.explain_reply(names, done), JSON
 
     def _ready(self) -> Answer:
         ready, details = self.context.ready()
@@ -301,25 +299,25 @@ class App:
         facts = {"name": "clickfleet", "version": __version__, "extensions": ["binary_tensor_data"]}
         return 200, orjson.dumps(facts), JSON
 
-    def _model(self, path: str) -> None:
-        """Refuses a model or version that is not served."""
+    def _check_model(self, path: str) -> None:
+        """Raise `RefusedError` for a model or version that is not served."""
         name, _, rest = path.removeprefix("/v2/models/").partition("/")
         version = self.context.batcher.version
         if name != version.identity.name:
-            raise RefusedError(404, f"there is no model {name!r} here; its name is {version.identity.name!r}")
+            raise RefusedError(404, f"unknown model {name!r}; this server has {version.identity.name!r}")
         if rest and rest != f"versions/{version.version}":
-            raise RefusedError(404, f"{rest} is not served; the version is {version.version}")
+            raise RefusedError(404, f"{rest} is not served; the current version is {version.version}")
 
-    def _about_model(self, path: str) -> Answer:
+    def _model_metadata(self, path: str) -> Answer:
         if path.endswith("/ready"):
-            self._model(path.removesuffix("/ready"))
+            self._check_model(path.removesuffix("/ready"))
             return self._ready()
-        self._model(path)
-        return 200, orjson.dumps(oip.metadata(self.context.batcher.version)), JSON
+        self._check_model(path)
+        return 200, orjson.dumps(open_inference.metadata(self.context.batcher.version)), JSON
 
 
-def _known(path: str) -> str:
-    """A route's name for the counters; clients cannot invent new ones."""
+def _route_name(path: str) -> str:
+    """Return the route's label in the metrics. Unknown paths share one label."""
     if path.startswith("/v2/models/"):
         return "/v2/infer" if path.endswith("/infer") else "/v2/models"
     return path if path in ("/v1/predict", "/v1/rank", "/v1/explain", "/v1/model", "/metrics") else "other"
@@ -328,18 +326,16 @@ def _known(path: str) -> str:
 def _unpack(packed: bytes, body: bytes, limit: int) -> bytes:
     windows = {b"gzip": 31, b"deflate": 15}.get(packed)
     if windows is None:
-        raise RefusedError(
-            415, f"the content encoding {packed.decode('latin-1')!r} is not read here; gzip and deflate are"
-        )
+        raise RefusedError(415, f"unsupported content encoding {packed.decode('latin-1')!r}; use gzip or deflate")
     try:
         inflate = zlib.decompressobj(windows)
         plain = inflate.decompress(body, limit + 1)
     except zlib.error:
-        raise ServeError("the body is not what its Content-Encoding says") from None
+        raise ServeError("the body does not match its Content-Encoding") from None
     if len(plain) > limit or inflate.unconsumed_tail:
-        raise RefusedError(413, f"the body is longer than {limit} bytes")
+        raise RefusedError(413, f"the body exceeds {limit} bytes")
     if not inflate.eof:
-        raise ServeError("the packed body ends too early")
+        raise ServeError("the compressed body is truncated")
     return plain
 
 

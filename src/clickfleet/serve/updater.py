@@ -1,18 +1,29 @@
-"""The updater as a process of its own, at low priority: python -m clickfleet.serve.updater STATE"""
+"""The updater: a low-priority process that follows a published log and tells the workers which version to serve.
+
+python -m clickfleet.serve.updater STATE
+"""
 
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from clickfleet.errors import ClickfleetError
-from clickfleet.serve import versions
-from clickfleet.serve.faults import log_fault
-from clickfleet.serve.follow import Updater
-from clickfleet.serve.settings import Settings
+from clickfleet.errors import CheckpointError, ClickfleetError, hide
+from clickfleet.serve import overlays, state_folder
+from clickfleet.serve.connection import log_fault
+from clickfleet.serve.overlays import Stack
+from clickfleet.serve.predictor import open_version
+from clickfleet.serve.state_folder import Command, CommandResult, Status
+from clickfleet.serve.supervisor import Settings
+from clickfleet.store.published import LOG, Entry, Line, Log
+from clickfleet.store.redis_rows import RedisHead
 
-BEAT_S = 0.5
-LONGEST_PAUSE_S = 5.0
+HEARTBEAT_S = 0.5
+MAX_PAUSE_S = 5.0
 
 
 def main() -> None:
@@ -32,23 +43,276 @@ def main() -> None:
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    os.nice(10)  # from here on, requests come first
-    shown, beaten, pause = None, 0.0, settings.poll_ms / 1e3
+    os.nice(10)  # from here on, requests have priority
+    shown, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
     while not stopped and os.getppid() == parent:
         try:
-            updater.turn()
+            updater.poll()
             pause = settings.poll_ms / 1e3
-        except Exception:  # whatever it is, the last good version goes on
-            updater.complain(f"the updater failed: {log_fault()}", lost=True)
-            pause = min(LONGEST_PAUSE_S, 2 * pause)
-        if updater.looked > beaten + BEAT_S:
-            beaten = updater.looked
-            versions.beat(updater.state)
+        except Exception:  # whatever happens, the workers keep the last good version
+            updater.report_problem(f"the updater failed: {log_fault()}", log_unreadable=True)
+            pause = min(MAX_PAUSE_S, 2 * pause)
+        if updater.polled_at > heartbeat_at + HEARTBEAT_S:
+            heartbeat_at = updater.polled_at
+            state_folder.write_heartbeat(updater.state)
         problem = updater.status.problem if updater.status else None
         if problem != shown and problem is not None:
             print(f"updater: {problem}", file=sys.stderr, flush=True)
         shown = problem
         time.sleep(pause)
+
+
+RETRY_S, MAX_RETRY_S = 2.0, 60.0
+"""Pause before a refused entry is retried: it may have been copied only in part, or its disk may have been unavailable."""
+
+
+class Updater:
+    """Follow a published log, or serve one entry."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state = Path(settings.state)
+        self.folder = Path(settings.model)
+        self.following = (self.folder / LOG).is_file()
+        self.tail = LogTail(self.folder)
+        self.stack = Stack(self.state)
+        self.rows: overlays.Rows = "memory" if settings.rows == "memory" else "mapped"
+        self.redis = None if settings.rows in ("mapped", "memory") else settings.rows
+        self.serving: Line | None = None
+        self.status: Status | None = None
+        self.polled_at = 0.0
+        """Time of the last successful poll of the log."""
+        self._revision = 0
+        self._retry_at, self._retry_s = 0.0, RETRY_S
+        self._client: Any = None
+
+    def start(self) -> Status:
+        """Announce the first version. Raise `CheckpointError` if there is none."""
+        before = self._previous_status()
+        self._revision = 0 if before is None else before.revision
+        if self.following:
+            self.tail.refresh()
+            if before is not None and before.pinned:
+                self._load_sequence(int(Path(before.entry).name.partition("-")[0]))
+                return self._announce(None, pinned=True)
+            problem = self._to_head()
+            if self.serving is None:
+                raise CheckpointError(problem or f"{self.folder} has no published base")
+            return self._announce(problem)
+        entry = Entry(self.folder)
+        entry.verify()
+        if not entry.base:
+            raise CheckpointError(f"{self.folder} is a delta", "serve a base, or the folder of the published log")
+        if self.redis is None:
+            self.stack.start(entry, self.rows)
+            self._check_golden(entry)
+        return self._write(Status(str(entry.path), list(self.stack.folders), entry.sequence))
+
+    def _previous_status(self) -> Status | None:
+        """Return the last status of an earlier updater of this log, whose pin stays in force."""
+        try:
+            status = state_folder.read_status(self.state)
+        except ClickfleetError:
+            return None
+        return status if status is not None and Path(status.entry).parent == self.folder else None
+
+    def poll(self) -> bool:
+        """Execute waiting commands, or check the log. Return whether a status was announced."""
+        commands = state_folder.take_commands(self.state)
+        for name, command in commands:
+            state_folder.write_answer(self.state, name, self._execute(command))
+        if commands or not self.following:
+            self.polled_at = time.monotonic()
+            return bool(commands)
+        pinned = self.status is not None and self.status.pinned
+        try:
+            news = self.tail.refresh() or self._redis_moved()
+            if not self.tail.lines:
+                raise CheckpointError(f"{self.tail.log.path} is missing or has no entries")
+            self.polled_at = time.monotonic()
+            if not news and not self._retry_due():
+                return False
+            self._announce(None, pinned=True) if pinned else self._announce(self._to_head())
+        except ClickfleetError as error:
+            return self.report_problem(str(error), log_unreadable=True)
+        return True
+
+    def _retry_due(self) -> bool:
+        """Return whether it is time to retry a refused entry."""
+        return self.status is not None and self.status.problem is not None and time.monotonic() > self._retry_at
+
+    def _redis_moved(self) -> bool:
+        if self.redis is None or self.serving is None:
+            return False
+        head = self._redis_head()
+        return head is not None and head["hash"] != self.serving.hash
+
+    def _redis_head(self) -> RedisHead | None:
+        from redis import RedisError
+
+        from clickfleet.store import redis_rows
+
+        assert self.redis is not None
+        try:
+            if self._client is None:
+                self._client = redis_rows.connect(self.redis)
+            return redis_rows.head(self._client)
+        except RedisError as error:
+            raise CheckpointError(f"cannot read {self.redis}: {error}") from None
+
+    def _execute(self, command: Command) -> CommandResult:
+        """Roll back to a sequence and stay there, or follow the log again."""
+        refused = None
+        try:
+            if not self.following:
+                raise CheckpointError("this server serves a single entry, not a log: it cannot roll back or follow")
+            self.tail.refresh()
+            if command.sequence is None:
+                self._announce(self._to_head(accept_fork=True))
+            else:
+                self._load_sequence(int(command.sequence))
+                self._announce(None, pinned=True)
+        except ClickfleetError as error:
+            refused = str(error)
+        status = self.status
+        assert status is not None
+        return CommandResult(
+            sequence=self.serving.sequence if self.serving is not None else status.head,
+            hash=None if self.serving is None else self.serving.hash,
+            pinned=status.pinned,
+            head=status.head,
+            problem=refused or status.problem,
+            revision=status.revision,
+        )
+
+    def _to_head(self, accept_fork: bool = False) -> str | None:
+        """Apply every entry up to the head. Return why one was refused, or None. `accept_fork` allows a log whose past changed."""
+        lines = self.tail.lines
+        if self.redis is not None:
+            return self._to_redis_head(lines)
+        if self.serving is not None and self.serving not in lines:
+            compacted = bool(lines) and lines[0].sequence > self.serving.sequence  # retention dropped its line
+            if not accept_fork and not compacted:
+                return (
+                    f"{self.tail.log.path} no longer contains the served entry {self.serving.sequence} (a fork); "
+                    "POST /admin/follow accepts the log as it is now"
+                )
+            return self._apply(self._from_base(lines))
+        at = -1 if self.serving is None else lines.index(self.serving)
+        newer = lines[at + 1 :]
+        return self._apply(self._from_base(newer) or newer)
+
+    def _to_redis_head(self, lines: Sequence[Line]) -> str | None:
+        """Serve the entry whose rows Redis holds."""
+        head = self._redis_head()
+        matching = [line for line in lines if head is not None and line.hash == head["hash"]]
+        if not matching:
+            held = "nothing" if head is None else f"entry {head['sequence']} of another log"
+            return f"{self.redis} holds {held}; fill it with clickfleet publish … --to {self.redis}"
+        self.tail.log.entry(matching[0]).verify()
+        self.serving = matching[0]
+        return None
+
+    @staticmethod
+    def _from_base(lines: Sequence[Line]) -> Sequence[Line]:
+        """Return the lines from the last base on."""
+        bases = [i for i, line in enumerate(lines) if line.kind == "base"]
+        return lines[bases[-1] :] if bases else []
+
+    def _apply(self, lines: Sequence[Line]) -> str | None:
+        """Add entries one by one. Stop at the first invalid one and return why it was refused."""
+        for line in lines:
+            before, served = list(self.stack.folders), self.serving
+            try:
+                entry = self.tail.log.entry(line)
+                entry.verify()
+                if entry.base:
+                    self.stack.start(entry, self.rows)
+                elif served is None or line.parent != served.hash or line.chain != served.chain:
+                    raise CheckpointError(f"entry {line.sequence} does not follow the served entry")
+                else:
+                    self.stack.push(entry, self.rows)
+                self.serving = line
+                if line is lines[-1]:
+                    self._check_golden(entry)
+            except Exception as error:  # a foreign file can be broken in ways that no check anticipates
+                reason = str(error) if isinstance(error, ClickfleetError) else f"{line.name}: {log_fault()}"
+                self.stack.folders, self.serving = before, served
+                return f"entry {line.sequence} was refused: {reason}"
+        return None
+
+    def _check_golden(self, entry: Entry) -> None:
+        """Try the golden requests in this process before any worker sees the version."""
+        open_version(entry, self.stack.folders, self.rows, opened=dict(self.stack.opened))
+
+    def _load_sequence(self, sequence: int) -> None:
+        """Load the model as it was at a sequence."""
+        lines = self.tail.lines
+        upto = [i for i, line in enumerate(lines) if line.sequence == sequence]
+        if not upto:
+            known = f"{lines[0].sequence} to {lines[-1].sequence}" if lines else "none"
+            raise CheckpointError(f"the log has no entry {sequence}", f"entries: {known}")
+        if self.redis is not None:
+            raise CheckpointError(
+                "cannot roll back rows in Redis, which holds a single entry", "run publish --rollback and fill it again"
+            )
+        before = list(self.stack.folders), self.serving
+        problem = self._apply(self._from_base(lines[: upto[0] + 1]))
+        if problem is not None:
+            self.stack.folders, self.serving = before
+            raise CheckpointError(problem)
+
+    def _announce(self, problem: str | None, pinned: bool = False) -> Status:
+        assert self.serving is not None
+        head = self.tail.lines[-1].sequence if self.tail.lines else None
+        path = str(self.folder / self.serving.name)
+        self._write(Status(path, list(self.stack.folders), head, problem, pinned, following=True))
+        self.stack.remove_unused()
+        assert self.status is not None
+        return self.status
+
+    def report_problem(self, problem: str, log_unreadable: bool = False) -> bool:
+        """Announce a problem, which does not change what is served. Return whether it is a new one.
+
+        `log_unreadable`: the head of the log, and thus the lag, is unknown.
+        """
+        assert self.status is not None
+        if self.status.problem == hide(problem):
+            self._back_off()
+            return False
+        self._write(replace(self.status, problem=problem, head=None if log_unreadable else self.status.head))
+        return True
+
+    def _write(self, status: Status) -> Status:
+        status = replace(status, problem=None if status.problem is None else hide(status.problem))
+        if status.problem is None:
+            self._retry_at, self._retry_s = 0.0, RETRY_S
+        else:
+            self._back_off()
+        if self.status is None or replace(status, revision=self._revision) != self.status:
+            self._revision += 1
+            self.status = replace(status, revision=self._revision)
+            state_folder.write_status(self.status, self.state)
+        return self.status
+
+    def _back_off(self) -> None:
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
+
+
+class LogTail:
+    """The lines of a growing log. Each is read and checked once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = Log(folder)
+        self.lines: list[Line] = []
+
+    def refresh(self) -> bool:
+        """Read new lines. Return whether there are any. A log whose past changed is read again from its start."""
+        if not self.log.refresh():
+            return False
+        self.lines = self.log.lines()
+        return True
 
 
 if __name__ == "__main__":

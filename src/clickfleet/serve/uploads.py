@@ -1,4 +1,4 @@
-"""Whole files and old clients: `POST /upload` (text lines in a form) and `POST /rec/prediction` (feed and fetch)."""
+"""`POST /upload` (a file of text lines in a form) and `POST /rec/prediction` (feed and fetch, for older clients)."""
 
 import asyncio
 import secrets
@@ -9,23 +9,24 @@ from typing import Any
 import numpy as np
 import orjson
 
-from clickfleet.bad_lines import describe
-from clickfleet.batch import Batch, Floats
+from clickfleet.data.bad_lines import describe
+from clickfleet.data.batch import Batch, Floats
+from clickfleet.data.formats import load as load_format
+from clickfleet.data.parsing.lines import Lines
 from clickfleet.errors import ClickfleetError, ConfigError, MissingError, ServeError
-from clickfleet.formats import load as load_format
-from clickfleet.formats._lines import Lines
-from clickfleet.serve import oip
+from clickfleet.serve import open_inference
 from clickfleet.serve.context import Context
-from clickfleet.serve.fields import pick
+from clickfleet.serve.features import pick
+from clickfleet.serve.json_api import Row
 from clickfleet.serve.predictor import Version
 
 TEXT_FORMATS = ("slots", "criteo", "feasign", "libffm", "multislot", "csv")
-"""Formats an upload may have; a user's own code is not run."""
+"""Formats accepted for uploads. User-defined formats are not, because they run code."""
 PIECE_ROWS = 512
 
 
 def parse(content: bytes, form: str, version: Version) -> Batch:
-    """The rows of an uploaded file; one in the format of the training data has its settings too, such as a separator."""
+    """Parse an uploaded file. In the format of the training data, that format's settings apply too, such as the separator."""
     if form not in TEXT_FORMATS:
         raise ServeError(f"unknown format {form!r}", f"formats: {', '.join(TEXT_FORMATS)}")
     if not content.strip():
@@ -42,18 +43,18 @@ def parse(content: bytes, form: str, version: Version) -> Batch:
     for bad in parsed.bad:
         raise ServeError(f"line {bad.line + 1 + reader.header_lines}: {describe(bad)}")
     if not len(parsed.batch):
-        raise ServeError("the file holds no rows")
+        raise ServeError("the file has no rows")
     batch = parsed.batch
     return Batch(batch.dense, batch.keys, batch.slots, None if batch.one_each else batch.offsets, values=batch.values)  # type: ignore[arg-type]
 
 
 async def score_all(context: Context, batch: Batch, version: Version) -> Floats:
-    """The scores of many rows, in pieces that let other requests through."""
+    """Score many rows in pieces, so that other requests are not delayed."""
     deadline = time.perf_counter() + max(60.0, context.settings.max_time_ms / 1e3)
     parts = []
     for at in range(0, len(batch), PIECE_ROWS):
         done = await context.batcher.score(batch[at : at + PIECE_ROWS], version, deadline)
-        if done.version.version != version.version:  # a reply is of one version: score it again by that one
+        if done.version.version != version.version:  # a reply must come from one version
             return await asyncio.to_thread(_score_by, version, batch)
         parts.append(done.outputs["score"])
     return np.concatenate(parts)
@@ -64,59 +65,59 @@ def _score_by(version: Version, batch: Batch) -> Floats:
     return np.concatenate([version.run(piece)["score"] for piece in pieces])
 
 
-def truth(text: str | None) -> bool:
+def is_true(text: str | None) -> bool:
     return (text or "").lower() == "true"
 
 
 async def upload(context: Context, query: Any, content: bytes | None) -> tuple[int, bytes, str]:
-    """(status, body, content type) of an upload."""
+    """Return (status, body, content type) for an upload."""
     user = query.get("user_id")
     if content is None:
-        return _say(400, "the form has no field 'file'")
+        return _error(400, "the form has no field 'file'")
     if not user:
-        return _say(400, "user_id is missing")
+        return _error(400, "user_id is missing")
     target = (query.get("re_model") or "json").lower()
     if target not in ("json", "redis"):
-        return _say(400, "re_model is json or redis")
+        return _error(400, "re_model must be json or redis")
     size = query.get("batch_size") or "5"
     if not size.isascii() or not size.isdigit() or not 0 < int(size) <= 100000:
-        return _say(400, "batch_size must be a number from 1 to 100000")
-    if truth(query.get("save")) and context.settings.upload_dir is None:
-        return _say(400, "this server keeps no uploads (it was started without --upload-dir)")
+        return _error(400, "batch_size must be a number from 1 to 100000")
+    if is_true(query.get("save")) and context.settings.upload_dir is None:
+        return _error(400, "saving uploads is disabled; start the server with --upload-dir")
     if target == "redis" and context.settings.results_redis is None:
-        return _say(400, "this server has no Redis for results (it was started without --results-redis)")
+        return _error(400, "results in Redis are disabled; start the server with --results-redis")
     version = context.batcher.version
     if "score" not in version.outputs:
-        return _say(400, "this artifact has no output 'score'")
+        return _error(400, "the model has no output 'score'")
     begin = time.perf_counter()
     batch = parse(content, query.get("format") or "slots", version)
     parsed = time.perf_counter()
     scores = await score_all(context, batch, version)
     scored = time.perf_counter()
-    if truth(query.get("save")):
-        _keep(Path(str(context.settings.upload_dir)), content)
+    if is_true(query.get("save")):
+        _save(Path(str(context.settings.upload_dir)), content)
     rows = [[score] for score in scores.tolist()]
     batches = [rows[at : at + int(size)] for at in range(0, len(rows), int(size))]
     if target == "redis":
         return await _to_redis(str(context.settings.results_redis), user, batches)
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "code": 200,
         "dtype": "float32",
-        "data": batches if truth(query.get("full")) else rows,
+        "data": batches if is_true(query.get("full")) else rows,
         "user_id": user,
         "server_ms": round(1e3 * (scored - begin), 3),
     }
-    if truth(query.get("debug")):
+    if is_true(query.get("debug")):
         facts["timing_ms"] = {"parse": 1e3 * (parsed - begin), "score": 1e3 * (scored - parsed)}
     return 200, orjson.dumps(facts), "application/json"
 
 
-def _say(status: int, what: str) -> tuple[int, bytes, str]:
+def _error(status: int, what: str) -> tuple[int, bytes, str]:
     return status, orjson.dumps({"code": status, "error": what}), "application/json"
 
 
-def _keep(folder: Path, content: bytes) -> None:
-    """Under a name of ours: what the client called its file never reaches the disk."""
+def _save(folder: Path, content: bytes) -> None:
+    """Save an upload under a generated name. The client's file name is never used."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(8)}.txt"
     with path.open("xb") as out:
@@ -139,20 +140,20 @@ async def _to_redis(url: str, user: str, batches: list[list[list[float]]]) -> tu
 
 
 async def prediction(context: Context, body: bytes) -> tuple[int, bytes]:
-    """feed: [{input: values of the whole batch}], fetch: [output] -> result: {output: [[p], …]}."""
+    """Score feed: [{input: values of the whole batch}], fetch: [output], and return result: {output: [[p], …]}."""
     try:
-        given = orjson.loads(body)
+        request = orjson.loads(body)
     except orjson.JSONDecodeError:
         return 400, orjson.dumps({"error": "the body is not JSON"})
-    if not isinstance(given, dict) or not isinstance(given.get("fetch"), list) or not given["fetch"]:
-        return 400, orjson.dumps({"error": "fetch is missing: the list of outputs"})
-    feed = given.get("feed")
+    if not isinstance(request, dict) or not isinstance(request.get("fetch"), list) or not request["fetch"]:
+        return 400, orjson.dumps({"error": "fetch must be a list of outputs"})
+    feed = request.get("feed")
     if not isinstance(feed, list) or not feed or not isinstance(feed[0], dict):
-        return 400, orjson.dumps({"error": "feed is missing: a list with one mapping from inputs to values"})
+        return 400, orjson.dumps({"error": "feed must be a list with one mapping from inputs to values"})
     version = context.batcher.version
     try:
-        names = pick([str(name) for name in given["fetch"]], version.outputs, "output")
-        batch = _fed(feed[0], version, context.settings.max_rows)
+        names = pick([str(name) for name in request["fetch"]], version.outputs, "output")
+        batch = _feed_batch(feed[0], version, context.settings.max_rows)
         done = await context.batcher.score(batch, version, time.perf_counter() + context.settings.max_time_ms / 1e3)
     except ClickfleetError as error:
         if type(error) is not ServeError:
@@ -162,15 +163,17 @@ async def prediction(context: Context, body: bytes) -> tuple[int, bytes]:
     return 200, orjson.dumps({"result": result}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _fed(feed: dict[str, Any], version: Version, max_rows: int) -> Batch:
+def _feed_batch(feed: Row, version: Version, max_rows: int) -> Batch:
     lengths = {name: len(values) if isinstance(values, list) else -1 for name, values in feed.items()}
     if not lengths or len(set(lengths.values())) != 1 or -1 in lengths.values():
-        raise ServeError("every input of feed must be a list with one item per row")
+        raise ServeError("every input in feed must be a list with one item per row")
     rows = next(iter(lengths.values()))
-    oip.check_rows(rows, max_rows)
+    open_inference.check_rows(rows, max_rows)
     if "keys" in feed and set(feed) <= {"keys", "dense"} and "keys" not in version.fields.names:
         kinds = {"keys": "UINT64", "dense": "FP32"}
         widths = {"keys": len(version.schema.slots), "dense": len(version.schema.dense)}
-        tensors = [oip.Listed(name, kinds[name], [rows, widths[name]], values) for name, values in feed.items()]
-        return oip.batch(tensors, version, max_rows)
+        tensors = [
+            open_inference.ListTensor(name, kinds[name], [rows, widths[name]], values) for name, values in feed.items()
+        ]
+        return open_inference.batch(tensors, version, max_rows)
     return version.fields.rows([{name: values[i] for name, values in feed.items()} for i in range(rows)])

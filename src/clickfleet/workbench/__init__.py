@@ -1,9 +1,12 @@
-"""Tools around training: compare, tune, bench, inspect, explain, dashboard. They call the library like any user.
+"""Tools around training. They call the library like any user.
 
-compare.py    models and settings side by side        plan.py, outcome.py, tables.py
-tune.py       a search for settings                   space.py
-infer.py      how fast a model scores, by engine      machine.py
-inspection.py what a model is made of                 row.py, movers.py, explain.py
-dashboard.py  a page that follows runs                tail.py, panels.py
-crew.py       processes that train                    trainee.py
+compare.py       models and settings side by side
+tune.py          search for settings
+runner.py        processes that train the runs of both
+inference.py     how fast a model scores
+mode_advisor.py  which training mode to choose
+inspection.py    the contents of a model; diff.py: the changes between two; explain.py: the parts of a score
+parity.py        a model's files against a server
+dashboard.py     a page that follows runs
+tables.py        tables for terminal, Markdown, CSV and HTML
 """

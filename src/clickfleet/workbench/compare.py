@@ -1,6 +1,5 @@
-"""Models and settings side by side: trained on the same data and seeds, told as tables, curves and plots.
+"""Compare models and settings: train them on the same data and seeds, and write tables, curves and plots.
 
-from clickfleet.workbench.compare import compare
 
 found = compare("config.yaml", models=["dnn", "fm"], sets=["dense.lr=0.01,0.001"], out="compare")
 found.rows[0]["test_auc"], found.page
@@ -8,22 +7,138 @@ found.rows[0]["test_auc"], found.page
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from clickfleet import modes
-from clickfleet.config import Config
-from clickfleet.configuring import check, configure
+import clickfleet
+from clickfleet.config.check import check, configure
+from clickfleet.config.load import Config, override, plain, read
+from clickfleet.config.plugins import Plugin, find
 from clickfleet.errors import ConfigError
-from clickfleet.interrupts import interruptible
-from clickfleet.lock import Lock
-from clickfleet.report import page
-from clickfleet.workbench.crew import Crew, Facts, Order, count, share_cores
-from clickfleet.workbench.plan import Line, Plan, fingerprint, mean, plan
+from clickfleet.store.lock import Lock
+from clickfleet.training import modes
+from clickfleet.training.loop import interruptible
+from clickfleet.training.report import charts, page
+from clickfleet.training.report.charts import KINDS, Series
+from clickfleet.training.report.evidence import curve, read_lines
+from clickfleet.workbench.runner import Facts, Order, RunEnd, RunResult, TrialRunner, count, share_cores
+from clickfleet.workbench.tables import Column, TextTable, environment
+
+NUMBERS = (
+    Column("train_loss", "training loss", "{:.4f}"),
+    Column("train_auc", "training AUC", "{:.4f}"),
+    Column("test_auc", "test AUC", "{:.4f}"),
+    Column("test_auc_std", "±", "{:.4f}"),
+    Column("logloss", "log loss", "{:.4f}"),
+    Column("rows_per_s", "rows/s", "{:,.0f}"),
+    Column("parameters", "parameters", "{:,.0f}"),
+    Column("seconds", "seconds", "{:.1f}"),
+)
+
+
+def model_table(found: Comparison) -> TextTable:
+    """Return the table of the models as configured."""
+    return TextTable([Column("model"), *NUMBERS], found.rows)
+
+
+def study_tables(found: Comparison) -> dict[str, TextTable]:
+    """Return one table per studied setting."""
+    several = len(found.plan.models) > 1
+    return {
+        key: TextTable([*([Column("model")] if several else []), Column("value", key), *NUMBERS], rows)
+        for key, rows in found.studies.items()
+    }
+
+
+def write_all(found: Comparison) -> None:
+    """Write compare.csv, compare.md and compare.html."""
+    lines = [*found.rows, *(row for rows in found.studies.values() for row in rows)]
+    page.write(found.out / "compare.csv", TextTable([], lines).csv())
+    page.write(found.out / "compare.md", markdown(found))
+    page.write(found.page, html(found))
+
+
+def markdown(found: Comparison) -> str:
+    parts = ["## Models", "", model_table(found).markdown()]
+    for key, table in study_tables(found).items():
+        parts += ["", f"## {key}", "", table.markdown()]
+    if found.failed:
+        parts += ["", "## Failed", "", *(f"* `{name}`: {text}" for name, text in found.failed.items())]
+    return "\n".join(parts) + "\n"
+
+
+def html(found: Comparison) -> str:
+    now = time.strftime("%Y-%m-%d %H:%M")
+    seeds = ", ".join(map(str, found.plan.seeds))
+    parts = [
+        f"<h1>{escape(found.out.name)}</h1>",
+        f'<p class="soft">{len(found.runs)} runs, seeds {seeds}, {now}, clickfleet {clickfleet.__version__}</p>',
+        page.section("Models", model_table(found).html()),
+        page.section("Curves", page.charts(*curves(found))),
+    ]
+    for key, table in study_tables(found).items():
+        parts.append(page.section(key, page.charts(*study_charts(key, found.studies[key])), table.html()))
+    failed = "".join(f"<p><b>{escape(name)}</b>: {escape(text)}</p>" for name, text in found.failed.items())
+    parts.append(page.section("Failed", failed))
+    parts.append(page.section("Environment", page.details("this machine", environment().text())))
+    return page.page(f"{found.out.name} — comparison", parts)
+
+
+def curves(found: Comparison) -> list[str]:
+    """Plot the curves of every model with its first seed over the rows trained on."""
+    orders = [line.orders[0] for line in found.plan.models]
+    figures = []
+    for title, kind, key in (
+        ("Test AUC", "test", "auc"),
+        ("Training AUC", "train", "auc"),
+        ("Test log loss", "test", "logloss"),
+        ("Training loss", "train", "loss"),
+    ):
+        series = [
+            Series(line.model, _points(order, kind, key), KINDS[i % len(KINDS)], dots=kind == "test")
+            for i, (line, order) in enumerate(zip(found.plan.models, orders, strict=True))
+        ]
+        series = [one for one in series if one.points]
+        if series:
+            figures.append(charts.lines(title, series, "rows trained on"))
+    return figures
+
+
+def _points(order: Order, kind: str, key: str) -> list[tuple[float, float]]:
+    if not (order.folder / "metrics.jsonl").is_file():
+        return []
+    size = order.config.data.batch_rows
+    return [(step * size, value) for step, value in curve(read_lines(order.folder)[kind], key)]
+
+
+def study_charts(key: str, rows: list[Facts]) -> list[str]:
+    """Plot AUC and log loss over the values of a setting, one curve per model."""
+    values = list(dict.fromkeys(str(row["value"]) for row in rows))
+    names = list(dict.fromkeys(str(row["model"]) for row in rows))
+    figures = []
+    for title, measure in (("Test AUC", "test_auc"), ("Test log loss", "logloss"), ("Training AUC", "train_auc")):
+        series = []
+        for i, name in enumerate(names):
+            points = [
+                (float(values.index(str(row["value"]))), float(row[measure]))
+                for row in rows
+                if row["model"] == name and row[measure] is not None
+            ]
+            if points:
+                series.append(Series(name, sorted(points), KINDS[i % len(KINDS)], dots=True))
+        if series:
+            figures.append(charts.lines(f"{title} by {key}", series, key, names=values))
+    return figures
+
 
 RESULT, ORDER = "result.json", "order.json"
 MEASURED = ("train_loss", "train_auc", "test_auc", "logloss", "rows_per_s", "parameters", "seconds")
@@ -31,26 +146,26 @@ MEASURED = ("train_loss", "train_auc", "test_auc", "logloss", "rows_per_s", "par
 
 @dataclass
 class Comparison:
-    """What was found; numbers are means over the seeds."""
+    """The result of a comparison. Numbers are means over the seeds."""
 
-    plan: Plan
+    plan: ComparisonPlan
     out: Path
     rows: list[Facts] = field(default_factory=list)
-    """The models as they are configured."""
+    """The models as configured."""
     studies: dict[str, list[Facts]] = field(default_factory=dict)
-    """By setting: the models under each of its values."""
+    """For each studied setting, the models with each of its values."""
     runs: list[Facts] = field(default_factory=list)
-    """Every run that ended well."""
+    """Every run that succeeded."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Runs that did not, with their errors."""
+    """Errors of the runs that failed."""
     signal: int | None = None
-    """What interrupted it."""
+    """The signal that interrupted the comparison."""
 
     @property
     def page(self) -> Path:
         return self.out / "compare.html"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         return {
             "rows": self.rows,
             "studies": self.studies,
@@ -71,12 +186,10 @@ def compare(
     out: str | Path = "compare",
     say: Callable[[str], None] = print,
 ) -> Comparison:
-    """Trains every model under every setting and seed, what is done already aside, and writes what was found to `out`.
+    """Train every model with every setting and seed, skip finished runs, and write the results to `out`.
 
-    `sets` are `key=a,b,c`, one study each: the other settings stay as configured.
+    Each of `sets` is a study `key=a,b,c`: one setting varies, the others stay as configured.
     """
-    from clickfleet.workbench.outcome import write_all
-
     folder = Path(out).absolute()
     base = configure(config, overrides)
     check(base)
@@ -86,10 +199,10 @@ def compare(
     with Lock(folder / ".lock", "compares"):
         results = {order.name: done for order in orders if (done := finished(order)) is not None}
         waiting = [order for order in orders if order.name not in results]
-        before = f", {len(results)} done before" if results else ""
+        before = f", {len(results)} already done" if results else ""
         say(f"{count(len(orders), 'run')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
         _train([_with_threads(order, threads) for order in waiting], jobs, results, found, say)
-        found.runs = [{"run": name, **facts} for name, facts in results.items()]
+        found.runs = [{"run": name, **dataclasses.asdict(one)} for name, one in results.items()]
         found.rows = [_row(line, results) for line in found.plan.models]
         found.studies = {key: [_row(line, results) for line in lines] for key, lines in found.plan.studies.items()}
         write_all(found)
@@ -97,51 +210,52 @@ def compare(
 
 
 def _train(
-    waiting: list[Order], jobs: int, results: dict[str, Facts], found: Comparison, say: Callable[[str], None]
+    waiting: list[Order], jobs: int, results: dict[str, RunResult], found: Comparison, say: Callable[[str], None]
 ) -> None:
     def stop(number: int) -> None:
         found.signal = number
 
-    with interruptible(stop), Crew(jobs) as crew:
-        while (waiting and found.signal is None) or crew.busy:
+    with interruptible(stop), TrialRunner(jobs) as processes:
+        while (waiting and found.signal is None) or processes.busy:
             if found.signal is not None:
-                for order, facts in crew.stop_all():
-                    _take(order, facts, results, found, say)
+                for order, end in processes.stop_all():
+                    _record(order, end, results, found, say)
                 break
-            while waiting and crew.free:
+            while waiting and processes.free:
                 order = waiting.pop(0)
                 page.write(order.folder / ORDER, json.dumps({"fingerprint": fingerprint(order.config)}))
-                crew.start(order)
-            for order, facts in crew.finished(0.2):
-                _take(order, facts, results, found, say)
+                processes.start(order)
+            for order, end in processes.finished(0.2):
+                _record(order, end, results, found, say)
 
 
-def _take(order: Order, facts: Facts, results: dict[str, Facts], found: Comparison, say: Callable[[str], None]) -> None:
-    """Keeps what a run gave."""
+def _record(
+    order: Order, end: RunEnd, results: dict[str, RunResult], found: Comparison, say: Callable[[str], None]
+) -> None:
+    """Store and report how a run ended."""
     place = f"{len(results) + len(found.failed) + 1}/{len(found.plan.orders)}"
-    if "error" in facts:
-        found.failed[order.name] = facts["error"]
-        say(f"{place} {order.name} failed: {facts['error']}")
-    elif "stopped" in facts:
+    if end.result is not None:
+        results[order.name] = end.result
+        page.write(order.folder / RESULT, json.dumps(dataclasses.asdict(end.result)))
+        auc = "" if end.result.test_auc is None else f"test AUC {end.result.test_auc:.4f}, "
+        say(f"{place} {order.name}: {auc}{end.result.seconds:.1f} s")
+    elif end.stopped is not None:
         if found.signal is None:
-            found.failed[order.name] = f"stopped by signal {facts['stopped']}; the same command goes on with it"
-        say(f"{order.name} stopped with a checkpoint; the same command goes on with it")
+            found.failed[order.name] = f"stopped by signal {end.stopped}; the same command resumes it"
+        say(f"{order.name} stopped with a checkpoint; the same command resumes it")
     else:
-        results[order.name] = facts
-        page.write(order.folder / RESULT, json.dumps(facts))
-        auc = "" if facts["test_auc"] is None else f"test AUC {facts['test_auc']:.4f}, "
-        say(f"{place} {order.name}: {auc}{facts['seconds']:.1f} s")
+        found.failed[order.name] = end.error or ""
+        say(f"{place} {order.name} failed: {end.error}")
 
 
-def finished(order: Order) -> Facts | None:
-    """The result of a run that is done; a run with other settings under the same name, done or begun, is refused."""
-    begun, done = order.folder / ORDER, order.folder / RESULT
-    if begun.is_file() and json.loads(begun.read_text())["fingerprint"] != fingerprint(order.config):
+def finished(order: Order) -> RunResult | None:
+    """Return the result of a finished run. Raise if the folder belongs to a run with other settings."""
+    started, done = order.folder / ORDER, order.folder / RESULT
+    if started.is_file() and json.loads(started.read_text())["fingerprint"] != fingerprint(order.config):
         raise ConfigError(
-            f"{order.folder} holds a run with other settings", "choose another --out, or remove that folder"
+            f"{order.folder} holds a run with other settings", "choose another --out, or delete that folder"
         )
-    facts: Facts | None = json.loads(done.read_text()) if done.is_file() else None
-    return facts
+    return RunResult(**json.loads(done.read_text())) if done.is_file() else None
 
 
 def _with_threads(order: Order, threads: int) -> Order:
@@ -149,14 +263,185 @@ def _with_threads(order: Order, threads: int) -> Order:
     return Order(order.name, replace(config, train=replace(config.train, threads=threads)))
 
 
-def _row(line: Line, results: Mapping[str, Facts]) -> Facts:
-    """Means over the seeds that ended well; nothing where none did."""
+def _row(line: ComparisonRow, results: Mapping[str, RunResult]) -> Facts:
+    """Return the means over the seeds that succeeded; None where none did."""
     each = [results[order.name] for order in line.orders if order.name in results]
-    aucs = [facts["test_auc"] for facts in each if facts["test_auc"] is not None]
+    aucs = [one.test_auc for one in each if one.test_auc is not None]
     row: Facts = {"model": line.model}
     if line.setting is not None:
         row |= {"setting": line.setting, "value": line.value}
-    row |= {key: mean(facts[key] for facts in each) for key in MEASURED}
+    row |= {key: mean(getattr(one, key) for one in each) for key in MEASURED}
     if len(line.orders) > 1:
         row |= {"seeds": len(each), "test_auc_std": statistics.stdev(aucs) if len(aucs) > 1 else None}
     return row
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One row of a table: a model with a setting, trained once per seed."""
+
+    model: str
+    setting: str | None
+    """The key that differs from the configuration, if any."""
+    value: str | None
+    orders: tuple[Order, ...]
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """The models as configured, and a study for each setting: the models with each of its values."""
+
+    models: tuple[ComparisonRow, ...]
+    studies: Mapping[str, tuple[ComparisonRow, ...]]
+    seeds: tuple[int, ...]
+
+    @property
+    def orders(self) -> list[Order]:
+        """Return every run once."""
+        lines = [*self.models, *(line for study in self.studies.values() for line in study)]
+        return list({order.name: order for line in lines for order in line.orders}.values())
+
+
+def grid(text: str) -> tuple[str, list[Any]]:
+    """Parse a key and its values.
+
+    >>> grid("model.hidden=[400,400],[64]")
+    ('model.hidden', [[400, 400], [64]])
+    """
+    key, equals, values = text.partition("=")
+    if not equals or not values.strip():
+        raise ConfigError(f"--set {text!r} does not have the form key=a,b,c", "for example --set train.epochs=1,4,10")
+    return key, list(read(f"values: [{values}]", f"--set {text!r}")["values"])
+
+
+def plan(
+    base: Config,
+    models: Sequence[str],
+    sets: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    say: Callable[[str], None],
+) -> ComparisonPlan:
+    """Plan all runs. Raise at once for unknown settings."""
+    planner = _Planner(out, tuple(seeds) or (base.train.seed,))
+    names = list(dict.fromkeys(models)) or [base.model.name]
+    grids: dict[str, list[Any]] = {}
+    for text in sets:
+        key, values = grid(text)
+        grids[key] = [*grids.get(key, []), *values]
+    alone, studies = [], {key: list[ComparisonRow]() for key in grids}
+    for name in names:
+        config = with_model(base, name, say)
+        first = planner.row(config, None, None)
+        alone.append(first)
+        for key, values in grids.items():
+            if not has_setting(config, key):
+                say(f"{first.model} has no {key}; left out of that study")
+                continue
+            lines = [planner.row(changed(config, key, value), key, value) for value in values]
+            if all(line.orders != first.orders for line in lines):
+                lines.insert(0, replace(first, setting=key, value=f"{text_of(current(config, key))} (as configured)"))
+            studies[key] += lines
+    for key, lines in studies.items():
+        if not lines:
+            raise ConfigError(f"none of the models has {key}", "add a model that has it, or remove that --set")
+    return ComparisonPlan(tuple(alone), {key: tuple(lines) for key, lines in studies.items()}, planner.seeds)
+
+
+class _Planner:
+    """Plan runs, so that equal configurations share one."""
+
+    def __init__(self, out: Path, seeds: tuple[int, ...]) -> None:
+        self.out, self.seeds = out, seeds
+        self._orders: dict[str, Order] = {}
+
+    def row(self, config: Config, key: str | None, value: Any) -> ComparisonRow:
+        text = None if key is None else text_of(value)
+        stem = Path(config.model.name).stem
+        name = stem if key is None else f"{stem}-{key}={text}"
+        orders = tuple(self._order(config, name, seed) for seed in self.seeds)
+        return ComparisonRow(stem, key, text, orders)
+
+    def _order(self, config: Config, name: str, seed: int) -> Order:
+        config = replace(config, train=replace(config.train, seed=seed))
+        mark = fingerprint(config)
+        if mark not in self._orders:
+            slug = re.sub(r"[^\w.=-]+", "_", f"{name}-seed{seed}").strip("_")[:90]
+            if any(order.name == slug for order in self._orders.values()):
+                slug = f"{slug}-{mark[:8]}"
+            folder = replace(config.run, dir=str(self.out / "runs" / slug))
+            self._orders[mark] = Order(slug, replace(config, run=folder))
+        return self._orders[mark]
+
+
+def fingerprint(config: Config) -> str:
+    """Hash the settings that affect what a run learns: no paths, no threads, no default values."""
+    raw, default = plain(config), plain(Config())
+    for section in ("run", "online", "publish", "serve", "tune"):
+        del raw[section]
+    raw["train"] |= {key: default["train"][key] for key in ("threads", "hogwild", "profile")}
+    raw["data"]["threads"] = default["data"]["threads"]
+    return hashlib.blake2b(json.dumps(_non_defaults(raw, default), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _non_defaults(value: Any, default: Any) -> Any:
+    """Return the values that differ from the defaults, so that settings added by later versions change no hash."""
+    if isinstance(value, dict) and isinstance(default, dict):
+        parts = {key: _non_defaults(item, default.get(key)) for key, item in value.items() if item != default.get(key)}
+        return {key: part for key, part in parts.items() if part != {}}
+    return value
+
+
+def with_model(config: Config, name: str, say: Callable[[str], None]) -> Config:
+    """Return the configuration with another model. Keep the model settings that the other model has too."""
+    if name == config.model.name:
+        return config
+    if name.endswith(".py"):
+        name = str(Path(name).absolute())
+    known = settings_of(name)
+    kept = {key: value for key, value in config.model.settings.items() if key in known}
+    dropped = [f"model.{key}" for key in config.model.settings if key not in known]
+    if dropped:
+        say(f"{Path(name).stem} has no {', '.join(dropped)}; left out for it")
+    return replace(config, model=Plugin(name, kept))
+
+
+def settings_of(name: str) -> set[str]:
+    """Return the names of a model's settings."""
+    from clickfleet.training.network import Model
+
+    return {field.name for field in dataclasses.fields(find("models", name, Model).Config)}
+
+
+def has_setting(config: Config, key: str) -> bool:
+    """Return whether a setting applies to the model of a configuration."""
+    section, _, name = key.partition(".")
+    return section != "model" or name == "name" or name in settings_of(config.model.name)
+
+
+def changed(config: Config, key: str, value: Any) -> Config:
+    """Return the configuration with another value, checked like a setting in the file."""
+    raw = plain(config, as_given=True)
+    override(raw, f"{key}={json.dumps(value)}")
+    return configure(raw)
+
+
+def current(config: Config, key: str) -> Any:
+    """Return the value of a dotted key; None if the plug-in's default applies."""
+    value: Any = plain(config)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def text_of(value: Any) -> str:
+    """Format a value as a label."""
+    if value is None:
+        return "default"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

@@ -1,6 +1,5 @@
-"""A page on this machine that follows runs while they train; it needs no network, and shows nothing to others.
+"""Serve a local page that follows runs while they train. Only this machine can reach it, and it loads nothing from the network.
 
-from clickfleet.workbench.dashboard import Dashboard
 
 with Dashboard(["run", "other"]) as page:
     print(page.url)
@@ -11,55 +10,104 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Sequence
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import clickfleet
-from clickfleet.errors import ConfigError, ServeError
-from clickfleet.report import page
-from clickfleet.workbench.panels import Followed, draw
+from clickfleet.config.load import load
+from clickfleet.data.progress import amount
+from clickfleet.errors import ClickfleetError, ConfigError, ServeError
+from clickfleet.training.report import charts, page, stream
+from clickfleet.training.report.charts import KINDS, Series
+from clickfleet.training.report.evidence import curve
+
+Line = dict[str, Any]
+
+
+KEPT = 256
+"""Bytes kept to recognise a file."""
+
+
+class MetricsTail:
+    """Read complete lines as they are appended. A truncated file (a resumed run) is read from its start again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.restarts = 0
+        """How often the file was truncated, which invalidates the lines read before."""
+        self._at = 0
+        self._before = b""
+        """The bytes before that position, to detect a file that was truncated and grew again."""
+
+    def lines(self) -> list[Line]:
+        """Return the lines appended since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(self._at - len(self._before))
+                if size < self._at or file.read(len(self._before)) != self._before:
+                    self._at, self._before, self.restarts = 0, b"", self.restarts + 1
+                file.seek(self._at)
+                content = file.read(size - self._at)
+        except FileNotFoundError:
+            return []
+        whole = content.rfind(b"\n") + 1  # the last line may be incomplete
+        self._at += whole
+        self._before = (self._before + content[:whole])[-KEPT:]
+        return [line for text in content[:whole].splitlines() if (line := _parsed(text)) is not None]
+
+
+def _parsed(text: bytes) -> Line | None:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and "kind" in line else None
+
 
 HOST = "127.0.0.1"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 SCRIPT = """
-const runs = document.getElementById('runs'), said = document.getElementById('said'), every = EVERY;
+const runs = document.getElementById('runs'), state = document.getElementById('status'), every = EVERY;
 let tag = '';
-async function look() {
+async function update() {
   try {
     const reply = await fetch('panels', {headers: tag ? {'If-None-Match': tag} : {}, cache: 'no-store'});
     if (reply.status === 200) { tag = reply.headers.get('ETag'); runs.innerHTML = await reply.text(); }
-    said.textContent = 'looked at ' + new Date().toLocaleTimeString();
-  } catch (problem) { said.textContent = 'the dashboard does not answer any more'; }
-  setTimeout(look, every);
+    state.textContent = 'updated at ' + new Date().toLocaleTimeString();
+  } catch (problem) { state.textContent = 'the dashboard has stopped'; }
+  setTimeout(update, every);
 }
-look();
+update();
 """
 
 
 def folders(paths: Sequence[str | Path]) -> list[Path]:
-    """Run folders; of a comparison or a search, all of its runs."""
-    found: list[Path] = []
+    """Return the run folders; for a folder of compare or tune, all of its runs."""
+    runs: list[Path] = []
     for path in map(Path, paths):
         inside = [one for name in ("runs", "trials") for one in sorted((path / name).glob("*")) if one.is_dir()]
         if inside:
-            found += inside
+            runs += inside
         elif path.is_dir():
-            found.append(path)
+            runs.append(path)
         else:
-            raise ConfigError(f"there is no folder {path}", "name run folders; one that is about to train may be empty")
-    return found
+            raise ConfigError(f"there is no folder {path}", "give run folders; a folder without metrics yet is fine")
+    return runs
 
 
 class Dashboard:
-    """Serves the page inside a `with` block, or until `wait` is interrupted."""
+    """Serve the page inside a `with` block."""
 
     def __init__(self, runs: Sequence[str | Path], port: int = 0, every_s: float = 1.0) -> None:
         self.paths, self.every_s = list(runs), every_s
-        self._runs: dict[Path, Followed] = {}
-        self._looking = threading.Lock()
+        self._runs: dict[Path, FollowedRun] = {}
+        self._reading = threading.Lock()
         folders(self.paths)
         try:
             self._server = ThreadingHTTPServer((HOST, port), _handler(self))
@@ -75,32 +123,32 @@ class Dashboard:
     def url(self) -> str:
         return f"http://{HOST}:{self.port}/"
 
-    def look(self) -> list[Followed]:
-        """All runs as they are now; those that were begun since are there too."""
+    def read(self) -> list[FollowedRun]:
+        """Read the new lines of all runs, including runs that started since the last call."""
         for folder in folders(self.paths):
-            self._runs.setdefault(folder, Followed(folder))
+            self._runs.setdefault(folder, FollowedRun(folder))
         names = [folder.absolute().name for folder in self._runs]
         for folder, run in self._runs.items():
             run.name = folder.absolute().name if names.count(folder.absolute().name) == 1 else str(folder)
-            run.look()
+            run.read()
         return list(self._runs.values())
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """The kind and the bytes of a reply."""
+        """Return the content type and body for a path; None if there is no such path."""
         if path == "/":
             return "text/html; charset=utf-8", self._shell().encode()
-        with self._looking:  # several tabs ask at once
+        with self._reading:  # several tabs may ask at once
             if path == "/panels":
-                return "text/html; charset=utf-8", draw(self.look()).encode()
+                return "text/html; charset=utf-8", draw(self.read()).encode()
             if path == "/data.json":
-                return "application/json", json.dumps([run.facts() for run in self.look()]).encode()
+                return "application/json", json.dumps([run.facts() for run in self.read()]).encode()
         return None
 
     def _shell(self) -> str:
         script = SCRIPT.replace("EVERY", str(round(self.every_s * 1000)))
         parts = [
             "<h1>Runs</h1>",
-            f'<p class="soft"><span id="said" role="status">looking…</span> clickfleet {clickfleet.__version__}</p>',
+            f'<p class="soft"><span id="status" role="status">loading…</span> clickfleet {clickfleet.__version__}</p>',
             '<div id="runs"></div>',
             f"<script>{script}</script>",
         ]
@@ -109,9 +157,6 @@ class Dashboard:
     def __enter__(self) -> Self:
         self._thread.start()
         return self
-
-    def wait(self) -> None:
-        self._thread.join()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -124,11 +169,11 @@ def _handler(board: Dashboard) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             host = (self.headers.get("Host") or "").rpartition(":")[0]
-            if host not in (HOST, "localhost"):  # a page of somebody else that was pointed at us
-                return self._reply(403, "text/plain", b"only for this machine\n")
+            if host not in (HOST, "localhost"):  # DNS rebinding: a foreign page whose name resolves to this machine
+                return self._reply(403, "text/plain", b"only reachable from this machine\n")
             answer = board.answer(self.path.partition("?")[0])
             if answer is None:
-                return self._reply(404, "text/plain", b"there is / and /data.json\n")
+                return self._reply(404, "text/plain", b"not found; try / or /data.json\n")
             tag = f'"{hashlib.blake2b(answer[1], digest_size=12).hexdigest()}"'
             if self.headers.get("If-None-Match") == tag:
                 return self._reply(304, answer[0], b"", tag)
@@ -147,6 +192,178 @@ def _handler(board: Dashboard) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, *words: Any) -> None:
-            """Nobody wants a line per second."""
+            """Log nothing: the page polls every second."""
 
     return Handler
+
+
+MOST = 2000
+"""Beyond twice as many lines of a kind, only every second of the oldest is kept."""
+LIVE_S = 30.0
+DRAWN = 12
+"""Maximum number of runs with their own charts; the table shows all runs."""
+
+
+class FollowedRun:
+    """A run folder that may still grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, folder.absolute().name
+        self.lines: dict[str, list[Line]] = {"train": [], "test": [], "epoch": []}
+        self._tail = MetricsTail(folder / "metrics.jsonl")
+        self._restarts = 0
+        self._config: Any = None
+
+    def read(self) -> None:
+        """Read the new lines."""
+        new = self._tail.lines()
+        if self._tail.restarts != self._restarts:  # resumed from a checkpoint: later lines are void
+            self._restarts = self._tail.restarts
+            self.lines = {"train": [], "test": [], "epoch": []}
+        for line in new:
+            kept = self.lines.setdefault(line["kind"], [])
+            kept.append(line)
+            if len(kept) > 2 * MOST:
+                kept[:MOST] = kept[:MOST:2]
+
+    @property
+    def config(self) -> Any:
+        """Return the configuration of the run; None until it is readable."""
+        path = self.folder / "config.yaml"
+        if self._config is None and path.is_file():
+            try:
+                self._config = load(path, (), self.folder)
+            except ClickfleetError:  # incomplete, or of another version
+                return None
+        return self._config
+
+    @property
+    def last(self) -> Line:
+        """Return the newest line of training metrics."""
+        return max((kind[-1] for name in ("train", "epoch") if (kind := self.lines[name])), key=_time, default={})
+
+    @property
+    def silence_s(self) -> float | None:
+        """Return the seconds since the last line; None before the first."""
+        newest = max((_time(kind[-1]) for kind in self.lines.values() if kind), default=None)
+        return None if newest is None else max(0.0, time.time() - newest)
+
+    @property
+    def state(self) -> str:
+        silence = self.silence_s
+        if silence is None:
+            return "waiting for its first metrics"
+        return "live" if silence < LIVE_S else f"quiet for {stream.span(silence)}"
+
+    def facts(self) -> Line:
+        """Return the newest metrics for /data.json."""
+        last, test = self.last, self.lines["test"]
+        entry = self.lines.get("published", [{}])[-1] if self.lines.get("published") else {}
+        return {
+            "run": str(self.folder),
+            "state": self.state,
+            "silence_s": self.silence_s,
+            **{
+                key: last.get(key) for key in ("step", "rows", "rows_per_s", "auc", "loss", "table_rows", "table_bytes")
+            },
+            "test_auc": test[-1].get("auc") if test else None,
+            "passes": len(self.lines.get("pass", [])),
+            **{key: entry.get(key) for key in ("sequence", "entry_kind", "entry_rows", "entry_bytes")},
+            **stream.ages(self.lines),
+            "lag_s": time.time() - _time(entry) if entry else None,
+        }
+
+
+def draw(runs: Sequence[FollowedRun]) -> str:
+    """Render the changing part of the page."""
+    drawn = sorted(runs, key=lambda run: run.silence_s or 0.0)[:DRAWN]
+    note = f'<p class="soft">Charts below: the {DRAWN} most recently active runs.</p>' if len(runs) > DRAWN else ""
+    return "\n".join([_overview(runs), note, *(_run(run) for run in runs if run in drawn)])
+
+
+def _overview(runs: Sequence[FollowedRun]) -> str:
+    if len(runs) < 2:
+        return ""
+    head = ("run", "state", "step", "rows", "rows/s", "AUC", "test AUC", "rows in the table")
+    cells = []
+    for run in runs:
+        facts = run.facts()
+        speed = facts["rows_per_s"]
+        cells.append(
+            [
+                f'<a href="#{escape(run.name)}">{escape(run.name)}</a>',
+                escape(run.state),
+                page.number(facts["step"]) or "–",
+                page.number(facts["rows"]) or "–",
+                "–" if speed is None else f"{speed:,.0f}",
+                page.number(facts["auc"]) or "–",
+                page.number(facts["test_auc"]) or "–",
+                page.number(facts["table_rows"]) or "–",
+            ]
+        )
+    figures = []
+    for title, kind, key in (("Test AUC", "test", "auc"), ("Training AUC", "train", "auc"), ("Loss", "train", "loss")):
+        series = [
+            Series(run.name, curve(run.lines[kind], key), KINDS[i % len(KINDS)], dots=kind == "test")
+            for i, run in enumerate(runs)
+        ]
+        series = [one for one in series if one.points]
+        if series:
+            figures.append(charts.lines(f"{title} of all runs", series, "step"))
+    return page.section("All runs", page.table(head, cells), page.charts(*figures))
+
+
+def _run(run: FollowedRun) -> str:
+    last, test = run.last, run.lines["test"]
+    speed, loss, left = last.get("rows_per_s"), last.get("loss"), last.get("seconds_left")
+    size = last.get("table_bytes")
+    entry = run.lines.get("published", [])
+    tiles = {
+        "step": page.number(last.get("step")),
+        "rows trained on": page.number(last.get("rows")),
+        "rows per second": None if speed is None else f"{speed:,.0f}",
+        "loss": page.number(loss),
+        "AUC": page.number(last.get("auc")),
+        "test AUC": page.number(test[-1].get("auc")) if test else None,
+        "rows in the table": page.number(last.get("table_rows")),
+        "table memory": None if size is None else amount(int(size), "bytes"),
+        "time left": None if left is None or run.state != "live" else stream.span(left),
+        "staleness": page.number(last.get("staleness"), 1),
+        "failed processes": page.number(last.get("losses")),
+        "age of the last entry": stream.span(time.time() - _time(entry[-1])) if entry else None,
+        **stream.numbers(run.lines),
+    }
+    train = run.lines["train"] or run.lines["epoch"]
+    curves = [
+        _curves("AUC", [("training", train, "auc"), ("last batches", train, "sliding_auc"), ("test", test, "auc")]),
+        _curves("Loss", [("training", train, "loss"), ("test", test, "logloss")]),
+        _curves("Rows per second", [("rows/s", train, "rows_per_s")]),
+        _curves("Table size, rows", [("rows", train, "table_rows")]),
+        _curves("Table size, bytes", [("bytes", train, "table_bytes")]),
+        _curves("Staleness of rows", [("steps", train, "staleness")]),
+    ]
+    config = run.config
+    objective = None if config is None else config.publish.freshness_slo
+    shown = config.model.name if config is not None else ""
+    parts = [
+        page.tiles(tiles),
+        page.charts(*curves),
+        page.charts(*stream.passes(run.lines), *stream.entries(run.lines), *stream.freshness(run.lines, objective)),
+        stream.alarms(run.lines),
+        page.shares(last["shares"]) if last.get("shares") else "",
+    ]
+    state = f'<p class="soft"><b class="state">{escape(run.state)}</b> {escape(str(run.folder))} {escape(shown)}</p>'
+    return f'<section class="run" id="{escape(run.name)}"><h2>{escape(run.name)}</h2>{state}{"".join(parts)}</section>'
+
+
+def _curves(title: str, wanted: Sequence[tuple[str, list[Line], str]]) -> str:
+    series = [
+        Series(name, points, KINDS[i], dots=name == "test")
+        for i, (name, lines, key) in enumerate(wanted)
+        if (points := curve(lines, key))
+    ]
+    return charts.lines(title, series, "step") if series else ""
+
+
+def _time(line: Line) -> float:
+    return float(line.get("time") or 0.0)

@@ -1,4 +1,4 @@
-"""Why is this item scored so? The score of a row, and what it would be without each of its fields."""
+"""Explain a score: the contribution of each field, and the importance of fields over a data set."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet import saving, trained
-from clickfleet.batch import Batch, concatenate
+from clickfleet.data.batch import Batch, concatenate
 from clickfleet.errors import DataError
-from clickfleet.importance import Importance, Sample, importance
-from clickfleet.learner import Learner
-from clickfleet.scoring import Scorer
-from clickfleet.serve.fields import Fields, overlay
-from clickfleet.trained import Trained
-from clickfleet.workbench.inspection import Facts, scores
+from clickfleet.serve.features import Fields, overlay
+from clickfleet.store import run_folder
+from clickfleet.training.learner import Learner
+from clickfleet.training.model import SavedModel, load
+from clickfleet.training.predict import Scorer
+from clickfleet.training.report.evidence import EvidenceSample, Importance, importance
+from clickfleet.workbench.inspection import scores
+from clickfleet.workbench.runner import Facts
 
 
 def explain(
-    model: str | Path | Trained,
+    model: str | Path | SavedModel,
     row: str | Path | Mapping[str, Any],
     line: int = 1,
     form: str | None = None,
     trust: bool = False,
 ) -> Facts:
-    """What each field contributes: the score less the score with that field missing.
+    """Return the contribution of each field: the score minus the score with that field missing.
 
-    `row` is a mapping of features, its JSON, or files of data, of which row `line` (from 1) is taken.
+    `row` is a mapping of features, the same as JSON, or data files, whose row number `line` (from 1) is explained.
     """
-    loaded = model if isinstance(model, Trained) else trained.load(model, trust)
+    loaded = model if isinstance(model, SavedModel) else load(model, trust)
     learner, fields = loaded.learner, Fields(loaded.schema)
     features = _features(row)
-    batch = fields.rows([features]) if features is not None else _take(loaded.reading(form, 1), row, line)
+    batch = fields.rows([features]) if features is not None else _read_row(loaded.reading(form, 1), row, line)
     missing = fields.rows([{}])
-    without = [overlay(fields, missing, _bare(batch), {name}) for name in fields.names]
-    every = concatenate([_bare(batch), *without])
-    ((_, found),) = list(Scorer(learner)([every]))
-    chances = found.astype(np.float64)
+    without = [overlay(fields, missing, _features_only(batch), {name}) for name in fields.names]
+    every = concatenate([_features_only(batch), *without])
+    ((_, output),) = list(Scorer(learner)([every]))
+    chances = output.astype(np.float64)
     logits = np.log(chances) - np.log1p(-chances)
     statistics = _statistics(learner, batch)
     parts = []
@@ -51,7 +52,7 @@ def explain(
                 "value": None if features is None else features.get(name),
                 "contribution": change,
                 "logit": float(logits[0] - logits[place]),
-                **_of_field(loaded, batch, name, statistics),
+                **_field_statistics(loaded, batch, name, statistics),
             }
         )
     parts.sort(key=lambda part: -abs(part["logit"]))
@@ -60,12 +61,12 @@ def explain(
         "score": float(chances[0]),
         "logit": float(logits[0]),
         "label": label,
-        "score_of_nothing": _alone(learner, missing),
+        "score_of_nothing": _score(learner, missing),
         "contributions": parts,
     }
 
 
-def _features(row: Any) -> dict[str, Any] | None:
+def _features(row: Any) -> Facts | None:
     if isinstance(row, Mapping):
         return dict(row)
     if not str(row).lstrip().startswith("{"):
@@ -73,66 +74,74 @@ def _features(row: Any) -> dict[str, Any] | None:
     try:
         return dict(json.loads(str(row)))
     except ValueError as error:
-        raise DataError(f"the row is no JSON: {error}", 'write it as \'{"feature": "value", "other": 3}\'') from None
+        raise DataError(
+            f"the row is not valid JSON: {error}", 'write it as \'{"feature": "value", "other": 3}\''
+        ) from None
 
 
-def _take(loaded: Trained, data: Any, line: int) -> Batch:
+def _read_row(loaded: SavedModel, data: Any, line: int) -> Batch:
     left = line
     for batch in loaded.source(str(data), 1000):
         if left <= len(batch):
             return batch[left - 1 : left]
         left -= len(batch)
-    raise DataError(f"{data} has only {line - left} rows", f"there is no row {line}")
+    raise DataError(f"{data} has only {line - left} rows", f"choose --line between 1 and {line - left}")
 
 
-def _bare(batch: Batch) -> Batch:
-    """The row without its label and the like, which the rows made from it do not have."""
+def _features_only(batch: Batch) -> Batch:
+    """Return the row without label and other side columns."""
     return Batch(batch.dense, batch.keys, batch.slots, batch.offsets, values=batch.values)
 
 
-def _alone(learner: Learner, missing: Batch) -> float:
-    ((_, found),) = list(Scorer(learner)([missing]))
-    return float(found[0])
+def _score(learner: Learner, missing: Batch) -> float:
+    ((_, output),) = list(Scorer(learner)([missing]))
+    return float(output[0])
 
 
 def _statistics(learner: Learner, batch: Batch) -> dict[int, Facts]:
-    """The rows of the table behind the keys."""
-    found: dict[int, Facts] = {}
+    """Return shows, clicks and score of the table rows of a batch, by key."""
+    statistics: dict[int, Facts] = {}
     wanted = np.unique(batch.keys)
     with learner.table.snapshot() as rows:
         for columns in rows:
             for i in np.flatnonzero(np.isin(columns["key"], wanted)):
                 show, click = float(columns["show"][i]), float(columns["click"][i])
                 score = float(scores(learner.table.policy, show, click))
-                found[int(columns["key"][i])] = {"show": show, "click": click, "score": score, "full": columns["full"]}
-    return found
+                statistics[int(columns["key"][i])] = {
+                    "show": show,
+                    "click": click,
+                    "score": score,
+                    "full": columns["full"],
+                }
+    return statistics
 
 
-def _of_field(loaded: Trained, batch: Batch, name: str, statistics: dict[int, Facts]) -> Facts:
-    """The keys of a slot and their rows' statistics; nothing of a dense column."""
+def _field_statistics(loaded: SavedModel, batch: Batch, name: str, statistics: dict[int, Facts]) -> Facts:
+    """Return the keys of a slot and the statistics of their rows; an empty dictionary for a dense column."""
     for place, slot in enumerate(loaded.schema.slots):
         if slot.bucket is None and (slot.source or slot.name) == name:
             keys = batch.keys[batch.offsets[place] : batch.offsets[place + 1]].tolist()
             known = [statistics[key] for key in keys if key in statistics]
-            told = known and (loaded.path is None or saving.entries(loaded.path) is None)  # published rows have none
+            published = loaded.path is not None and run_folder.entries(loaded.path) is not None
+            counted = known and not published  # published rows have no statistics
             return {
                 "keys": keys,
                 "known": len(known),
-                "show": sum(one["show"] for one in known) if told else None,
-                "click": sum(one["click"] for one in known) if told else None,
+                "show": sum(one["show"] for one in known) if counted else None,
+                "click": sum(one["click"] for one in known) if counted else None,
             }
     return {}
 
 
-def words(found: Facts, top: int = 20) -> list[str]:
-    """The same for people, the largest contributions first."""
-    label = "" if found["label"] is None else f", its label is {found['label']:g}"
+def explanation_text(found: Facts, top: int = 20) -> list[str]:
+    """Format the result of `explain`, largest contributions first."""
+    label = "" if found["label"] is None else f", label {found['label']:g}"
     lines = [f"score {found['score']:.6f} (logit {found['logit']:+.4f}){label}"]
     lines.append(f"a row without any field scores {found['score_of_nothing']:.6f}")
     moved = [part for part in found["contributions"] if part["logit"]]
     for part in moved[:top]:
         value = "" if part["value"] is None else f" = {part['value']}"
-        if part["value"] is None and part.get("keys"):  # of a file: `inspect --key` tells more of it
+        if part["value"] is None and part.get("keys"):  # from a file: `inspect --key` shows the row
             value = f" (key {', '.join(map(str, part['keys'][:3]))}{', …' if len(part['keys']) > 3 else ''})"
         seen = ""
         if "keys" in part:
@@ -142,22 +151,22 @@ def words(found: Facts, top: int = 20) -> list[str]:
         lines.append(f"{part['contribution']:>+10.6f}  logit {part['logit']:>+8.4f}  {part['field']}{value}{seen}")
     rest = len(found["contributions"]) - len(moved[:top])
     if rest:
-        lines.append(f"{rest} other fields change less, or nothing")
+        lines.append(f"{rest} other fields contribute less or nothing")
     return lines
 
 
-def weigh(
+def field_importance(
     model: str | Path,
     data: Any,
     groups: Sequence[Sequence[str]] | None = None,
     form: str | None = None,
     trust: bool = False,
 ) -> list[Importance]:
-    """The importance of fields, or of groups of them shuffled together, on a sample of data with labels."""
-    loaded = trained.load(model, trust).reading(form)
-    sample = Sample.for_importance(loaded.learner)
+    """Return the importance of fields, or of groups of fields shuffled together, on a sample of labelled data."""
+    loaded = load(model, trust).reading(form)
+    sample = EvidenceSample.for_importance(loaded.learner)
     for batch in loaded.source(data, labels=True):
         sample.add(batch)
     if not len(sample):
-        raise DataError("there are no rows to shuffle")
+        raise DataError("the data holds no rows")
     return importance(loaded.learner, sample.rows, groups, threads=loaded.threads)

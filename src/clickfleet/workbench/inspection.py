@@ -1,35 +1,42 @@
-"""What a model is made of: rows per slot, memory, scores, norms; of a published log, its entries."""
+"""Describe a saved model: rows per slot, memory, scores, norms, one row in detail, and the entries of a published log."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from clickfleet import saving, trained
-from clickfleet.learner import Learner
-from clickfleet.policy import Policy
+from clickfleet.data.schema import Schema
+from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.store import atomic, checkpoint, published, run_folder
+from clickfleet.store.policy import Policy
+from clickfleet.training import saving
+from clickfleet.training.learner import Learner
+from clickfleet.training.model import facts
+from clickfleet.workbench.runner import Facts, count
 
-Facts = dict[str, Any]
 SCORE_EDGES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, float("inf"))
 
 
 def scores(policy: Policy, show: Any, click: Any) -> Any:
-    """The score by which rows are admitted, published and evicted."""
+    """Return the score that decides whether rows are admitted, published and evicted."""
     return (show - click) * policy.nonclick_coeff + click * policy.click_coeff
 
 
 def removable(policy: Policy, score: Any, unseen_days: Any) -> Any:
-    """Whether the next shrink removes a row: it decays the score first."""
+    """Return whether the next shrink removes a row. A shrink first decays the score."""
     return (score * policy.decay_rate < policy.delete_threshold) | (unseen_days > policy.delete_after_unseen_days)
 
 
 @dataclass
 class _Survey:
-    """One pass over all rows."""
+    """Statistics gathered in one pass over all rows."""
 
     slots: int
     rows: NDArray[np.int64] = field(init=False)
@@ -64,14 +71,14 @@ class _Survey:
 
 
 def describe(model: str | Path, trust: bool = False) -> Facts:
-    """What a saved model is made of, for people and machines; `trust` allows code that it names to run."""
-    path = saving.resolve(model)
+    """Return the facts of a saved model. `trust` allows code named by the model to run."""
+    path = run_folder.resolve(model)
     learner = saving.load(path, trust)
-    return {**trained.facts(path, learner), **survey(learner), **entries(path)}
+    return {**facts(path, learner), **survey(learner), **entries(path)}
 
 
 def survey(learner: Learner) -> Facts:
-    """Statistics of the rows; scores are null where a model was published, as readers get none."""
+    """Return statistics of the rows. Scores are None for a published model: its entries hold no shows and clicks."""
     schema, policy = learner.schema, learner.table.policy
     found = _Survey(max(len(schema.slots), 1))
     with learner.table.snapshot() as rows:
@@ -107,8 +114,8 @@ def _bin(place: int) -> str:
 
 
 def entries(path: Path) -> Facts:
-    """The entries behind a published model, oldest first; nothing of a checkpoint."""
-    chain = saving.entries(path)
+    """Return the entries of a published model, oldest first; an empty dictionary for a checkpoint."""
+    chain = run_folder.entries(path)
     if chain is None:
         return {}
     return {
@@ -124,3 +131,190 @@ def entries(path: Path) -> Facts:
             for entry in chain
         ]
     }
+
+
+def key_of(schema: Schema, slot: str, value: str) -> int:
+    """Return the key of a value as it appears in files and requests."""
+    from clickfleet.serve.features import Fields
+
+    names = [one.name for one in schema.slots]
+    if slot not in names:
+        raise ConfigError(f"the model has no slot {slot}", f"slots: {', '.join(names)}")
+    one = schema.slots[names.index(slot)]
+    if one.bucket is not None:
+        raise ConfigError(f"slot {slot} holds buckets of the column {one.bucket.column}", "use --key instead")
+    batch = Fields(schema).rows([{one.source or one.name: [value] if one.multi else value}])
+    place = names.index(slot)
+    return int(batch.keys[batch.offsets[place]])
+
+
+def schema_of(path: Path) -> Schema:
+    """Return the schema of the model at a resolved path."""
+    chain = run_folder.entries(path)
+    return run_folder.read_schema(path) if chain is None else Schema.from_dict(chain[-1].manifest["schema"])
+
+
+def look_up(model: str | Path, key: int) -> Facts:
+    """Return the row of a key, when it got its factors, and whether the next shrink removes it."""
+    path = run_folder.resolve(model)
+    schema = schema_of(path)
+    chain = run_folder.entries(path)
+    row = row_in_checkpoint(path, key) if chain is None else row_in_entries(chain, key)
+    facts: Facts = {"model": str(path), "key": key, "found": row is not None}
+    if row is not None:
+        slot = row.pop("slot")
+        facts |= {"slot": schema.slots[slot].name if slot < len(schema.slots) else None, **row}
+    facts["admitted"] = first_seen(path, key) if row is not None else None
+    if chain is None:
+        policy = Policy.from_dict(atomic.read_manifest(path, "checkpoint")["table"]["policy"])
+        facts["admission"] = admission(policy, facts)
+        if row is not None:
+            facts["score"] = float(scores(policy, facts["show"], facts["click"]))
+            facts["shrink"] = shrink(policy, facts)
+    return facts
+
+
+def find_row(batches: Iterable[pa.RecordBatch], key: int) -> Facts | None:
+    """Return the row of a key from the batches of a file."""
+    for batch in batches:
+        where = np.flatnonzero(batch.column("key").to_numpy() == np.uint64(key))
+        if len(where):
+            facts: Facts = {k: v for k, v in batch.slice(int(where[0]), 1).to_pylist()[0].items() if k != "key"}
+            facts["full"] = bool(facts["embedx"])
+            facts["norm"] = float(np.linalg.norm(facts["embedx"]))
+            return facts
+    return None
+
+
+def row_in_checkpoint(path: Path, key: int) -> Facts | None:
+    """Read the row from the one file of a checkpoint that can hold the key."""
+    return find_row(checkpoint.batches_of(path, key, atomic.read_manifest(path, "checkpoint")["row_files"]), key)
+
+
+def row_in_entries(chain: list[published.Entry], key: int) -> Facts | None:
+    """Return the row from the newest entry that holds or deletes it."""
+    for entry in reversed(chain):
+        row = find_row(entry.batches(), key)
+        if row is not None:
+            return row
+        if np.isin(np.uint64(key), entry.deleted()):
+            return None
+    return None
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A row in one checkpoint or published entry of its run."""
+
+    step: int
+    where: str
+    full: bool
+    time: float | None
+
+
+def first_seen(path: Path, key: int) -> Facts:
+    """Find the first kept checkpoint or entry (`by`) that holds the row with factors, and the last one without (`after`)."""
+    folder = path.parent
+    run = folder.parent if folder.name in ("checkpoints", "published") else folder
+    chain = run_folder.entries(path)
+    manifest = atomic.read_manifest(path, "checkpoint") if chain is None else chain[-1].manifest
+    last = int(manifest.get("step") or 0)
+    seen = [_in_checkpoint(run / "checkpoints", step, key) for step in checkpoint.steps(run / "checkpoints")]
+    log = published.Log(run / "published")
+    for entry in (log.entry(line) for line in log.lines() if (log.folder / line.name).is_dir()):
+        row = find_row(entry.batches(), key)
+        if row is not None:  # an entry without the row proves nothing: thresholds leave rows out
+            seen.append(Sighting(int(entry.manifest["step"]), entry.path.name, row["full"], entry.info.get("time")))
+    seen = sorted((one for one in seen if one.step <= last), key=lambda one: one.step)
+    without = max((place for place, one in enumerate(seen) if not one.full), default=-1)
+    return {
+        "after": asdict(seen[without]) if without >= 0 else None,
+        "by": asdict(seen[without + 1]) if without + 1 < len(seen) else None,
+        "seen": [asdict(one) for one in seen],
+    }
+
+
+def _in_checkpoint(folder: Path, step: int, key: int) -> Sighting:
+    path = folder / f"step-{step:012d}"
+    row = row_in_checkpoint(path, key)
+    return Sighting(step, path.name, row is not None and row["full"], (path / atomic.MANIFEST).stat().st_mtime)
+
+
+def _first_seen_text(admitted: Facts) -> str:
+    first = admitted["by"]
+    if first is None:
+        return "no checkpoint or entry here shows when it got its factors"
+    when = "" if first["time"] is None else time.strftime(", %Y-%m-%d %H:%M:%S", time.localtime(first["time"]))
+    return f"first seen with factors in {first['where']} (step {first['step']}{when})"
+
+
+def admission(policy: Policy, facts: Facts) -> str:
+    """Describe how and when the row got its factors, or what it lacks."""
+    rule = policy.admission
+    if not facts["found"]:
+        return "" if rule.by == "birth" else f"rows get factors by {rule}"
+    if facts["full"]:
+        how = "rows get factors with their first push" if rule.by == "birth" else f"admitted by {rule}"
+        return f"{how}; {_first_seen_text(facts['admitted'])}"
+    if rule.by == "birth":  # a table without factors
+        return ""
+    has = {"score": scores(policy, facts["show"], facts["click"]), "count": facts["show"]}.get(rule.by)
+    if has is None:
+        return f"not admitted yet: {rule} may admit it at any show"
+    return (
+        f"not admitted yet: its {'score' if rule.by == 'score' else 'number of shows'} is {has:g} of {rule.threshold:g}"
+    )
+
+
+def shrink(policy: Policy, facts: Facts) -> Facts:
+    """Return whether the next shrink removes the row, and why."""
+    after, days = facts["score"] * policy.decay_rate, facts["unseen_days"]
+    reasons = []
+    if after < policy.delete_threshold:
+        reasons.append(f"its score falls to {after:.4g}, below delete_threshold {policy.delete_threshold:g}")
+    if days > policy.delete_after_unseen_days:
+        reasons.append(f"it was not seen for {days} days, more than {policy.delete_after_unseen_days:g}")
+    removed = bool(removable(policy, np.float64(facts["score"]), np.int64(days)))
+    assert removed == bool(reasons)
+    if not removed:
+        limit = policy.delete_after_unseen_days
+        left = "" if limit == float("inf") else f", unseen for {days} of {limit:g} days"
+        reasons.append(f"its score falls to {after:.4g}, not below {policy.delete_threshold:g}{left}")
+    return {"removed": removed, "score_after": float(after), "reasons": reasons}
+
+
+def row_text(facts: Facts) -> list[str]:
+    """Format the result of `look_up` as lines of text."""
+    if not facts["found"]:
+        lines = [f"key {facts['key']} has no row: it counts as zeros"]
+    else:
+        kind = "with factors" if facts["full"] else "without factors"
+        lines = [f"key {facts['key']}, slot {facts['slot']}, {kind}", f"weight {facts['embed_w']:.6g}"]
+        if facts["full"]:
+            lines.append(f"factors (norm {facts['norm']:.4g}) {' '.join(f'{x:.4g}' for x in facts['embedx'])}")
+        if "score" in facts:
+            lines.append(
+                f"{facts['show']:g} shows, {facts['click']:g} clicks, score {facts['score']:.4g}, "
+                f"unseen for {count(facts['unseen_days'], 'day')}, {'published' if facts['published'] else 'not published'}"
+            )
+        else:
+            lines.append("published entries hold no statistics; the run's checkpoints do")
+    if facts.get("admission"):
+        lines.append(facts["admission"])
+    elif facts["found"] and facts["full"]:
+        lines.append(_first_seen_text(facts["admitted"]))
+    if "shrink" in facts:
+        verb = "removes" if facts["shrink"]["removed"] else "keeps"
+        lines.append(f"the next shrink {verb} it: {'; '.join(facts['shrink']['reasons'])}")
+    return lines
+
+
+def parse_key(text: str) -> int:
+    """Parse a key, decimal or hexadecimal (0x…)."""
+    try:
+        key = int(text, 0)
+    except ValueError:
+        key = -1
+    if not 0 <= key < 2**64:
+        raise CheckpointError(f"{text!r} is not a key", "a key is a whole number from 0 to 2^64 - 1, decimal or 0x…")
+    return key

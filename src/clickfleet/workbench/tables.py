@@ -1,6 +1,6 @@
-"""Rows of facts as tables: for a terminal, as Markdown, CSV and HTML.
+"""Format rows as tables for a terminal, Markdown, CSV and HTML.
 
->>> found = Table([Column("model"), Column("auc", "AUC", "{:.3f}")], [{"model": "fm", "auc": 0.75}, {"model": "lr", "auc": None}])
+>>> found = TextTable([Column("model"), Column("auc", "AUC", "{:.3f}")], [{"model": "fm", "auc": 0.75}, {"model": "lr", "auc": None}])
 >>> print(found.text())
 model    AUC
 fm     0.750
@@ -15,19 +15,74 @@ lr         –
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import io
 import math
+import os
+import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from clickfleet.report import page
+import clickfleet
+from clickfleet.training.report import page
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Facts about the machine and the installed software."""
+
+    facts: dict[str, str | int] = field(default_factory=dict)
+
+    def text(self) -> str:
+        width = max(map(len, self.facts))
+        return "\n".join(f"{key:<{width}}  {value}" for key, value in self.facts.items())
+
+
+def environment(**more: str) -> Environment:
+    """Describe processor, memory, load and the versions of the numerical libraries."""
+    from clickfleet import _core
+
+    versions = {}
+    for name in ("torch", "onnxruntime", "numpy", "pyarrow"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    pages, size = (os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_PAGE_SIZE"))
+    return Environment(
+        {
+            "clickfleet": clickfleet.__version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "core built for": _core.cpu_level(),
+            "memory": f"{pages * size / 2**30:.1f} GiB",
+            "load": " ".join(f"{x:.2f}" for x in os.getloadavg()),
+            **versions,
+            **more,
+        }
+    )
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
 
 Row = Mapping[str, Any]
 
 
 class Column(NamedTuple):
-    """A key of the rows, its heading, and how its numbers are written; text stays as it is."""
+    """A key of the rows, its heading, and the format of its numbers. Text stays unchanged."""
 
     key: str
     title: str = ""
@@ -44,8 +99,8 @@ class Column(NamedTuple):
         return value if isinstance(value, str) else self.form.format(value)
 
 
-class Table:
-    """Columns and rows; text stands left, numbers right."""
+class TextTable:
+    """Columns and rows. Text is aligned left, numbers right. Columns without values are dropped."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
         self.columns = [
@@ -84,7 +139,7 @@ class Table:
         )
 
     def csv(self) -> str:
-        """Every key of every row, with all digits."""
+        """Return every key of every row, with all digits."""
         keys = list(dict.fromkeys(key for row in self.rows for key in row))
         out = io.StringIO()
         writer = csv.DictWriter(out, keys, lineterminator="\n")

@@ -1,12 +1,11 @@
-"""A search for settings: an Optuna study whose trials are runs, trained by a crew of processes.
+"""Search for settings: an Optuna study whose trials are runs, trained in several processes.
 
-from clickfleet.workbench.tune import tune
 
 found = tune("config.yaml", out="tune")
 found.best["test_auc"], found.config
 
-The study stands in study.db (SQLite), which this process alone writes. A trial that was running when the search was killed is tried
-again with the same values, and its run goes on from its newest checkpoint.
+The study is stored in study.db (SQLite), which only this process writes. A trial that was running when the search was killed is tried
+again with the same values, and its run resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -15,27 +14,141 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clickfleet import modes
-from clickfleet.config import Config, dump
-from clickfleet.configuring import check, configure
+import clickfleet
+from clickfleet.config.check import check, configure
+from clickfleet.config.load import Config, dump
+from clickfleet.config.sections import Dimension, Tune
+from clickfleet.data.files import check_name, inside
 from clickfleet.errors import ConfigError, MissingError, TrainingError
-from clickfleet.interrupts import interruptible
-from clickfleet.lock import Lock
-from clickfleet.paths import check_name, inside
-from clickfleet.report import page
-from clickfleet.sections import Tune
-from clickfleet.workbench.compare import MEASURED
-from clickfleet.workbench.crew import Crew, Facts, Order, count, share_cores
-from clickfleet.workbench.plan import fingerprint
-from clickfleet.workbench.space import applied, check_space, distribution, values
-from clickfleet.workbench.tail import Tail
+from clickfleet.store.lock import Lock
+from clickfleet.training import modes
+from clickfleet.training.loop import interruptible
+from clickfleet.training.report import charts, page
+from clickfleet.training.report.charts import Series
+from clickfleet.workbench.compare import MEASURED, changed, fingerprint, text_of
+from clickfleet.workbench.dashboard import MetricsTail
+from clickfleet.workbench.runner import Facts, Order, RunEnd, TrialRunner, count, share_cores
+from clickfleet.workbench.tables import Column, TextTable, environment
 
 if TYPE_CHECKING:
     import optuna
+
+
+def trial_table(found: Search, config: Config) -> TextTable:
+    """Return the table of all trials, the best first."""
+    sign = -1 if found.metric == "auc" else 1
+    ranked = sorted(found.rows, key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0)))
+    shown = [{**row, **{key: _short(row[key]) for key in config.tune.space}} for row in ranked]
+    keys = [Column(key) for key in config.tune.space]
+    return TextTable(
+        [
+            Column("folder", "trial"),
+            Column("state"),
+            *keys,
+            Column("train_auc", "training AUC", "{:.4f}"),
+            Column("test_auc", "test AUC", "{:.4f}"),
+            Column("logloss", "log loss", "{:.4f}"),
+            Column("seconds", "seconds", "{:.1f}"),
+        ],
+        shown,
+    )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else text_of(value)
+
+
+def importances(study: optuna.Study) -> dict[str, float]:
+    """Return the importance of each setting for the metric; empty if there are too few trials."""
+    import optuna
+
+    done = [trial for trial in study.trials if trial.state is optuna.trial.TrialState.COMPLETE]
+    if len(done) < 4 or len({trial.value for trial in done}) < 2:
+        return {}
+    return dict(optuna.importance.get_param_importances(study))
+
+
+def write_all(found: Search, study: optuna.Study, config: Config) -> None:
+    whole = trial_table(found, config)
+    page.write(found.out / "tune.csv", TextTable([], found.rows).csv())
+    page.write(found.out / "tune.md", f"## Trials\n\n{whole.markdown()}\n")
+    best, now = found.best, time.strftime("%Y-%m-%d %H:%M")
+    summary = (
+        "no trial has succeeded yet"
+        if best is None
+        else f"best: {best['folder']}, test {NAMES[found.metric]} {best['value']:.5f}"
+    )
+    parts = [
+        f"<h1>{escape(found.out.name)}</h1>",
+        f'<p class="soft">{len(found.rows)} trials, {escape(summary)}, {now}, clickfleet {clickfleet.__version__}</p>',
+        page.section("History", page.charts(*history(found))),
+        page.section("Importance", _importance(importances(study))),
+        page.section("Settings", page.charts(*slices(found, config))),
+        page.section("Trials", whole.html()),
+        page.section("Failed", _failed(found.rows)),
+        page.section("Environment", page.details("this machine", environment().text())),
+    ]
+    if found.config.is_file():
+        parts.append(page.section("Best configuration", page.details("best.yaml", found.config.read_text())))
+    page.write(found.page, page.page(f"{found.out.name} — search", parts))
+
+
+def history(found: Search) -> list[str]:
+    """Plot the value of every trial, and the best so far."""
+    done = [(float(row["trial"]), float(row["value"])) for row in found.rows if row["state"] == "done"]
+    if not done:
+        return []
+    better = max if found.metric == "auc" else min
+    best: list[tuple[float, float]] = []
+    for place, value in done:
+        best.append((place, better(value, best[-1][1]) if best else value))
+    series = [Series("trials", done, "a", line=False), Series("best so far", best, "b")]
+    given_up = [
+        (float(row["trial"]), float(row["value"]))
+        for row in found.rows
+        if row["state"] == "given up" and row["value"] is not None
+    ]
+    if given_up:
+        series.append(Series("given up", given_up, "d", line=False))
+    return [charts.lines(f"Test {NAMES[found.metric]}", series, "trial")]
+
+
+def slices(found: Search, config: Config) -> list[str]:
+    """Plot the metric over each setting."""
+    figures = []
+    for key, one in config.tune.space.items():
+        rows = [row for row in found.rows if row["value"] is not None]
+        if not rows:
+            continue
+        names = () if one.choices is None else tuple(map(text_of, one.choices))
+        parts = []
+        for state, kind in (("done", "a"), ("given up", "d")):
+            points = [
+                (float(names.index(text_of(row[key]))) if names else float(row[key]), float(row["value"]))
+                for row in rows
+                if row["state"] == state
+            ]
+            if points:
+                parts.append(Series(state, points, kind, line=False))
+        figures.append(charts.lines(key, parts, key, f"test {NAMES[found.metric]}", log=one.log, names=names))
+    return figures
+
+
+def _importance(shares: dict[str, float]) -> str:
+    if not shares:
+        return ""
+    cells = ((escape(key), f"{share:.1%}", page.fill(share)) for key, share in shares.items())
+    return page.table(("setting", "importance", ""), cells)
+
+
+def _failed(rows: list[Facts]) -> str:
+    return "".join(f"<p><b>{row['folder']}</b>: {escape(str(row['error']))}</p>" for row in rows if row.get("error"))
+
 
 STUDY, BEST = "study.db", "best.yaml"
 MEASURES = {"auc": "test_auc", "logloss": "logloss"}
@@ -44,7 +157,7 @@ NAMES = {"auc": "AUC", "logloss": "log loss"}
 
 @dataclass
 class Search:
-    """What was tried; `best` is a row of `rows`."""
+    """The result of a search. `best` is one of `rows`."""
 
     out: Path
     metric: str
@@ -54,14 +167,14 @@ class Search:
 
     @property
     def config(self) -> Path:
-        """The best configuration, ready to train."""
+        """Return the path of the best configuration, ready to train."""
         return self.out / BEST
 
     @property
     def page(self) -> Path:
         return self.out / "tune.html"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         return {"rows": self.rows, "best": self.best, "config": str(self.config), "out": str(self.out)}
 
 
@@ -73,23 +186,21 @@ def tune(
     out: str | Path = "tune",
     say: Callable[[str], None] = print,
 ) -> Search:
-    """Tries settings of the section `tune` until there are so many trials, those of earlier calls included."""
-    from clickfleet.workbench.search_page import write_all
-
+    """Try settings of the section `tune` until there are `trials` trials, including those of earlier calls."""
     settings = configure(config, overrides)
     check(settings)
     check_space(settings)
     if not settings.data.test:
-        raise ConfigError("a search needs test data to judge by", "set data.test")
+        raise ConfigError("a search needs test data", "set data.test")
     if settings.tune.pruner != "none" and settings.train.eval_every is None:
-        say("train.eval_every is not set: trials can only be given up at the ends of epochs")
+        say("train.eval_every is not set: trials can be stopped early only at the end of an epoch")
     folder = Path(out).absolute()
     wanted = trials or settings.tune.trials
     jobs, threads = share_cores(settings, wanted, jobs, modes.distributed(settings))
     with Lock(folder / ".lock", "tunes"):
         study = open_study(settings, folder)
-        search = _Search(study, settings, folder, threads, say)
-        before = f", {search.ended} ended before" if search.ended else ""
+        search = StudyRunner(study, settings, folder, threads, say)
+        before = f", {search.ended} already ended" if search.ended else ""
         say(f"{count(wanted, 'trial')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
         try:
             search.run(wanted, jobs)
@@ -101,47 +212,47 @@ def tune(
             write_all(found, study, settings)
     if found.best is None and found.signal is None:
         errors = [row["error"] for row in found.rows if row.get("error")]
-        raise TrainingError("no trial ended well", f"the first failed with: {errors[0]}" if errors else "raise trials")
+        raise TrainingError("no trial succeeded", f"the first failed with: {errors[0]}" if errors else "raise --trials")
     return found
 
 
 def open_study(config: Config, folder: Path) -> optuna.Study:
-    """The study of a folder; one of other settings is refused."""
+    """Open or create the study of a folder. Raise if it belongs to other settings."""
     try:
         import optuna
     except ModuleNotFoundError:
         raise MissingError("optuna", "tune") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
-    how = config.tune
-    seed = how.seed
+    settings = config.tune
+    seed = settings.seed
     study = optuna.create_study(
         storage=f"sqlite:///{folder / STUDY}",
         study_name="clickfleet",
-        direction="maximize" if how.metric == "auc" else "minimize",
+        direction="maximize" if settings.metric == "auc" else "minimize",
         load_if_exists=True,
         pruner={
-            "median": optuna.pruners.MedianPruner(n_startup_trials=how.warmup_trials),
+            "median": optuna.pruners.MedianPruner(n_startup_trials=settings.warmup_trials),
             "halving": optuna.pruners.SuccessiveHalvingPruner(),
             "none": optuna.pruners.NopPruner(),
-        }[how.pruner],
+        }[settings.pruner],
     )
-    seed += len(study.trials)  # one that goes on does not try again what it tried before
+    seed += len(study.trials)  # a resumed study must not repeat its samples
     study.sampler = (
-        optuna.samplers.TPESampler(seed=seed, n_startup_trials=how.warmup_trials)
-        if how.sampler == "tpe"
+        optuna.samplers.TPESampler(seed=seed, n_startup_trials=settings.warmup_trials)
+        if settings.sampler == "tpe"
         else optuna.samplers.RandomSampler(seed=seed)
     )
-    space = {key: vars(one) for key, one in how.space.items()}
-    mark = json.dumps([fingerprint(config), how.metric, space], sort_keys=True)
+    space = {key: vars(one) for key, one in settings.space.items()}
+    mark = json.dumps([fingerprint(config), settings.metric, space], sort_keys=True)
     if study.user_attrs.setdefault("clickfleet", mark) != mark:
-        raise ConfigError(f"{folder / STUDY} is a search with other settings", "choose another --out")
+        raise ConfigError(f"{folder / STUDY} holds a search with other settings", "choose another --out")
     study.set_user_attr("clickfleet", mark)
     return study
 
 
-class _Search:
-    """Asks for trials, has them trained, watches their evaluations, tells how they ended."""
+class StudyRunner:
+    """Ask Optuna for trials, train them, report their evaluations and results to Optuna."""
 
     def __init__(
         self, study: optuna.Study, config: Config, folder: Path, threads: int, say: Callable[[str], None]
@@ -149,14 +260,14 @@ class _Search:
         self.study, self.config, self.folder, self.threads, self.say = study, config, folder, threads, say
         self.signal: int | None = None
         self.space = {key: distribution(one) for key, one in config.tune.space.items()}
-        self._running: dict[str, tuple[optuna.Trial, Order, Tail]] = {}
-        self._given_up: set[str] = set()
+        self._running: dict[str, tuple[optuna.Trial, Order, MetricsTail]] = {}
+        self._pruned: set[str] = set()
         self._reported: set[tuple[str, int]] = set()
-        """Steps whose evaluation is known: a run that goes on writes some again."""
-        self._take_up()
+        """Steps whose evaluation was reported; a resumed run writes some again."""
+        self._requeue_interrupted()
 
-    def _take_up(self) -> None:
-        """Trials of a search that was killed: asked for again, in the folders they have."""
+    def _requeue_interrupted(self) -> None:
+        """Queue the trials of a killed search again, each in its folder."""
         from optuna.trial import TrialState
 
         for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
@@ -177,50 +288,52 @@ class _Search:
 
         begin, timeout = time.monotonic(), self.config.tune.timeout
         left = wanted - self.ended
-        with interruptible(stop), Crew(jobs) as crew:
-            while left > 0 or crew.busy:
+        with interruptible(stop), TrialRunner(jobs) as processes:
+            while left > 0 or processes.busy:
                 if self.signal is not None:
-                    for order, _ in crew.stop_all():  # they stay RUNNING, and are taken up by the next call
+                    for order, _ in processes.stop_all():  # they stay RUNNING; the next call resumes them
                         self.say(f"{order.name} stopped with a checkpoint")
                     return
                 if timeout is not None and time.monotonic() - begin > timeout:
                     left = 0
-                while left > 0 and crew.free:
-                    crew.start(self._ask())
+                while left > 0 and processes.free:
+                    processes.start(self.ask())
                     left -= 1
-                for order, facts in crew.finished(0.1):
-                    self._tell(order, facts)
+                for order, end in processes.finished(0.1):
+                    self.record(order, end)
                 for name in self._running:
-                    self._report(name, crew.stop)
+                    self.report(name, processes.stop)
         assert not self.study.get_trials(states=(TrialState.RUNNING,))
 
-    def _report(self, name: str, stop: Callable[[Order], None]) -> None:
-        """Tells what a run has written down since the last look, and gives it up where that is not promising."""
+    def report(self, name: str, stop: Callable[[Order], None]) -> None:
+        """Report new evaluations of a run, and stop it if it is not promising."""
         trial, order, tail = self._running[name]
         for line in tail.lines():
             value = line.get(self.config.tune.metric)
             if line["kind"] == "test" and value is not None and (name, line["step"]) not in self._reported:
                 self._reported.add((name, line["step"]))
                 trial.report(value, line["step"])
-                if name not in self._given_up and trial.should_prune():
-                    self._given_up.add(name)
+                if name not in self._pruned and trial.should_prune():
+                    self._pruned.add(name)
                     stop(order)
 
-    def _ask(self) -> Order:
+    def ask(self) -> Order:
+        """Ask Optuna for the next trial. Return its run."""
         trial = self.study.ask(self.space)
         name = check_name(trial.user_attrs.get("folder") or f"trial-{trial.number:04d}", self.folder)
         trial.set_user_attr("folder", name)
-        config = applied(self.config, values(self.config.tune.space, trial.params))
+        config = with_settings(self.config, values(self.config.tune.space, trial.params))
         config = replace(
             config,
             train=replace(config.train, threads=self.threads),
             run=replace(config.run, dir=str(self.folder / "trials" / name), keep=1, keep_epochs=False, report=False),
         )
         order = Order(name, config)
-        self._running[name] = (trial, order, Tail(order.folder / "metrics.jsonl"))
+        self._running[name] = (trial, order, MetricsTail(order.folder / "metrics.jsonl"))
         return order
 
-    def _tell(self, order: Order, facts: Facts) -> None:
+    def record(self, order: Order, end: RunEnd) -> None:
+        """Report to Optuna how a trial ended."""
         from optuna.trial import TrialState
 
         trial, _, _ = self._running.pop(order.name)
@@ -228,27 +341,26 @@ class _Search:
             f"{key}={f'{value:.4g}' if isinstance(value, float) else value}"
             for key, value in values(self.config.tune.space, trial.params).items()
         )
-        value = facts.get(MEASURES[self.config.tune.metric])
-        if "error" in facts or ("stopped" in facts and order.name not in self._given_up):
-            trial.set_user_attr("error", facts.get("error") or "stopped by a signal")
-            self.study.tell(trial, state=TrialState.FAIL)
-            self.say(f"{order.name} failed ({tried}): {trial.user_attrs['error']}")
-        elif "stopped" in facts:
+        metric = self.config.tune.metric
+        value = None if end.result is None else getattr(end.result, MEASURES[metric])
+        if end.stopped is not None and order.name in self._pruned:
             self.study.tell(trial, state=TrialState.PRUNED)
-            self.say(f"{order.name} given up ({tried})")
-        elif value is None or value != value:
-            trial.set_user_attr("error", f"the test {self.config.tune.metric} is no number")
-            self.study.tell(trial, state=TrialState.FAIL)
-            self.say(f"{order.name} failed ({tried}): {trial.user_attrs['error']}")
-        else:
-            for key, fact in facts.items():
+            self.say(f"{order.name} stopped early ({tried})")
+        elif end.result is not None and value is not None and value == value:
+            for key, fact in asdict(end.result).items():
                 trial.set_user_attr(key, fact)
             self.study.tell(trial, value)
-            self.say(f"{order.name}: test {NAMES[self.config.tune.metric]} {value:.5f} ({tried})")
-        self._tidy()
+            self.say(f"{order.name}: test {NAMES[metric]} {value:.5f} ({tried})")
+        else:
+            stopped = "stopped by a signal" if end.stopped is not None else f"the test {metric} is not a number"
+            error = end.error or stopped
+            trial.set_user_attr("error", error)
+            self.study.tell(trial, state=TrialState.FAIL)
+            self.say(f"{order.name} failed ({tried}): {error}")
+        self._remove_checkpoints()
 
-    def _tidy(self) -> None:
-        """Keeps the checkpoints of the best trial alone; curves and logs stay of all."""
+    def _remove_checkpoints(self) -> None:
+        """Delete the checkpoints of all trials but the best. Curves and logs stay."""
         best = self.best()
         for trial in self.study.trials:
             name = trial.user_attrs.get("folder")
@@ -256,22 +368,22 @@ class _Search:
                 shutil.rmtree(inside(self.folder / "trials", name) / "checkpoints", ignore_errors=True)
 
     def best(self) -> int | None:
-        """The number of the best trial."""
+        """Return the number of the best trial."""
         try:
             return int(self.study.best_trial.number)
-        except ValueError:  # there is none yet
+        except ValueError:  # no trial has succeeded yet
             return None
 
     def best_config(self) -> Config:
-        """Ready to train: with the best values, without the search, in a folder of its own."""
-        config = applied(self.config, values(self.config.tune.space, self.study.best_trial.params))
+        """Return the configuration with the best values and its own run folder, without the search."""
+        config = with_settings(self.config, values(self.config.tune.space, self.study.best_trial.params))
         return replace(config, tune=Tune(), run=replace(config.run, dir=str(self.folder / "best")))
 
     def rows(self) -> list[Facts]:
-        """Every trial that ended, and how; one that was interrupted is told by the trial that took it up."""
+        """Return all ended trials. An interrupted trial appears as the one that resumed it."""
         from optuna.trial import TrialState
 
-        found = []
+        rows = []
         for trial in self.study.trials:
             facts = dict(trial.user_attrs)
             if trial.state is TrialState.FAIL and "error" not in facts:
@@ -282,5 +394,66 @@ class _Search:
                 row = {"trial": trial.number, "state": state, "value": trial.value, **tried}
                 row["model"] = Path(str(tried.get("model.name", self.config.model.name))).stem
                 row |= {key: facts.get(key) for key in (*MEASURED, "error", "folder")}
-                found.append(row)
-        return found
+                rows.append(row)
+        return rows
+
+
+def check_space(config: Config) -> None:
+    """Raise if the space is empty or contradictory, or holds a value that the configuration rejects."""
+    if not config.tune.space:
+        raise ConfigError(
+            "tune.space is empty",
+            "add settings, e.g. tune: {space: {dense.lr: {low: 1e-4, high: 1e-2, log: true}}}",
+        )
+    for key, one in config.tune.space.items():
+        where = f"tune.space.{key}"
+        ranged = (one.low, one.high)
+        if (one.choices is None) == (ranged == (None, None)):
+            raise ConfigError(f"{where} needs either choices, or low and high")
+        if one.choices is not None:
+            if not one.choices or one.step is not None or one.log:
+                raise ConfigError(f"{where}: choices must hold at least one value, and allow neither step nor log")
+        elif one.low is None or one.high is None or not one.low < one.high:
+            raise ConfigError(f"{where}: low and high must both be given, low below high")
+        elif one.log and (one.low <= 0 or one.step is not None):
+            raise ConfigError(f"{where}: log needs low above 0, and allows no step")
+        elif one.step is not None and not 0 < one.step <= one.high - one.low:
+            raise ConfigError(f"{where}: step must be above 0 and at most high - low")
+        for value in one.choices if one.choices is not None else (_number(one, one.low), _number(one, one.high)):
+            try:
+                changed(config, key, value)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
+
+
+def distribution(one: Dimension) -> optuna.distributions.BaseDistribution:
+    """Convert a dimension to Optuna's type. Choices become JSON, because Optuna does not accept lists."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if one.choices is not None:
+        return CategoricalDistribution([json.dumps(choice) for choice in one.choices])
+    assert one.low is not None
+    assert one.high is not None
+    if _whole(one):
+        return IntDistribution(int(one.low), int(one.high), log=one.log, step=int(one.step or 1))
+    return FloatDistribution(one.low, one.high, log=one.log, step=one.step)
+
+
+def values(space: Mapping[str, Dimension], tried: Mapping[str, Any]) -> Facts:
+    """Convert Optuna's parameters to values of settings."""
+    return {key: json.loads(tried[key]) if one.choices is not None else tried[key] for key, one in space.items()}
+
+
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    for key, value in settings.items():
+        config = changed(config, key, value)
+    return config
+
+
+def _whole(one: Dimension) -> bool:
+    return all(isinstance(x, int) for x in (one.low, one.high, one.step) if x is not None)
+
+
+def _number(one: Dimension, value: float | None) -> float | int:
+    assert value is not None
+    return int(value) if _whole(one) else value

@@ -1,0 +1,74 @@
+"""Evaluate and score with the shards' model. Each worker reads its share of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from clickfleet.cluster.processes import ProcessGroup, StoppedError
+from clickfleet.cluster.status import ClusterMonitor
+from clickfleet.config.load import Config
+from clickfleet.data.files import split_files
+from clickfleet.training.learner import Learner
+from clickfleet.training.loop import RunProgress
+from clickfleet.training.metrics import Metrics
+from clickfleet.training.predict import Results, metrics_of, results
+
+
+class Evaluations:
+    """Evaluations of a run, on its test files and on any others."""
+
+    def __init__(
+        self, processes: ProcessGroup, learner: Learner, files: Sequence[str], monitor: ClusterMonitor
+    ) -> None:
+        self.processes, self.learner, self.files, self.monitor = processes, learner, list(files), monitor
+        self.unwanted: Callable[[], bool] = lambda: False
+        """Return whether the result of an evaluation is no longer needed."""
+        self.bad_lines = 0
+        """Bad lines in the files that were evaluated or scored last."""
+
+    def due(self, steps: int, progress: RunProgress) -> bool:
+        """Return whether train.eval_every asks for an evaluation after so many steps."""
+        every = self.learner.config.train.eval_every
+        return every is not None and bool(self.files) and steps // every > max(0, progress.evaluated_at) // every
+
+    def take(self, progress: RunProgress, epoch: int, steps: int) -> None:
+        """Evaluate on the test files and add the result to the progress of the run."""
+        patience = self.learner.config.train.patience
+        progress.take_test(self.evaluate(self.files), epoch, steps, patience, self.monitor)
+
+    def evaluate(self, files: Sequence[str]) -> Results:
+        """Return the metrics of the shards' model on files, by name."""
+        return results(self.measure(files))
+
+    def measure(self, files: Sequence[str], reading: Config | None = None) -> Metrics:
+        """Return the metrics on files as sums and buckets. `reading` replaces the workers' configuration for reading."""
+        total = metrics_of(self.learner)
+        for state in self._shared("measure", files, reading):
+            mine = metrics_of(self.learner)
+            mine.restore(state)
+            total.merge(mine)
+        return total
+
+    def predict(self, files: Sequence[str]) -> Iterator[Any]:
+        """Yield the scores of all rows, file by file in order."""
+        for parts in self._shared("score", files):
+            yield from parts
+
+    def _shared(self, verb: str, files: Sequence[str], *more: Any) -> list[Any]:
+        """Return the result of each worker on its share of the files, in order. Count bad lines."""
+        names = [f"worker {worker}" for worker in self.processes.workers]
+        actors = self.processes.actor_group.actors
+        buffers = self.processes.call({names[0]: actors[names[0]]}, "buffers")[names[0]]
+        calls = {}
+        for i, name in enumerate(names):
+            calls[name] = getattr(actors[name], verb).remote(split_files(list(files), i, len(names)), buffers, *more)
+
+        def attend() -> None:
+            if self.unwanted():
+                raise StoppedError("evaluation cancelled: a signal stopped the run", "resume with --resume")
+            self.processes.poll()
+
+        done = self.processes.actor_group.wait_for(calls, verb, float("inf"), monitor=attend)
+        self.bad_lines = sum(bad for _, bad in done.values())
+        return [done[name][0] for name in names]

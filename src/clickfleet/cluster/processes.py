@@ -1,0 +1,529 @@
+"""The processes of a run: start shards and workers, load a state into them, connect, call, poll and end them."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+from clickfleet.cluster.assignments import links_of
+from clickfleet.cluster.process import ProcessFacts
+from clickfleet.cluster.ray_runtime import LOOPBACK, check_there, keep_token, on_loopback, our_signals, ray_module
+from clickfleet.cluster.shard import rules_of
+from clickfleet.cluster.shard_client import AbandonedError
+from clickfleet.cluster.shard_server import CheckpointOrigin, ShardActor
+from clickfleet.cluster.start_state import StartState, split_dense
+from clickfleet.cluster.status import ClusterProgress, ShardStatus, WorkerStatus
+from clickfleet.cluster.wire import new_run
+from clickfleet.cluster.worker import WorkerActor
+from clickfleet.config.load import Config
+from clickfleet.data import files
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ClusterError
+from clickfleet.training.sharding import Spread
+
+PARENT_POLL_S = 0.5
+
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class ProcessEntry(NamedTuple):
+    """One process of this machine."""
+
+    pid: int
+    parent: int
+    began: str
+    """Its start time: distinguishes it from a later process with the same id."""
+
+
+def _all() -> Iterator[ProcessEntry]:
+    if not sys.platform.startswith("linux"):
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False)
+        for line in listed.stdout.splitlines():
+            pid, parent, began = line.split(maxsplit=2)
+            yield ProcessEntry(int(pid), int(parent), began)
+        return
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):  # the process has ended meanwhile
+                after_name = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                yield ProcessEntry(int(folder.name), int(after_name[1]), after_name[19])
+
+
+def own_children() -> set[int]:
+    """Return the children of this process."""
+    return {entry.pid for entry in _all() if entry.parent == os.getpid()}
+
+
+def tree(roots: Iterable[int]) -> list[ProcessEntry]:
+    """Return these processes and all their descendants."""
+    everyone = list(_all())
+    below: dict[int, list[ProcessEntry]] = {}
+    for entry in everyone:
+        below.setdefault(entry.parent, []).append(entry)
+    wanted = set(roots)
+    found = [entry for entry in everyone if entry.pid in wanted]
+    for entry in found:
+        found.extend(below.get(entry.pid, ()))
+    return found
+
+
+def kill(entries: Iterable[ProcessEntry]) -> None:
+    """Kill those of the processes that still run."""
+    left = {(entry.pid, entry.began) for entry in _all()}
+    for entry in entries:
+        if (entry.pid, entry.began) in left:
+            with suppress(OSError):
+                os.kill(entry.pid, signal.SIGKILL)
+
+
+def force(number: int, roots: Iterable[int]) -> None:
+    """Kill the descendants of `roots` and exit, because the run did not stop in time after a signal."""
+    name = signal.Signals(number).name
+    with suppress(OSError, ValueError):
+        print(f"the run did not stop in time after {name}: killing all its processes", file=sys.stderr, flush=True)
+    kill(tree(roots))
+    os._exit(128 + number)
+
+
+def end_with_parent() -> None:
+    """Send SIGTERM to this process when its parent ends (Linux). For `preexec_fn` of a child."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Become the parent of descendants whose own parent ends, so that none escapes (Linux)."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def watch_parent(parent: int, act: Callable[[], None]) -> None:
+    """Call `act` in a new thread when `parent` is no longer the parent of this process."""
+
+    def monitor() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        act()
+
+    threading.Thread(target=monitor, daemon=True, name="clickfleet-parent").start()
+
+
+POLL_S = 0.5
+Call = Hashable
+"""The handle of a remote call. `ActorGroup.result` returns its result."""
+
+
+class RemoteMethod(Protocol):
+    """A method of an actor."""
+
+    def remote(self, *arguments: object) -> Call: ...
+
+
+class Actor(Protocol):
+    """The handle of a Ray actor."""
+
+    def __getattr__(self, method: str) -> RemoteMethod: ...
+
+
+class ProcessGroup:
+    """The shards and workers of a run, and its current generation."""
+
+    def __init__(self, config: Config, schema: Schema, spread: Spread, row_files: int, logs: str, log: Log) -> None:
+        self.config, self.schema, self.spread, self.row_files = config, schema, spread, row_files
+        self.log, self._logs = log, logs
+        self.actor_group = ActorGroup(config, log)
+        self.overview = ClusterProgress(config.train.metrics.thresholds)
+        self.workers = list(range(config.cluster.workers))
+        self.generation = 0
+        self._run = new_run()
+        self._polls: dict[str, tuple[Call, float]] = {}
+        self._polled = 0.0
+
+    @property
+    def who(self) -> tuple[int, bytes, int]:
+        return int(self.schema.hash[:15], 16), self._run, self.generation
+
+    @property
+    def peers(self) -> list[int]:
+        links = links_of(self.config)
+        return [worker * links + i for worker in self.workers for i in range(links)]
+
+    @property
+    def shards(self) -> dict[str, Actor]:
+        return self.actor_group.named("shard")
+
+    @property
+    def trainers(self) -> dict[str, Actor]:
+        """The workers' actors."""
+        return self.actor_group.named("worker")
+
+    def start(self) -> None:
+        """Start all processes together and wait for them."""
+        self.actor_group.start()
+        names = [f"shard {i}" for i in range(self.config.cluster.shards)] + [f"worker {i}" for i in self.workers]
+        left = max(0.0, self.actor_group.deadline - time.monotonic())
+        self.log(f"waiting for {counted(names)} to start, for {left:.0f} s at most …")
+        self.create(names, left)
+
+    def create(self, names: Iterable[str], timeout_s: float | None = None) -> None:
+        calls = {}
+        for name in names:
+            kind, number = name.split()
+            if kind == "shard":
+                rules = rules_of(self.config, self.row_files)
+                self.actor_group.create(name, ShardActor, int(number), self.config, rules, self.who, self._logs, cpus=1)
+            else:
+                schema, threads = self.schema.to_dict(), self.config.cluster.threads
+                self.actor_group.create(name, WorkerActor, int(number), self.config, schema, self._logs, cpus=threads)
+            calls[name] = self.actor_group.actors[name].process.remote()
+        limit = self.config.cluster.start_timeout if timeout_s is None else timeout_s
+        self.actor_group.facts |= self.actor_group.wait_for(calls, "start", limit)
+
+    def begin(self, base: StartState) -> None:
+        """Put all processes into the start state, in the current generation."""
+        self.load(self.shards, base)
+        self.connect(self.trainers, base)
+        self._polls = {}
+
+    def load(self, shards: Iterable[str], base: StartState) -> None:
+        parts = split_dense(self.spread, base.dense)
+        calls = {}
+        for name in shards:
+            origin = CheckpointOrigin(base.path, base.table, parts[int(name.split()[1])], base.batches)
+            calls[name] = self.actor_group.actors[name].load.remote(origin, self.who, self.peers)
+        self.actor_group.facts |= self.actor_group.wait_for(
+            calls, "loading", max(self.config.cluster.start_timeout, 600.0)
+        )
+
+    def connect(self, workers: Iterable[str], base: StartState, learned: Sequence[int] = ()) -> None:
+        """Connect workers to the shards. `learned`: batches that the shards have applied of each link of a failed worker."""
+        endpoints = [self.actor_group.facts[name]["endpoints"] for name in self.shards]
+        calls = {
+            name: self.actor_group.actors[name].connect.remote(endpoints, self.who, base.buffers, learned)
+            for name in workers
+        }
+        self.actor_group.wait_for(calls, "connecting", self.config.cluster.start_timeout)
+
+    def replace(self, name: str) -> None:
+        """Start a new process for a failed one. If there is no room for a worker, the others take its files."""
+        self.actor_group.end(name)
+        self._polls.pop(name, None)
+        index = int(name.split()[1])
+        if name.startswith("worker") and index not in self.workers:
+            return
+        try:
+            self.create([name])
+        except StoppedError:
+            raise
+        except ClusterError:
+            if name.startswith("shard") or len(self.workers) == 1:
+                raise
+            self.actor_group.end(name)
+            self.workers.remove(index)
+            self.log(f"no free CPUs for {name}: the other {len(self.workers)} workers take its files")
+
+    def call(self, actors: Mapping[str, Actor], verb: str, *arguments: Any, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Call a method of all actors at once. Return their results by name."""
+        calls = {name: getattr(actor, verb).remote(*arguments) for name, actor in actors.items()}
+        return self.actor_group.wait_for(calls, verb, timeout_s)
+
+    def result(self, name: str, call: Call) -> Any:
+        """Return the result of a finished call. A worker that cannot continue counts as failed."""
+        try:
+            return self.actor_group.result(name, call)
+        except AbandonedError:
+            raise ProcessFailedError(name, "a shard rejected it") from None
+        except ClusterError as error:
+            if "has not answered" in str(error):
+                raise ProcessFailedError(name, str(error).splitlines()[0]) from None
+            raise
+
+    def poll(self) -> None:
+        """Poll the status of every process. Raise ProcessFailedError for one that does not answer or does not progress."""
+        now, limit = time.monotonic(), self.config.cluster.heartbeat_timeout
+        for name, (call, since) in list(self._polls.items()):
+            if self.actor_group.ray.wait([call], timeout=0)[0]:
+                del self._polls[name]
+                idle_s = self._note(name, self.result(name, call))
+                if idle_s > limit:
+                    raise ProcessFailedError(name, f"hung: no progress for {idle_s:.0f} s")
+            elif now - since > limit:
+                raise ProcessFailedError(name, f"hung: no answer for {now - since:.0f} s")
+        if now - self._polled >= POLL_S:
+            self._polled = now
+            for name, actor in self.actor_group.actors.items():
+                if name not in self._polls:
+                    self._polls[name] = (actor.status.remote(), now)
+
+    def count(self) -> int:
+        """Return the exact number of batches trained."""
+        for name, found in self.call(self.actor_group.actors, "status").items():
+            self._note(name, found)
+        return self.overview.steps
+
+    def _note(self, name: str, status: WorkerStatus | ShardStatus) -> float:
+        """Record the status of a process. Return for how many seconds it has made no progress; 0 for a shard."""
+        if not name.startswith("worker"):
+            self.overview.shards[name] = cast(ShardStatus, status)
+            return 0.0
+        self.overview.heard = time.monotonic()
+        worker = self.overview.workers[name] = cast(WorkerStatus, status)
+        return worker["idle_s"]
+
+    def gather_logs(self, folder: Path) -> None:
+        """Copy the logs of all processes, also from other hosts, to `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.call(self.actor_group.actors, "read_log").items():
+            (folder / f"{name.replace(' ', '-')}.log").write_text(text)
+
+    def stop(self) -> None:
+        self.actor_group.stop(self.shards)
+
+
+Log = Callable[[str], None]
+SAY_EVERY_S = 5.0
+"""Time between two log lines about missing processes."""
+
+
+def place(name: str) -> str:
+    """Return the resource that the Ray node of this shard or worker offers.
+
+    >>> place("server 2"), place("worker 0")
+    ('clickfleet shard 2', 'clickfleet worker 0')
+    """
+    return f"clickfleet {name.replace('server', 'shard')}"
+
+
+class ActorGroup:
+    """Shards and workers as Ray actors, by name: `shard 0`, `worker 1`."""
+
+    def __init__(self, config: Config, log: Log) -> None:
+        self.config, self.log = config, log
+        self.ray = ray_module()
+        self._own = False
+        self._roots: set[int] = set()
+        """Children of this process that belong to the Ray of this run."""
+        self._others: set[int] | None = None
+        """All other children, while Ray starts."""
+        self.deadline = math.inf
+        """When all processes must have started."""
+        self.check: Callable[[], None] = lambda: None
+        """Called while waiting. An exception ends the wait."""
+        self.actors: dict[str, Actor] = {}
+        self.facts: dict[str, ProcessFacts] = {}
+
+    def start(self) -> None:
+        """Join the configured Ray cluster, or start one on this machine."""
+        ray, address = self.ray, self.config.cluster.address
+        timeout_s = self.config.cluster.start_timeout
+        self.deadline = time.monotonic() + timeout_s
+        if ray.is_initialized():
+            return
+        if address is not None:
+            self.log(f"joining Ray at {address} …")
+            check_there(address, timeout_s)
+        else:
+            self.log("starting Ray on this machine …")
+        self.check()
+        for attempt in (1, 2):  # on a busy machine Ray may miss its own time limits
+            try:
+                self._init()
+                break
+            except ClusterError:
+                raise
+            except Exception as error:
+                self._end_ray()
+                self.check()
+                if attempt == 2 or address is not None or time.monotonic() > self.deadline:
+                    what = f"Ray at {address}" if address else "Ray does not start on this machine"
+                    raise ClusterError(
+                        f"{what}: {error}", "is it running? see `ray status`" if address else ""
+                    ) from error
+                self.log(f"Ray did not start ({error}); retrying")
+        self._own = True
+        self.check()
+
+    def _init(self) -> None:
+        cluster = self.config.cluster
+        options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if cluster.address is not None:
+            self._join(cluster.address, options)
+            return
+        cpus = max(os.cpu_count() or 1, cluster.shards + cluster.workers * cluster.threads)
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 1 << 28}
+        if "RAY_TMPDIR" not in os.environ:  # Ray makes its folders readable for everyone: put them into a private one
+            options["_temp_dir"] = str(files.temporary(short=True) / "ray")
+        keep_token(make=True)
+        self._others = own_children()
+        try:
+            with on_loopback(self.ray), our_signals(self.ray):
+                self.ray.init(address="local", _node_ip_address=LOOPBACK, **options)
+        finally:
+            self._roots, self._others = self.roots(), None
+
+    def _join(self, address: str, options: dict[str, object]) -> None:
+        """Join in a thread, because Ray may wait longer than our limit if the address is not a Ray cluster."""
+        ray, problems = self.ray, list[Exception]()
+
+        def join() -> None:
+            try:
+                with our_signals(ray):
+                    ray.init(address=address, **options)
+            except Exception as error:
+                problems.append(error)
+
+        thread = threading.Thread(target=join, daemon=True, name="clickfleet-join")
+        thread.start()
+        while thread.is_alive():
+            thread.join(timeout=0.1)
+            self.check()
+            if time.monotonic() > self.deadline:
+                raise ClusterError(
+                    f"cannot join Ray at {address} within {self.config.cluster.start_timeout:.0f} s",
+                    "is it healthy (`ray status`)? raise cluster.start_timeout if it is only slow",
+                )
+        if problems:
+            raise problems[0]
+
+    def roots(self) -> set[int]:
+        """Return the children of this process that belong to the run."""
+        return self._roots if self._others is None else own_children() - self._others
+
+    def _end_ray(self) -> None:
+        """Shut down Ray and kill what it leaves behind of this run."""
+        started = tree(self._roots)
+        try:
+            self.ray.shutdown()
+        finally:
+            kill(started)
+            self._roots = set()
+
+    def create(self, name: str, kind: type[Any], *arguments: Any, cpus: float) -> None:
+        """Start one process at its configured place. Do not wait for it."""
+        actor = self.ray.remote(kind)
+        options: dict[str, object] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 8}
+        if self.config.cluster.endpoints:  # on the node of its role
+            options |= {"num_cpus": 0, "resources": {place(name): 1}}
+        else:
+            spread = "DEFAULT" if self.config.cluster.address is None else "SPREAD"
+            options |= {"num_cpus": cpus, "scheduling_strategy": spread}
+        self.actors[name] = actor.options(**options).remote(*arguments)
+
+    def wait_for(
+        self, calls: dict[str, Call], what: str, timeout_s: float, monitor: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Wait for calls and return their results by name. Log who is missing, and fail after `timeout_s`."""
+        done: dict[str, Any] = {}
+        begin = said = time.monotonic()
+        waiting = {call: name for name, call in calls.items()}
+        while waiting:
+            ready, _ = self.ray.wait(list(waiting), timeout=0.5)
+            for call in ready:
+                name = waiting.pop(call)
+                done[name] = self.result(name, call)
+            monitor()
+            self.check()
+            now = time.monotonic()
+            names = ", ".join(sorted(waiting.values()))
+            if waiting and now - begin > timeout_s:
+                raise ClusterError(
+                    f"{what}: after {timeout_s:.0f} s still missing: {names}",
+                    "check that the cluster has enough free CPUs (`ray status`); raise cluster.start_timeout if it is only slow",
+                )
+            if waiting and now - said > SAY_EVERY_S:
+                said = now
+                left = "" if math.isinf(timeout_s) else f" ({begin + timeout_s - now:.0f} s left)"
+                self.log(f"{what}: waiting for {more(waiting.values(), calls)}: {names}{left}")
+        return done
+
+    def result(self, name: str, call: Call) -> Any:
+        """Return the result of a finished call. Raise ProcessFailedError if its process failed."""
+        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+        try:
+            return self.ray.get(call, timeout=60)
+        except RayActorError as error:
+            raise ProcessFailedError(name, "its process ended") from error
+        except GetTimeoutError as error:
+            raise ProcessFailedError(name, "its result cannot be fetched") from error
+        except RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, Exception) else error) from None
+
+    def end(self, name: str) -> None:
+        """Kill a process and forget it."""
+        actor = self.actors.pop(name, None)
+        if actor is not None:
+            self.ray.kill(actor, no_restart=True)
+
+    def named(self, kind: str) -> dict[str, Actor]:
+        """Return the actors of a kind, in the order of their numbers."""
+        found = [name for name in self.actors if name.startswith(kind)]
+        return {name: self.actors[name] for name in sorted(found, key=lambda name: int(name.split()[1]))}
+
+    def stop(self, close: Iterable[str] = ()) -> None:
+        """End all processes, and Ray if this run started it."""
+        try:
+            calls = [self.actors[name].close.remote() for name in close if name in self.actors]
+            if calls:
+                self.ray.wait(calls, num_returns=len(calls), timeout=2)
+            for actor in self.actors.values():
+                self.ray.kill(actor, no_restart=True)
+        finally:
+            self.actors = {}
+            if self._own:
+                self._own = False
+                self._end_ray()
+
+
+def more(missing: Iterable[str], names: Iterable[str]) -> str:
+    """Describe how many are missing of how many, by kind.
+
+    >>> more(["server 1", "worker 3"], [f"server {i}" for i in range(2)] + [f"worker {i}" for i in range(4)])
+    '1 more server of 2, 1 more worker of 4'
+    """
+    kinds = Counter(name.split()[0] for name in missing)
+    of = Counter(name.split()[0] for name in names)
+    return ", ".join(f"{n} more {kind}{'s' if n > 1 else ''} of {of[kind]}" for kind, n in kinds.items())
+
+
+def counted(names: Iterable[str]) -> str:
+    """Describe how many there are of each kind.
+
+    >>> counted(["shard 0", "worker 0", "worker 1"])
+    '1 shard and 2 workers'
+    """
+    kinds = Counter(name.split()[0] for name in names)
+    return " and ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
+
+
+class StoppedError(ClusterError):
+    """A signal ended the wait."""
+
+
+class ProcessFailedError(Exception):
+    """A process of the run has ended or hangs."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason

@@ -1,0 +1,225 @@
+"""The client of the shards in a worker: requests to all shards at once, and a table for scoring."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from clickfleet.cluster import shard_server
+from clickfleet.cluster.wire import (
+    STALE,
+    BadMessageError,
+    Frames,
+    PeerIdentity,
+    check_size,
+    limit,
+    pack_request,
+    unpack_answer,
+    widen,
+)
+from clickfleet.data.batch import Floats, Keys
+from clickfleet.errors import ClusterError, MissingError
+from clickfleet.training.sharding import Answer, Piece, Reply, Request, Split, Spread
+
+try:
+    import zmq
+except ModuleNotFoundError:
+    raise MissingError("pyzmq", "cluster") from None
+
+RESEND_S = 10.0
+"""Time after which an unanswered request is sent again. The shard applies it only once."""
+WAIT_MS = 200
+"""How long a worker waits for a message between two checks whether it was abandoned."""
+
+
+class AbandonedError(Exception):
+    """The run continues in a newer generation and does not need this work any more."""
+
+
+class ShardClient:
+    """A link over ZeroMQ, for one thread at a time."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[Sequence[str]],
+        spread: Spread,
+        who: PeerIdentity,
+        peer: int,
+        *,
+        timeout_s: float = 120.0,
+        abandoned: Callable[[], bool] = lambda: False,
+        context: zmq.Context[Any] | None = None,
+        learned: int = 0,
+    ) -> None:
+        self.spread, self.who, self.peer = spread, who, peer
+        self.timeout_s, self._abandoned = timeout_s, abandoned
+        self._own = context is None
+        self._context = context or zmq.Context(1)
+        self._names = [addresses[0] for addresses in endpoints]
+        self._sockets = [self._connect(addresses) for addresses in endpoints]
+        self._number = 0
+        self._sequence = learned
+        """Batches sent by this peer, including those of a failed worker that it replaces."""
+        self._answers: list[dict[int, Answer]] = [{} for _ in endpoints]
+        self._sent: list[dict[int, Frames]] = [{} for _ in endpoints]
+        self._moves: dict[int, list[str]] = {}
+        self._splits: deque[Split] = deque(maxlen=3)
+        self.bytes_in = self.bytes_out = self.dropped = 0
+        self.waiting = False
+        """Whether the thread of the worker waits for an answer."""
+        self.latencies: deque[tuple[bool, float]] = deque(maxlen=4096)
+        """For each request: whether it was a push, and the seconds until its answer."""
+
+    def _connect(self, addresses: Sequence[str]) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        limit(socket)
+        socket.rcvtimeo = WAIT_MS
+        address = nearest(addresses)
+        widen(socket, address)
+        socket.connect(address)
+        return socket
+
+    def ask(self, request: Request) -> ShardTicket:
+        pull = None if request.pull is None else self.spread.split(request.pull)
+        push = None if request.push is None else self._known(request.push.keys)
+        learns = request.push is not None or request.dense is not None
+        self._sequence += max(1, request.dense.batches if request.dense is not None else 0) * learns
+        self._move()
+        self._number += 1
+        for i, part in enumerate(self.spread.divide(request, pull, push)):
+            seen = request.seen[i] if request.seen else 0
+            piece = Piece(part, self._sequence if learns else 0, seen, self._number)
+            frames = pack_request(piece, self.who, self.peer)
+            check_size(frames, 0 if part.pull is None else 4 * self.spread.width * len(part.pull))
+            self._send(i, self._number, frames)
+        if pull is not None:
+            self._splits.append(pull)
+        return ShardTicket(self, self._number, pull, learns)
+
+    def _known(self, keys: Keys) -> Split | None:
+        """Return the split of the same array of keys, if a pull has made it already."""
+        return next((split for split in self._splits if split.given is keys), None)
+
+    def _send(self, shard: int, number: int, frames: Frames) -> None:
+        self._sent[shard][number] = frames
+        self.bytes_out += sum(map(len, frames))
+        self._sockets[shard].send_multipart(frames, copy=False)
+
+    def move(self, shard: int, addresses: Sequence[str]) -> None:
+        """Use a new address for a shard and resend unanswered requests there. Thread-safe."""
+        self._moves[shard] = list(addresses)
+
+    def _move(self) -> None:
+        while self._moves:
+            shard, addresses = self._moves.popitem()
+            self._sockets[shard].close(linger=0)
+            self._names[shard], self._sockets[shard] = addresses[0], self._connect(addresses)
+            for number, frames in list(self._sent[shard].items()):
+                self._send(shard, number, frames)
+
+    def answered(self, number: int) -> bool:
+        """Return whether all shards have answered a request."""
+        for i in range(len(self._sockets)):
+            while number not in self._answers[i] and self._receive(i, zmq.NOBLOCK):
+                pass
+        return all(number in answers for answers in self._answers)
+
+    def collect(self, number: int) -> list[Answer]:
+        """Wait for the answers of all shards. Resend after RESEND_S, and fail after `timeout_s`."""
+        self.waiting = True
+        try:
+            return self._collect(number)
+        finally:
+            self.waiting = False
+
+    def _collect(self, number: int) -> list[Answer]:
+        begin = again = time.monotonic()
+        for i in range(len(self._sockets)):
+            while number not in self._answers[i]:
+                self._move()
+                if self._receive(i):
+                    continue
+                now = time.monotonic()
+                if self._abandoned():
+                    raise AbandonedError
+                if now - begin > self.timeout_s:
+                    raise ClusterError(
+                        f"shard {i} ({self._names[i]}) has not answered for {self.timeout_s:.0f} s",
+                        "is its process alive, and can this host reach it?",
+                    )
+                if now - again > RESEND_S:
+                    again = now
+                    for j in range(i, len(self._sockets)):
+                        if number in self._sent[j]:
+                            self._send(j, number, self._sent[j][number])
+        return [answers.pop(number) for answers in self._answers]
+
+    def _receive(self, shard: int, flags: int = 0) -> bool:
+        """Receive the next answer of a shard. Return False if none arrived in time."""
+        try:
+            frames = [frame.buffer for frame in self._sockets[shard].recv_multipart(flags, copy=False)]
+        except zmq.Again:
+            return False
+        self.bytes_in += sum(map(len, frames))
+        try:
+            answer = unpack_answer(frames, self.spread.width)
+        except BadMessageError:  # the request is sent again later
+            self.dropped += 1
+            return True
+        if answer.error == STALE:
+            raise AbandonedError
+        if answer.error:
+            raise ClusterError(f"shard {shard} ({self._names[shard]}) rejects peer {self.peer}: {answer.error}")
+        if self._sent[shard].pop(answer.number, None) is not None:  # otherwise it was sent and answered twice
+            self._answers[shard][answer.number] = answer
+        return True
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
+        if self._own:
+            self._context.term()
+
+
+class ShardTicket:
+    def __init__(self, link: ShardClient, number: int, pull: Split | None, learns: bool) -> None:
+        self._link, self._number, self._pull, self._learns = link, number, pull, learns
+        self._begin = time.perf_counter()
+        self._reply: Reply | None = None
+
+    def ready(self) -> bool:
+        return self._link.answered(self._number)
+
+    def wait(self) -> Reply:
+        """Wait for the reply and return it. Later calls return the same one."""
+        if self._reply is None:
+            answers = self._link.collect(self._number)
+            self._link.latencies.append((self._learns, time.perf_counter() - self._begin))
+            self._reply = self._link.spread.join(answers, self._pull)
+        return self._reply
+
+
+class ShardTable:
+    """A read-only table over a link, for scoring."""
+
+    def __init__(self, link: ShardClient, factors: int) -> None:
+        self._link, self.factors = link, factors
+
+    def pull(self, keys: Keys, *, training: bool = True, out: Floats | None = None) -> Floats:
+        rows = self._link.ask(Request(pull=keys, training=training)).wait().rows
+        assert rows is not None
+        if out is not None:
+            np.copyto(out, rows)
+        return rows
+
+
+def nearest(addresses: Sequence[str]) -> str:
+    """Return the Unix socket of this user on this host if there is one, else the network address."""
+    for address in addresses:
+        if address.startswith("ipc://") and shard_server.is_ours(address.removeprefix("ipc://")):
+            return address
+    return addresses[0]

@@ -1,0 +1,277 @@
+"""The process of a shard, as a Ray actor: it serves a `Shard` over the wire."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from clickfleet.cluster.process import (
+    ProcessFacts,
+    Stopwatch,
+    describe_process,
+    keep_memory,
+    log,
+    log_to,
+    own_address,
+    read_log,
+)
+from clickfleet.cluster.shard import Rules, Shard
+from clickfleet.cluster.shard_files import ShardFiles, WrittenCheckpoint
+from clickfleet.cluster.status import ShardStatus
+from clickfleet.cluster.wire import PeerIdentity, Server
+from clickfleet.config.load import Config
+from clickfleet.errors import ClusterError
+from clickfleet.store import checkpoint, mirror, run_folder
+from clickfleet.store.table import Changes, Columns, Table
+from clickfleet.training import modes
+
+
+@dataclass(frozen=True)
+class CheckpointOrigin:
+    """What a shard starts from: a checkpoint or an empty table, and its part of the dense weights and optimizer state."""
+
+    path: str | None
+    table: Mapping[str, object]
+    dense: dict[str, torch.Tensor]
+    batches: int = 0
+
+
+class ShardActor:
+    """One shard and its server."""
+
+    def __init__(self, number: int, config: Config, rules: Rules, who: tuple[int, bytes, int], logs: str) -> None:
+        log_to(logs, f"shard-{number}")
+        keep_memory()
+        torch.set_num_threads(1)
+        sys.setswitchinterval(0.001)  # the thread that writes checkpoints shares the interpreter with the server
+        self.number, self.config, self.rules = number, config, rules
+        self.who = PeerIdentity(*who)
+        self.shard: Shard | None = None
+        self.server: Server | None = None
+        self.files = ShardFiles(number, config.cluster.shards, rules.row_files)
+        self._changes: Changes | None = None
+        self._socket_file = ""
+        self._cpu, self._trained = 0.0, Stopwatch()
+
+    def load(self, origin: CheckpointOrigin, who: tuple[int, bytes, int], peers: list[int]) -> ProcessFacts:
+        """Start, or start again, from an origin as part of a generation of the run. Return the addresses of the server."""
+        shards = self.config.cluster.shards
+        self.files.forget()
+        if origin.path is None:
+            table = Table.like(origin.table)
+        else:
+            path = run_folder.resolve(origin.path) if mirror.url_of(origin.path) else Path(origin.path)
+            table = checkpoint.load(path, shard=self.number, shards=shards, **origin.table)
+            if mirror.origin(path):
+                shutil.rmtree(path, ignore_errors=True)
+        dense = dict(origin.dense)
+        values = dense.pop("values").clone()
+        shard = Shard(table, values, self.config.dense, self.rules)
+        if dense:
+            shard.optimizer.restore(dense)
+        shard.batches = origin.batches
+        shard.begin(peers)
+        if modes.needs(self.config).replicates_rows:
+            shard.replicate(peers)
+        shard.on_checkpoint = self.files.put
+        self.files.clear()
+        self._changes = None
+        if self.server is None:
+            self.shard, self.who = shard, PeerIdentity(*who)
+            self._listen(1 + table.factors)
+        else:
+            with self.server.lock:
+                self.shard, self.who = shard, PeerIdentity(*who)
+        log(
+            f"shard {self.number} of {shards}: {len(table):,} rows from {origin.path or 'nothing'}, generation {self.who.generation}"
+        )
+        assert self.server is not None
+        self._cpu, self._trained = time.process_time(), Stopwatch()
+        return {**describe_process(), "endpoints": self.server.endpoints}
+
+    def _listen(self, width: int) -> None:
+        def handle(peer: int, piece: Any) -> Any:
+            assert self.shard is not None
+            return self.shard.handle(peer, piece)
+
+        assert self.shard is not None
+        self._socket_file = new()
+        binds, floats = [self._address(), f"ipc://{self._socket_file}"], len(self.shard.optimizer.values)
+        self.server = Server(handle, lambda: self.who, width, binds, floats=floats, log=log)
+        self.server.start()
+
+    def _address(self) -> str:
+        """Return the address to listen on: the configured endpoint, or any free port."""
+        given = self.config.cluster.endpoints
+        if not given:
+            return f"tcp://{own_address()}:*"
+        host, _, port = given[self.number].rpartition(":")
+        try:
+            return f"tcp://{socket.gethostbyname(host)}:{port}"
+        except OSError as error:
+            raise ClusterError(f"shard {self.number} cannot listen on {given[self.number]}: {error}") from None
+
+    def drop_checkpoint(self, number: int) -> None:
+        self.files.drop(number)
+
+    def hurry(self, number: int) -> None:
+        self.files.hurry(number)
+
+    def next_epoch(self) -> None:
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            self.shard.resume_rounds()
+        self._trained.start()
+
+    def end_epoch(self) -> None:
+        self._trained.stop()
+
+    def save(self, number: int, folder: str, timeout_s: float, share: float) -> WrittenCheckpoint:
+        assert self.shard is not None
+        return self.files.save(number, folder, timeout_s, share, self.shard.table)
+
+    def deliver(self, number: int, url: str) -> None:
+        self.files.deliver(number, url)
+
+    def read_log(self) -> str:
+        return read_log()
+
+    def learned(self) -> dict[int, int]:
+        """Return how many batches of each peer were applied."""
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            return dict(self.shard.learned)
+
+    def shrink(self) -> int:
+        with self._still() as table:
+            return table.shrink()
+
+    def end_day(self) -> None:
+        with self._still() as table:
+            table.end_day()
+
+    def restore_readers(self, keys: Any) -> None:
+        with self._still() as table:
+            table.restore_readers(keys)
+
+    def cut_changes(self, base: bool) -> bool:
+        """Prepare the rows to publish, for `next_changes`. Return whether these are all rows."""
+        with self._still() as table:
+            self._changes = table.cut_changes(base=base)
+            return self._changes.base
+
+    def next_changes(self) -> Columns | None:
+        assert self._changes is not None
+        return next(iter(self._changes), None)
+
+    def deleted(self) -> Any:
+        """Return the keys that consumers must delete. Call it after the last `next_changes`."""
+        assert self._changes is not None
+        return self._changes.deleted
+
+    def end_changes(self, published: bool) -> None:
+        with self._still():
+            if self._changes is not None:
+                (self._changes.commit if published else self._changes.abort)()
+                self._changes = None
+
+    @contextmanager
+    def _still(self) -> Iterator[Table]:
+        """Hold the lock of the server and yield the table."""
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            yield self.shard.table
+
+    def dense(self) -> dict[str, torch.Tensor]:
+        assert self.server is not None
+        with self.server.lock:
+            assert self.shard is not None
+            return self.shard.dense_state()
+
+    def status(self) -> ShardStatus:
+        assert self.server is not None
+        if self.server.failure is not None:
+            raise ClusterError(f"shard {self.number} failed: {self.server.failure!r}") from self.server.failure
+        with self.server.lock:
+            assert self.shard is not None
+            found = self.shard.stats()
+        found |= {
+            "dropped": sum(self.server.dropped.counts.values()),
+            "received": self.server.bytes_in,
+            "sent": self.server.bytes_out,
+            "cpu_s": time.process_time() - self._cpu,
+            "trained_cpu_s": self._trained.seconds,
+        }
+        return cast(ShardStatus, found)
+
+    def process(self) -> ProcessFacts:
+        return describe_process()
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+        if self._socket_file:
+            remove(self._socket_file)
+
+
+PREFIX, NAME = "clickfleet-wire-", "shard"
+_OURS = re.compile(PREFIX + r"\w+")
+_YOUNG_S = 60.0
+"""A younger socket may refuse connections only because its server does not listen yet."""
+
+
+def new() -> str:
+    """Return a path for the socket of a shard. Delete sockets without a listener that earlier processes left."""
+    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+        if _OURS.fullmatch(folder.name) and is_ours(str(folder / NAME)) and _is_left(folder / NAME):
+            shutil.rmtree(folder, ignore_errors=True)
+    return str(Path(tempfile.mkdtemp(prefix=PREFIX)) / NAME)
+
+
+def remove(path: str) -> None:
+    """Delete a socket and its folder."""
+    with suppress(OSError):
+        os.unlink(path)
+    with suppress(OSError):
+        os.rmdir(os.path.dirname(path))
+
+
+def is_ours(path: str) -> bool:
+    """Return whether the socket exists in a folder that belongs to this user and is closed to others."""
+    try:
+        folder, found = os.lstat(os.path.dirname(path)), os.lstat(path)
+    except OSError:
+        return False
+    private = stat.S_ISDIR(folder.st_mode) and not folder.st_mode & 0o077
+    return private and stat.S_ISSOCK(found.st_mode) and folder.st_uid == found.st_uid == os.getuid()
+
+
+def _is_left(path: Path) -> bool:
+    if not hasattr(socket, "AF_UNIX"):
+        return False
+    try:
+        if time.time() - path.lstat().st_mtime < _YOUNG_S:
+            return False
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(str(path))
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # gone meanwhile
+        return False
+    return False

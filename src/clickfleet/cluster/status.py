@@ -1,0 +1,283 @@
+"""The progress of a run on a cluster: one line while it trains, and a table at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet.cluster.process import ProcessFacts
+from clickfleet.data.progress import amount
+from clickfleet.training.metrics import TOTALS, Buckets
+from clickfleet.training.monitor import PHASES, Mark, Monitor, Progress, describe
+
+
+class WorkerStatus(TypedDict):
+    """What a worker reports to the driver. Before its first assignment it reports only the required keys."""
+
+    rows: int
+    steps: int
+    training: bool
+    idle_s: float
+    loss: NotRequired[float]
+    weight: NotRequired[float]
+    shares: NotRequired[dict[str, float]]
+    buckets: NotRequired[NDArray[np.float64]]
+    sliding: NotRequired[NDArray[np.float64] | None]
+    queued: NotRequired[int]
+    bytes: NotRequired[int]
+    bad_lines: NotRequired[int]
+    sent: NotRequired[int]
+    received: NotRequired[int]
+    dropped: NotRequired[int]
+    latencies: NotRequired[dict[str, list[float]]]
+    """Median and 99th percentile in milliseconds, of pulls and of pushes."""
+    cpu_s: NotRequired[float]
+    trained_cpu_s: NotRequired[float]
+    cpu_by_phase: NotRequired[dict[str, float]]
+
+
+class ShardStatus(TypedDict):
+    """What a shard reports to the driver. The other counts of `Table.stats` are in it too."""
+
+    rows: int
+    bytes: int
+    full_rows: int
+    pushes: int
+    held: int
+    staleness: float
+    staleness_most: int
+    dropped: int
+    received: int
+    sent: int
+    cpu_s: float
+    trained_cpu_s: float
+
+
+class ClusterFacts(TypedDict):
+    """The numbers that only a cluster has."""
+
+    staleness: float
+    queued: int
+    wire_bytes: int
+    losses: int
+    dropped_messages: int
+    idle_workers: int
+
+
+Count = Literal["steps", "rows", "bytes", "bad_lines", "queued", "sent", "received", "dropped"]
+"""A number of every worker that adds up over all workers."""
+
+
+class Moment(NamedTuple):
+    """The number of rows trained at some time."""
+
+    time: float
+    rows: int
+
+    def speed_until(self, later: Moment) -> float:
+        """Return rows per second; 0 if no worker reported in between."""
+        return (later.rows - self.rows) / (later.time - self.time) if later.time > self.time else 0.0
+
+
+@dataclass
+class StartCounts:
+    """Counts of the state that the workers start from."""
+
+    steps: int = 0
+    rows: int = 0
+    buckets: NDArray[np.float64] | None = None
+
+
+class ClusterProgress:
+    """The progress of a cluster: the sums over all workers and shards."""
+
+    def __init__(self, thresholds: int) -> None:
+        self.thresholds = thresholds
+        self.workers: dict[str, WorkerStatus] = {}
+        self.shards: dict[str, ShardStatus] = {}
+        self.base = StartCounts()
+        """Counts of the state that the workers started from."""
+        self.epoch = 0
+        self.losses = 0
+        self.idle_workers = 0
+        """Workers without a file to train on in this epoch."""
+        self.heard = time.monotonic()
+        """When a worker last reported its progress."""
+
+    def restart(self, steps: int, rows: int, buckets: NDArray[np.float64] | None) -> None:
+        """Set the counts that the workers start from."""
+        self.base = StartCounts(steps, rows, buckets)
+        self.workers = {}
+        self.heard = time.monotonic()
+
+    @property
+    def moment(self) -> Moment:
+        """The last report."""
+        return Moment(self.heard, self.rows)
+
+    def _sum(self, key: Count) -> int:
+        return sum(facts.get(key, 0) for facts in self.workers.values())
+
+    @property
+    def steps(self) -> int:
+        return int(self.base.steps + self._sum("steps"))
+
+    @property
+    def rows(self) -> int:
+        return int(self.base.rows + self._sum("rows"))
+
+    @property
+    def loss(self) -> float:
+        return float(sum(facts.get("loss", 0) for facts in self.workers.values()))
+
+    @property
+    def weight(self) -> float:
+        return float(sum(facts.get("weight", 0) for facts in self.workers.values()))
+
+    @property
+    def bytes_read(self) -> int:
+        return int(self._sum("bytes"))
+
+    @property
+    def bad_lines(self) -> int:
+        return int(self._sum("bad_lines"))
+
+    @property
+    def buckets(self) -> Buckets:
+        """What all workers have scored since the epoch began."""
+        buckets = Buckets(self.thresholds)
+        parts = [facts["buckets"] for facts in self.workers.values() if "buckets" in facts]
+        if self.base.buckets is not None:
+            parts.append(self.base.buckets)
+        if parts:
+            buckets.restore({"buckets": np.sum(parts, axis=0)})
+        return buckets
+
+    @property
+    def auc(self) -> float:
+        return self.buckets.auc
+
+    @property
+    def sliding_auc(self) -> float | None:
+        """The AUC of the last batches of all workers together."""
+        windows = [window for facts in self.workers.values() if (window := facts.get("sliding")) is not None]
+        if not windows:
+            return None
+        together = Buckets(self.thresholds)
+        together.restore({"buckets": np.sum(windows, axis=0)})
+        return together.auc
+
+    def table_stats(self) -> dict[str, int]:
+        keys: tuple[Literal["rows", "bytes", "full_rows"], ...] = ("rows", "bytes", "full_rows")
+        return {key: sum(facts.get(key, 0) for facts in self.shards.values()) for key in keys}
+
+    def shares(self) -> dict[str, float]:
+        found = [facts["shares"] for facts in self.workers.values() if "shares" in facts]
+        return {phase: float(np.mean([each[phase] for each in found])) if found else 0.0 for phase in PHASES}
+
+    def extra(self) -> ClusterFacts:
+        """Return the numbers that only a cluster has."""
+        late = [facts.get("staleness", 0.0) for facts in self.shards.values()]
+        return {
+            "staleness": float(np.mean(late)) if late else 0.0,
+            "queued": self._sum("queued") + sum(facts.get("held", 0) for facts in self.shards.values()),
+            "wire_bytes": self._sum("sent") + self._sum("received"),
+            "losses": self.losses,
+            "dropped_messages": sum(facts.get("dropped", 0) for facts in self.shards.values()) + self._sum("dropped"),
+            "idle_workers": self.idle_workers,
+        }
+
+
+class ClusterMonitor(Monitor):
+    """A Monitor that also shows what only a cluster has."""
+
+    def tick(self, run: Progress) -> None:
+        assert isinstance(run, ClusterProgress)
+        self._steps = run.steps - 1  # a poll is not a step
+        if run.buckets.state()["buckets"][
+            TOTALS.index("rows")
+        ]:  # otherwise an epoch has begun, and nothing is known of it
+            super().tick(run)
+
+    def facts(self, run: Progress, now: float, since: Mark) -> dict[str, Any]:
+        facts = super().facts(run, now, since)
+        assert isinstance(run, ClusterProgress)
+        elapsed = max(now - self._begin.time, 1e-9)
+        each = {name: status.get("rows", 0) / elapsed for name, status in run.workers.items()}
+        return {**facts, **run.extra(), "each": each}
+
+    def record(self, kind: str, facts: dict[str, Any]) -> None:
+        if kind == "train" and "each" in facts:
+            facts = {**facts, **{f"{name} rows_per_s": rate for name, rate in facts["each"].items()}}
+            del facts["each"]
+        super().record(kind, facts)
+
+    def words(self, facts: dict[str, Any]) -> str:
+        each = " ".join(f"{rate:,.0f}" for rate in facts["each"].values())
+        names = {"losses": "losses", "idle_workers": "idle workers", "dropped_messages": "foreign messages dropped"}
+        more = "".join(f"  {facts[key]:,} {name}" for key, name in names.items() if facts[key])
+        return (
+            f"{describe(facts)}  each {each}  staleness {facts['staleness']:.1f}  queued {facts['queued']}"
+            f"  wire {amount(int(facts['wire_bytes']), 'bytes')}{more}"
+        )
+
+
+def closing_table(overview: ClusterProgress, facts: Mapping[str, ProcessFacts], seconds: float) -> str:
+    """Return a table with one line per process: its work and its costs."""
+    lines = [
+        f"{'process':>10}  {'host':<16} {'pid':>7} {'rows':>12} {'steps':>8} {'rows/s':>9} {'wire':>9} {'CPU s':>7}  latency ms (p50 p99)"
+    ]
+    for name, found in overview.workers.items():
+        where: Mapping[str, object] = facts.get(name, {})
+        times = found.get("latencies", {})
+        late = "  ".join(f"{kind} {values[0]:.1f} {values[1]:.1f}" for kind, values in times.items() if values)
+        lines.append(
+            f"{name:>10}  {where.get('host', '?'):<16} {where.get('pid', 0):>7} {found.get('rows', 0):>12,} "
+            f"{found.get('steps', 0):>8,} {found.get('rows', 0) / max(seconds, 1e-9):>9,.0f} "
+            f"{amount(found.get('sent', 0) + found.get('received', 0), 'bytes'):>9} {found.get('cpu_s', 0):>7.1f}  {late}"
+        )
+    for name, shard in overview.shards.items():
+        where = facts.get(name, {})
+        lines.append(
+            f"{name:>10}  {where.get('host', '?'):<16} {where.get('pid', 0):>7} {shard.get('rows', 0):>12,} "
+            f"{shard.get('pushes', 0):>8,} {'':>9} {amount(shard.get('sent', 0) + shard.get('received', 0), 'bytes'):>9} "
+            f"{shard.get('cpu_s', 0):>7.1f}  staleness {shard.get('staleness', 0):.2f}, at most {shard.get('staleness_most', 0)}"
+        )
+    return "\n".join(lines)
+
+
+def closing_facts(overview: ClusterProgress, seconds: float) -> dict[str, float]:
+    """Return the costs of training per step and per row, without start, evaluation and the last checkpoint."""
+    workers, shards = list(overview.workers.values()), list(overview.shards.values())
+    steps = max(1, sum(found.get("steps", 0) for found in workers))
+    rows = max(1, sum(found.get("rows", 0) for found in workers))
+    wire = sum(found.get("sent", 0) + found.get("received", 0) for found in workers)
+    late = {
+        f"{kind}_{name}_ms": float(
+            np.mean([f["latencies"][kind][i] for f in workers if f.get("latencies", {}).get(kind)] or [0])
+        )
+        for kind in ("pull", "push")
+        for i, name in enumerate(("p50", "p99"))
+    }
+    return {
+        "step": overview.steps,
+        "seconds": seconds,
+        "worker_cpu_ms_per_step": 1e3 * sum(found.get("trained_cpu_s", 0.0) for found in workers) / steps,
+        **{
+            f"{phase}_cpu_ms_per_step": 1e3
+            * sum(found["cpu_by_phase"][phase] for found in workers if found["steps"])
+            / steps
+            for phase in PHASES
+        },
+        "shard_cpu_ms_per_step": 1e3 * sum(found.get("trained_cpu_s", 0.0) for found in shards) / steps,
+        "wire_bytes_per_row": wire / rows,
+        "staleness": overview.extra()["staleness"],
+        "losses": overview.losses,
+        "dropped_messages": overview.extra()["dropped_messages"],
+        **late,
+    }

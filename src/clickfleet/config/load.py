@@ -1,0 +1,267 @@
+"""Load a YAML file and key=value arguments into checked, frozen dataclasses. Errors name the unknown or invalid key.
+
+>>> config = load(None, ["train.epochs=3", "model.hidden=[64, 32]", "run.checkpoint_every=90s"])
+>>> config.train.epochs, config.model.settings, config.run.checkpoint_every
+(3, {'hidden': [64, 32]}, 90.0)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from clickfleet.config import sections, yaml_files
+from clickfleet.config.plugins import Plugin, closest
+from clickfleet.config.sections import (
+    Cluster,
+    Data,
+    DenseSettings,
+    Online,
+    Publish,
+    Run,
+    Serve,
+    TableSettings,
+    Train,
+    Tune,
+    Unit,
+)
+from clickfleet.errors import ConfigError
+
+T = TypeVar("T")
+RawConfig = dict[str, Any]
+"""A configuration as parsed from YAML, not yet checked."""
+
+ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The configuration of one run. Each field is a section of the file."""
+
+    data: Data = field(default_factory=Data)
+    model: Annotated[Plugin, sections.plugin("deepfm")] = field(default_factory=lambda: Plugin("deepfm"))
+    table: TableSettings = field(default_factory=TableSettings)
+    dense: DenseSettings = field(default_factory=DenseSettings)
+    train: Train = field(default_factory=Train)
+    mode: Annotated[Plugin, sections.plugin("local")] = field(default_factory=lambda: Plugin("local"))
+    cluster: Cluster = field(default_factory=Cluster)
+    run: Run = field(default_factory=Run)
+    online: Online = field(default_factory=Online)
+    publish: Publish = field(default_factory=Publish)
+    serve: Serve = field(default_factory=Serve)
+    tune: Tune = field(default_factory=Tune)
+
+
+def load(path: str | Path | None = None, overrides: Iterable[str] = (), base: Path | None = None) -> Config:
+    """Load a file and apply `key=value` arguments. Relative paths are relative to the file, or without one to `base`."""
+    raw: RawConfig = {}
+    if path is not None:
+        raw = read(yaml_files.read_text(path), str(path))
+        raw = with_new_names(raw) if _is_saved(Path(path)) else raw
+    for item in overrides:
+        override(raw, item)
+    if path is not None and isinstance(raw.setdefault("run", {}), dict):
+        raw["run"].setdefault("dir", Run.dir)  # set here, the default is resolved against the file too
+    return checked(
+        Config, raw, source=str(path) if path else "arguments", base=Path(path).parent.absolute() if path else base
+    )
+
+
+RENAMED = {
+    "cluster.on_loss": "cluster.on_failure",
+    "cluster.max_losses": "cluster.max_failures",
+    "cluster.cut_share": "cluster.checkpoint_cpu",
+}
+"""Old names of settings, which saved configurations may contain, and their new names."""
+REMOVED = {
+    "async": {"fake_send", "io_threads", "merge_sparse"},
+    "sync": {"queue_size", "merge"},
+    "half_async": {"queue_size", "merge"},
+}
+"""Removed settings of modes. Saved configurations may contain them; a resumed run ignores them."""
+
+
+def _is_saved(path: Path) -> bool:
+    """Return whether a run wrote the file: it is the config.yaml of a run folder or of a checkpoint."""
+    return path.name == "config.yaml" and any(
+        (path.parent / name).exists() for name in ("checkpoints", "manifest.json")
+    )
+
+
+def with_new_names(raw: RawConfig) -> RawConfig:
+    """Return a saved configuration with the current names of its settings, without removed settings.
+
+    >>> with_new_names({"cluster": {"max_losses": 3}, "mode": {"name": "sync", "merge": 2}})
+    {'cluster': {'max_failures': 3}, 'mode': {'name': 'sync'}}
+    """
+    mode = raw.get("mode")
+    if isinstance(mode, dict):
+        gone = REMOVED.get(str(mode.get("name")), set())
+        raw = {**raw, "mode": {key: item for key, item in mode.items() if key not in gone}}
+    return {
+        section: {
+            RENAMED.get(f"{section}.{key}", f"{section}.{key}").partition(".")[2]: item for key, item in part.items()
+        }
+        if isinstance(part, dict)
+        else part
+        for section, part in raw.items()
+    }
+
+
+def checked(
+    cls: type[T],
+    raw: Mapping[str, Any],
+    where: str = "",
+    source: str = "",
+    base: Path | None = None,
+    origin: str = "",
+) -> T:
+    """Return `raw` as an instance of `cls`. `where` is its path in the file (for plug-ins: `model`, `mode`).
+
+    `origin` names the author if that is not the user. Plug-ins keep it for `check_trusted`.
+
+    >>> from clickfleet.config.sections import Schedule
+    >>> checked(Schedule, {"warmpu": 5}, "dense.schedule", "a.yaml")
+    Traceback (most recent call last):
+    clickfleet.errors.ConfigError: a.yaml: unknown key dense.schedule.warmpu; did you mean warmup?
+    """
+    try:
+        # In JSON, strict mode accepts a list as a tuple, but neither "3" nor true as 3.
+        value: T = adapter(cls).validate_json(json.dumps(raw), context={"base": base, "origin": origin})
+        return value
+    except TypeError as error:
+        raise ConfigError(f"{source}: {where or 'the file'} contains an unsupported YAML value: {error}") from error
+    except ValidationError as error:
+        prefix = f"{source}: " if source else ""
+        raise ConfigError("\n".join(prefix + explain(one, cls, where) for one in error.errors())) from None
+
+
+def adapter(cls: Any) -> TypeAdapter[Any]:
+    if cls not in ADAPTERS:
+        for part in (cls, *nested(cls)):
+            part.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+        ADAPTERS[cls] = TypeAdapter(cls)
+    return ADAPTERS[cls]
+
+
+def is_section(part: Any) -> bool:
+    return isinstance(part, type) and dataclasses.is_dataclass(part)
+
+
+def nested(cls: Any) -> list[Any]:
+    """Return the dataclasses nested in a dataclass."""
+    found: list[Any] = []
+    for hint in get_type_hints(cls, include_extras=True).values():
+        for part in flatten(hint):
+            if is_section(part):
+                found += [part, *nested(part)]
+    return found
+
+
+def flatten(hint: Any) -> list[Any]:
+    """Return a type and all its parts, including the metadata of Annotated."""
+    marks = list(hint.__metadata__) if get_origin(hint) is Annotated else []
+    return [hint, *marks, *(part for arg in get_args(hint) for part in flatten(arg))]
+
+
+def explain(error: ErrorDetails, cls: Any, where: str) -> str:
+    names = [str(part) for part in error["loc"]]
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        owner = inside(cls, names[:-1])
+        known = [f.name for f in dataclasses.fields(owner)] if owner else []
+        key = dotted(where, names)
+        hint = (
+            f"; it is now {RENAMED[key]}"
+            if key in RENAMED
+            else closest(names[-1], known) or "; this section has no keys"
+        )
+        return f"unknown key {key}{hint}"
+    fields_ = path_of_fields(cls, names)
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    if error["type"] == "missing":
+        return f"{dotted(where, fields_)} is missing"
+    found = json.dumps(error["input"], ensure_ascii=False, default=str)
+    return f"{dotted(where, fields_)}: {message}, found {found}"
+
+
+def inside(cls: Any, names: list[str]) -> Any:
+    """Return the dataclass at a path inside `cls`, or None."""
+    for name in names:
+        hints = get_type_hints(cls, include_extras=True)
+        if name in hints:
+            cls = next((part for part in flatten(hints[name]) if is_section(part)), None)
+        if cls is None:
+            return None
+    return cls
+
+
+def path_of_fields(cls: Any, names: list[str]) -> list[str]:
+    """Return the path without the type names that pydantic adds for unions."""
+    kept: list[str] = []
+    for name in names:
+        known = get_type_hints(cls) if is_section(cls) else {}
+        if name in known or name.isdigit():
+            kept.append(name)
+            cls = inside(cls, [name]) if name in known else None
+    return kept
+
+
+def dotted(where: str, names: list[str]) -> str:
+    return ".".join([where, *names] if where else names)
+
+
+def read(text: str, source: str) -> RawConfig:
+    """Return the mapping in a YAML text."""
+    raw = yaml_files.parse(text, source)
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{source}: expected sections such as data: and model:, found {type(raw).__name__}")
+    return raw
+
+
+def override(raw: RawConfig, item: str) -> None:
+    """Apply `a.b=value` to a nested mapping. The value is parsed as YAML."""
+    key, equals, text = item.partition("=")
+    if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
+        raise ConfigError(f"argument {item!r} does not have the form section.key=value", "for example train.epochs=3")
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = raw.get(parent)
+        if isinstance(inner, str):  # `model: deepfm` is short for {name: deepfm}
+            inner = {"name": inner}
+        raw[parent] = inner = {} if inner is None else inner
+        if not isinstance(inner, dict):
+            raise ConfigError(f"argument {item!r}: {parent} is a value, not a section")
+        raw = inner
+    raw[last] = read(f"value: {text}", f"argument {item!r}")["value"]
+
+
+def dump(config: Config) -> str:
+    """Return the configuration as YAML, including defaults. Loading it gives an equal Config."""
+    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
+
+
+def plain(value: Any, as_given: bool = False) -> Any:
+    """Return a configuration as plain values. `as_given` omits names and settings of plug-ins that are defaults."""
+    if isinstance(value, Plugin):
+        return dict(value.given) if as_given and value.given is not None else {"name": value.name, **value.settings}
+    if isinstance(value, dict):
+        return {key: plain(item, as_given) for key, item in value.items()}
+    if not dataclasses.is_dataclass(value):
+        return [plain(item, as_given) for item in value] if isinstance(value, tuple) else value
+    out = {}
+    for name, hint in get_type_hints(type(value), include_extras=True).items():
+        item = getattr(value, name)
+        unit = next((part for part in flatten(hint) if isinstance(part, Unit)), None)
+        out[name] = unit.text(item) if unit and item is not None else plain(item, as_given)
+    return out

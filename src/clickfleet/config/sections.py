@@ -1,0 +1,496 @@
+"""Define the sections of a configuration file: every key, its type, its default and its help text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from clickfleet.config.plugins import Plugin
+
+_DURATIONS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_SIZES = {"B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
+_SIZES |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
+
+
+class Unit:
+    """Marks a number that is written with a unit. `base` is the unit in which the value is stored."""
+
+    def __init__(self, base: str, units: dict[str, float], example: str) -> None:
+        self.base, self.units, self.example = base, units, example
+
+    def parse(self, value: Any) -> float:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
+        if match is None or match[2] not in self.units:
+            raise PydanticCustomError(
+                "unit",
+                "needs a number and a unit of {units}, such as {example}",
+                {"units": ", ".join(self.units), "example": self.example},
+            )
+        number = float(match[1]) * self.units[match[2]]
+        if number >= 2**63:
+            raise PydanticCustomError("unit", "is too large")
+        return number
+
+    def text(self, value: float) -> str:
+        return f"{value:.15g}{self.base}"
+
+
+SECONDS = Unit("s", _DURATIONS, "5min")
+BYTES = Unit("B", _SIZES, "8GiB")
+Seconds = Annotated[float, BeforeValidator(SECONDS.parse), SECONDS]
+Bytes = Annotated[int, BeforeValidator(lambda value: int(BYTES.parse(value))), BYTES]
+
+
+def _beside(value: str, info: ValidationInfo) -> str:
+    """Resolve a relative path against the folder of the configuration file. Leave URLs unchanged."""
+    base = (info.context or {}).get("base")
+    if base is None or "://" in value or Path(value).is_absolute():
+        return value
+    return str(Path(base) / value)
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+FilePath = Annotated[str, AfterValidator(_beside)]
+FilePaths = Annotated[tuple[FilePath, ...], BeforeValidator(_several)]
+Count = Annotated[int, Ge(1)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Port = Annotated[int, Ge(0), Le(65535)]
+
+
+def plugin(default: str | Plugin) -> BeforeValidator:
+    """Return a validator for `name` or {name, settings…}. Settings without a name override single settings of the default."""
+    usual = Plugin(default) if isinstance(default, str) else default
+
+    def parse(value: Any, info: ValidationInfo) -> Any:
+        given = {"name": value} if isinstance(value, str) else value
+        name = given.get("name", usual.name) if isinstance(given, dict) else None
+        if not isinstance(name, str):
+            raise PydanticCustomError("plugin", "needs a name, or a mapping with a name and settings")
+        settings = {key: item for key, item in given.items() if key != "name"}
+        if isinstance(settings.get("folder"), str) and settings["folder"]:
+            settings["folder"] = _beside(settings["folder"], info)
+        origin = (info.context or {}).get("origin", "")
+        if "name" not in given:
+            return Plugin(name, {**usual.settings, **settings}, origin, settings)
+        return Plugin(_beside(name, info) if name.endswith(".py") else name, settings, origin)
+
+    return BeforeValidator(parse)
+
+
+BATCH_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Data:
+    format: Annotated[Plugin, plugin("criteo")] = field(default_factory=lambda: Plugin("criteo"))
+    """Format of the files: a name, the path of your own .py file, or {name, settings…}."""
+    train: FilePaths = ()
+    """Training data: files, folders, patterns or URLs."""
+    test: FilePaths = ()
+    """Test data, evaluated after each epoch: files, folders, patterns or URLs."""
+    schema: FilePath | None = None
+    """Path of a schema.yaml. Default: the schema of the format."""
+    preset: str | None = None
+    """Name of a built-in schema, such as criteo-paddle. Use it instead of data.schema."""
+    vocabulary: FilePath | None = None
+    """word2vec: the vocabulary file that `clickfleet words prepare` writes."""
+    keys: str | None = None
+    """Rule that turns values into keys: hash64, `py2 mod 1000001` or raw. Default: the rule of the schema."""
+    batch_size: Count | None = None
+    """Rows per step. Default: 1000; for word2vec, as many sentences as contain about 10,000 words."""
+    test_batch_size: Count | None = None
+    """Rows per batch in evaluation. Default: data.batch_size."""
+    shuffle: Annotated[int, Ge(0)] | Literal["global"] = 0
+    """Number of rows to shuffle at a time; `global` shuffles all rows in memory. Any value but 0 also shuffles the files."""
+    interleave: Count | None = None
+    """Number of files to read in turn. Default: 1, or 4 with data.shuffle."""
+    threads: Annotated[int, Ge(0)] = 1
+    """Number of threads that parse files; 0 parses in the training thread."""
+    bad_lines: Literal["error", "skip", "quarantine"] = "error"
+    """What to do with a bad line: stop the run, skip and count it, or store it in the quarantine file."""
+    max_bad_fraction: Share = 0.1
+    """Stop the run if more than this fraction of all lines is bad."""
+    quarantine: FilePath | None = None
+    """File that stores bad lines, each with its reason. Default: a file in the run folder."""
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows per step."""
+        return self.batch_size or BATCH_ROWS
+
+
+@dataclass(frozen=True)
+class TableInitSettings:
+    """Initial values of a row: `zero`, `uniform(a, b)`, `normal(s)` or `truncated(s)`. Default: those of the model."""
+
+    embed: str | None = None
+    """Initial value of the first-order weight."""
+    embedx: str | None = None
+    """Initial values of the factors."""
+
+
+ROW_RULE = Plugin("adagrad_v2", {"lr": 0.05, "initial_g2sum": 0.1, "scale": "show"}, given={})
+FIRST_ORDER_RULE = Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 0.1, "scale": "show"}, given={})
+"""The default pair of rules; docs/study.md compares it with others."""
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    dim: Annotated[int, Ge(0), Le(65536)] = 10
+    """Number of factors per row. 0 is for models without factors, such as lr."""
+    preset: Literal["plain", "online"] = "plain"
+    """Defaults for the life of a row. plain: admit and keep every row. online: admit frequent rows, decay and delete old ones."""
+    rule: Annotated[Plugin, plugin(ROW_RULE)] = ROW_RULE
+    """Optimizer of the rows. With a name, other settings default to that rule's; without one, they override the default rule."""
+    embed_rule: Annotated[Plugin, plugin(FIRST_ORDER_RULE)] | None = None
+    """Optimizer of the first-order weight. Default: `table.rule` if that has a name, else adagrad_v2 with lr 0.1."""
+    init: TableInitSettings = field(default_factory=TableInitSettings)
+    admission: str | None = None
+    """When a row gets factors: `birth`, `score(s)`, `count(n)` or `probability(p)`. Default: that of the preset."""
+    memory_limit: Bytes | None = None
+    """Memory limit of the whole table; at the limit, the lowest-scored rows are evicted. Default: no limit."""
+    snapshot_reserve: Bytes | None = None
+    """Part of the memory limit reserved for writes during a checkpoint. Default: a tenth of the limit."""
+    padding_key: Annotated[int, Ge(0), Lt(2**64)] | None = None
+    """Key whose row is always zero."""
+    nonclick_coeff: float | None = None
+    """Score that a show without a click adds to a row. Default: 0.1."""
+    click_coeff: float | None = None
+    """Score that a click adds to a row. Default: 1."""
+    base_threshold: float | None = None
+    """Minimum score of a row to be published."""
+    delta_threshold: float | None = None
+    """A delta omits a row until its score has grown by this much."""
+    delta_keep_days: float | None = None
+    """Stop publishing a row after this many days without a show."""
+    decay_rate: float | None = None
+    """Factor for the shows and clicks of every row at the end of a day."""
+    delete_threshold: float | None = None
+    """At the end of a day, delete rows with a lower score."""
+    delete_after_unseen_days: float | None = None
+    """At the end of a day, delete rows not seen for more days than this."""
+
+    def __post_init__(self) -> None:
+        """Derive the rule of the first-order weight. None means that `rule` applies."""
+        paired = self.rule.given is not None or self.rule == ROW_RULE  # older runs saved the default pair in full
+        own = self.embed_rule
+        if own is None or own.given == {}:
+            own = FIRST_ORDER_RULE if paired else None
+        elif own.given is not None:
+            base = FIRST_ORDER_RULE if paired else self.rule
+            own = Plugin(base.name, {**base.settings, **own.given}, own.origin, own.given)
+        object.__setattr__(self, "embed_rule", own)
+
+    def with_rule(self, own: Mapping[str, Any]) -> TableSettings:
+        """Return these settings with the default rule of a model, unless the user named a rule."""
+        if self.rule.given is None and self.rule != ROW_RULE:
+            return self
+        settings = {**own, **(self.rule.given or {})}
+        rule = Plugin(settings.pop("name"), settings)
+        embed_rule = None if self.embed_rule == FIRST_ORDER_RULE and not self.embed_rule.given else self.embed_rule
+        return replace(self, rule=rule, embed_rule=embed_rule)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    name: Literal["constant", "step", "cosine", "exponential"] = "constant"
+    """Schedule of the learning rate."""
+    warmup: int = 0
+    """Number of steps in which the rate first rises linearly from 0. Valid with every schedule."""
+    every: int | None = None
+    """step, exponential: number of steps per decay."""
+    decay: float | None = None
+    """step, exponential: factor of one decay."""
+    steps: int | None = None
+    """cosine: number of steps from the end of the warm-up to the floor."""
+    floor: float = 0.0
+    """cosine: final rate, as a fraction of the initial rate."""
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
+    """Optimizer of the dense weights. Rows use table.rule."""
+    lr: float = 0.001
+    """Learning rate."""
+    schedule: Schedule = field(default_factory=Schedule)
+    clip_norm: float | None = None
+    """Maximum norm over all gradients together; larger gradients are scaled down."""
+    clip_value: float | None = None
+    """Clip every gradient to the range ± this value."""
+    weight_decay: float | None = None
+    """Weight decay, added to the gradient; adamw adds it to the step. Default: 0; adamw: 0.01."""
+    momentum: float | None = None
+    """sgd only: momentum."""
+    betas: tuple[float, float] | None = None
+    """adam and adamw only: decay rates of the two moments."""
+    eps: float | None = None
+    """adam, adamw and adagrad only: term added to the denominator."""
+    initial_sum: float | None = None
+    """adagrad only: initial value of the sums of squares."""
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    reduction: Literal["mean", "sum"] = "mean"
+    """Scale of dense gradients. mean: divide by the sum of the weights. sum: do not scale, as in the original CTR-DNN."""
+    epsilon: float | None = None
+    """Term added inside the logarithms. Default: that of the model (1e-4 in PaddleRec's, else 0)."""
+    negatives_kept: float = 1.0
+    """Fraction of the negatives that down-sampling kept in the training data. Predictions are corrected for it."""
+    l2: float = 0.0
+    """L2 coefficient of every dense weight matrix."""
+    l2_rows: float | None = None
+    """L2 coefficient of the rows of a batch, added to their gradient. Default: that of the model, in most models 0."""
+
+
+@dataclass(frozen=True)
+class MetricsSettings:
+    thresholds: Count = 4096
+    """Number of thresholds of the AUC; it uses one bucket more."""
+    sliding: Annotated[int, Ge(0)] = 20
+    """Number of batches in the sliding AUC; 0 turns it off."""
+    continuous: bool = False
+    """Continue the training metrics across epochs instead of resetting them."""
+    slices: str | None = None
+    """Slot by which evaluation also groups its metrics: one set per value."""
+
+
+@dataclass(frozen=True)
+class Train:
+    epochs: Count = 1
+    """Number of passes over the training data."""
+    seed: int = 7
+    """Seed of initial values, shuffling and dropout."""
+    threads: Count | None = None
+    """Number of cores to use. Default: all."""
+    hogwild: Count | None = None
+    """Number of lock-free trainer threads. Default: one per core, up to 8; one with a GPU."""
+    deterministic: bool = False
+    """Use one trainer and ordered pushes. Runs with the same seed and threads then write identical bytes."""
+    eval_every: Count | None = None
+    """Number of steps between evaluations, in addition to the one after each epoch."""
+    patience: Count | None = None
+    """Stop training after this many evaluations without a better test AUC."""
+    init_from: FilePath | None = None
+    """Model to start from: a run folder, a checkpoint or a published log."""
+    device: str = "cpu"
+    """Device of the network: cpu, cuda or cuda:1. Rows stay in CPU memory."""
+    profile: bool = False
+    """Write the time of each layer and a trace of some steps to profile/ in the run folder."""
+    loss: LossSettings = field(default_factory=LossSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    shards: Count = 2
+    """Number of processes that hold rows and dense weights."""
+    workers: Count = 2
+    """Number of processes that train."""
+    threads: Count = 1
+    """Number of trainer threads per worker."""
+    address: str | None = None
+    """Address of a running Ray cluster. Default: a private one on this machine."""
+    endpoints: tuple[str, ...] = ()
+    """host:port of each shard, as set by the roles in the environment. Default: free ports."""
+    on_failure: Literal["rollback", "continue"] = "rollback"
+    """After a failure: return all processes to the last checkpoint, or only the failed one and log what is lost."""
+    start_timeout: Seconds = 120.0
+    """Time limit for all processes to start."""
+    stop_timeout: Seconds = 10.0
+    """Time limit for the last checkpoint after a signal; the run then ends without it. Raise it for large tables."""
+    heartbeat_timeout: Seconds = 60.0
+    """Replace a worker that sends no heartbeat for this long."""
+    timeout: Seconds = 300.0
+    """Time limit for the reply to a request."""
+    max_failures: Annotated[int, Ge(0)] = 8
+    """Stop the run after more failures than this without a new checkpoint in between."""
+    checkpoint_cpu: Annotated[float, Gt(0), Le(1)] = 0.03
+    """Fraction of a core each shard may use to write a checkpoint in the background. No limit applies while a caller waits for it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    dir: FilePath = "run"
+    """Run folder. Default: `run`, next to the configuration file."""
+    checkpoint_every: Seconds | None = 300.0
+    """Time between checkpoints. null: only at the end of each epoch."""
+    checkpoint_every_steps: Count | None = None
+    """Number of steps between checkpoints, in addition to checkpoint_every."""
+    keep: Count = 3
+    """Number of checkpoints to keep, in addition to labelled ones."""
+    keep_epochs: bool = True
+    """Keep the checkpoint at the end of each epoch, labelled EPOCH-0000 and so on."""
+    keep_best: bool | None = None
+    """Keep the checkpoint with the best test AUC, labelled BEST. Default: true if train.patience is set."""
+    report: bool = True
+    """Write report.html at the end of the run."""
+
+
+@dataclass(frozen=True)
+class Kafka:
+    brokers: str
+    """Brokers as host:port, separated by commas."""
+    topic: str
+    """Topic that holds the records."""
+    rows_per_pass: Count | None = None
+    """Number of rows per pass. Set this, interval, or both; with both, the first limit reached ends the pass."""
+    interval: Seconds | None = None
+    """Event time per pass, counted from the start of the day."""
+    max_rows_per_pass: Count | None = 100_000
+    """Maximum rows of a pass while the run catches up. null: passes never grow."""
+    format: Literal["text", "json", "arrow"] = "text"
+    """Content of a message: lines of data.format, JSON objects (one per line), or an Arrow IPC stream."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Offset at which a new run starts."""
+    idle: Seconds = 60.0
+    """How long a pass or day waits past its end for a partition without new records."""
+    max_clock_skew: Seconds = 3600.0
+    """A record is bad if its timestamp is further than this ahead of the machine's clock."""
+    max_gap: Seconds = 172_800.0
+    """A record is bad if its timestamp is further than this after the current day and later records of its partition are earlier."""
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Additional librdkafka settings, such as security.protocol."""
+
+
+@dataclass(frozen=True)
+class Online:
+    dir: FilePath | None = None
+    """Folder of the logs, laid out as <dir>/<day>/<HHMM>/. Set this or online.kafka."""
+    kafka: Kafka | None = None
+    """Kafka topic of the logs. Set this or online.dir."""
+    start_day: int | None = None
+    """First day, as YYYYMMDD."""
+    end_day: int | None = None
+    """Last day, as YYYYMMDD. null: run until stopped."""
+    split_interval: Seconds = 3600.0
+    """Time between two folders of a day."""
+    splits_per_pass: Count = 1
+    """Number of folders per pass."""
+    done_file: str | None = "_DONE"
+    """File that marks a folder as complete. null: a folder is complete when online.quiet has elapsed."""
+    quiet: Seconds = 30.0
+    """Without a done file: a folder is complete after this time without changes to its files."""
+    poll: Seconds = 10.0
+    """Time between two checks for new data."""
+    prefetch: bool = True
+    """Read the next pass while training on the current one."""
+    shuffle: bool = True
+    """Shuffle each pass: all its rows, or data.shuffle rows at a time."""
+    checkpoint_every_passes: Count = 1
+    """Number of passes between checkpoints."""
+    delta_every_passes: Count = 1
+    """Number of passes between deltas."""
+    first_base: bool = False
+    """Publish a base before the first pass."""
+    validate: Literal["pass", "progressive", "none"] = "progressive"
+    """What to score before training on it. pass: the whole pass with the previous model. progressive: each batch in turn."""
+    timezone: str = "UTC"
+    """Time zone in which a day begins."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Limits beyond which an entry of the published log is held back. null turns a check off."""
+
+    auc_drop: Annotated[float, Gt(0)] | None = 0.02
+    """Hold back if the AUC is this far below the mean of earlier released windows, and the drop is statistically significant."""
+    copc: tuple[float, float] | None = (0.8, 1.25)
+    """Hold back if actual / predicted clicks leave this range by a statistically significant amount."""
+    nan_share: Share | None = 0.001
+    """Hold back if more than this fraction of the scores is NaN."""
+    delta_share: Annotated[float, Gt(0)] | None = None
+    """Hold back a delta with more rows than this fraction of the table."""
+    window: Count = 24
+    """Number of earlier released windows over which the mean AUC is taken."""
+    min_rows: Annotated[int, Ge(0)] = 1000
+    """Minimum rows of a window. AUC and COPC are judged over the newest passes that together have as many."""
+    warmup_rows: Annotated[int, Ge(0)] = 10_000
+    """Number of first rows of a new model for which AUC and COPC are not judged. 0 after train.init_from."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    guard: Guard = field(default_factory=Guard)
+    freshness_slo: Seconds = 60.0
+    """Warn if the 99th percentile of the time from event to publication exceeds this."""
+    keep_chains: Count = 2
+    """Number of bases to keep, each with its deltas. Older ones are deleted."""
+    base_every_deltas: Count | None = 500
+    """Publish a base after this many deltas, or once they exceed the base and 256 MiB in size. null: only at the end of a day."""
+    to: str | None = None
+    """URL to which every entry is copied."""
+    done_files: bool = True
+    """Also write base_donefile.txt, patch_donefile.txt and donefile.txt."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 means all addresses."""
+    port: Port = 8080
+    """HTTP port; 0 picks a free one."""
+    grpc_port: Port | None = 8081
+    """gRPC port. null turns gRPC off."""
+    workers: Count = 1
+    """Number of processes that answer requests."""
+    max_queue_ms: Positive = 50.0
+    """Expected wait above which requests are rejected with status 503."""
+    token_file: FilePath | None = None
+    """File of bearer tokens, one per line."""
+    engine: str = "onnx"
+    """Engine of the network: onnx, int8, or an ONNX Runtime provider such as CUDA."""
+    threads: Count = 1
+    """Number of threads per evaluation of the network, in each worker."""
+    graph_optimization: Literal["off", "basic", "extended", "all"] = "all"
+    """Level of graph optimization in ONNX Runtime."""
+    arena: bool = True
+    """Keep ONNX Runtime's memory arena between evaluations."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """Values to try for a setting: one of `choices`, or a number from `low` to `high`."""
+
+    low: int | float | None = None
+    """Smallest number."""
+    high: int | float | None = None
+    """Largest number. If both ends are integers, only integers are tried: write 1.0 for other numbers."""
+    step: int | float | None = None
+    """Distance between two numbers to try."""
+    log: bool = False
+    """Sample on a logarithmic scale."""
+    choices: tuple[Any, ...] | None = None
+    """List of values to choose from."""
+
+
+@dataclass(frozen=True)
+class Tune:
+    space: dict[str, Dimension] = field(default_factory=dict)
+    """Settings to search, by key: {dense.lr: {low: 1e-4, high: 1e-2, log: true}}."""
+    trials: Count = 30
+    """Number of trials."""
+    metric: Literal["auc", "logloss"] = "auc"
+    """Metric to optimize, measured on the test data."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How to choose the settings of the next trial."""
+    pruner: Literal["median", "halving", "none"] = "median"
+    """How to stop bad trials early, based on their evaluations during training (train.eval_every)."""
+    warmup_trials: Annotated[int, Ge(0)] = 5
+    """Number of random trials before the sampler uses results and the pruner stops any."""
+    seed: int = 7
+    """Seed of the sampler."""
+    timeout: Seconds | None = None
+    """Start no new trial after this time."""

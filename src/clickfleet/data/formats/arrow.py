@@ -1,0 +1,31 @@
+"""arrow: Arrow IPC files and streams, including Feather. The schema selects columns by name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from clickfleet.data.files import open_bytes, reading
+from clickfleet.data.formats import Block, Format
+from clickfleet.data.parsing.columns import BLOCK_ROWS, Columns, TableBlock
+from clickfleet.data.schema import Schema
+
+
+@dataclass(frozen=True)
+class Arrow(Format):
+    """Reads record batches. A position is a row number."""
+
+    def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
+        from clickfleet.data.arrow_ipc import Checked, is_file
+
+        with open_bytes(path) as raw, reading(path):
+            head = raw.read(8)
+            raw.seek(0)
+            batches = Checked(raw, is_file=is_file(head))
+            columns = Columns(schema, batches.schema.names, path)
+            first = 0
+            for batch in batches:
+                for start in range(0, len(batch), BLOCK_ROWS):
+                    piece = batch.slice(start, BLOCK_ROWS)
+                    row = first + start
+                    if row >= at:
+                        yield TableBlock(row, row + len(piece), piece.nbytes, piece, columns)
+                first += len(batch)

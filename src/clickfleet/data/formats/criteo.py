@@ -1,0 +1,17 @@
+"""criteo: a label, 13 counts and 26 categories per tab-separated line. The label may be omitted."""
+
+from dataclasses import dataclass
+
+from clickfleet.data.parsing.delimited import Delimited
+from clickfleet.data.schema import preset
+
+
+@dataclass(frozen=True)
+class _Criteo(Delimited):
+    schema = preset("criteo")
+
+
+criteo = _Criteo(
+    separator="\t",
+    columns=("click", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))),
+)

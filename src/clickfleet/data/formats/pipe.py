@@ -1,0 +1,170 @@
+"""pipe: a command reads each file from standard input and prints multislot lines. Test it with `cat FILE | COMMAND`."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+from weakref import WeakSet
+
+from clickfleet.config.machine import WINDOWS
+from clickfleet.config.plugins import shown
+from clickfleet.data.files import Unpacked
+from clickfleet.data.formats.multislot import Multislot as _Multislot
+from clickfleet.data.parsing.lines import LineStream
+from clickfleet.errors import ConfigError, DataError
+
+_BITE = 1 << 18
+_running: "WeakSet[_Printed]" = WeakSet()
+
+
+@dataclass(frozen=True)
+class Pipe(_Multislot):
+    """Runs the command once per file, in bash with pipefail. It must print the same lines for the same file every time."""
+
+    command: str = "cat"
+    """Command that reads a file from standard input and prints multislot lines. Its exit status is checked."""
+    folder: str = ""
+    """Working directory of the command. Default: the current one. A relative path is relative to the configuration file."""
+
+    def __post_init__(self) -> None:
+        for name in ("command", "folder"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"data.format.{name} must be text, not {getattr(self, name)!r:.80}")
+        if not self.command.strip():
+            raise ConfigError("data.format.command is empty")
+
+    def runs(self) -> str:
+        command = " ".join(part if part.isprintable() else repr(part) for part in map(shlex.quote, _argv(self.command)))
+        return f"{command}  (in {shown(str(Path(self.folder).absolute()))})"
+
+    def stream(self, path: str) -> LineStream:
+        return _Printed(path, self.command, self.folder or None)
+
+    def cancel(self, paths: Collection[str]) -> None:
+        for printed in list(_running):
+            if printed.path in paths:
+                printed.end()
+
+
+def _argv(command: str) -> list[str]:
+    return ["bash", "-c", f"set -o pipefail; {command}"]
+
+
+class _Printed:
+    """The output of a command for a file. If the command fails, the end of its output raises an error."""
+
+    def __init__(self, path: str, command: str, folder: str | None) -> None:
+        self.path, self._command = path, command
+        self._source = Unpacked(path)  # opened first: a missing file is not a failure of the command
+        self._failure: Exception | None = None
+        self._last_stderr: deque[bytes] = deque(maxlen=10)
+        if shutil.which("bash") is None:
+            raise DataError(
+                "data.format pipe needs bash, which is not installed", "install bash, or use a reader in Python"
+            )
+        self._process = subprocess.Popen(
+            _argv(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._helpers = [
+            threading.Thread(target=self._feed, name="clickfleet-pipe-in", daemon=True),
+            threading.Thread(target=self._listen, name="clickfleet-pipe-err", daemon=True),
+        ]
+        for helper in self._helpers:
+            helper.start()
+        _running.add(self)
+
+    def _feed(self) -> None:
+        stdin = self._pipe(self._process.stdin)
+        try:
+            space = memoryview(bytearray(_BITE))
+            while filled := self._source.readinto(space):
+                written = 0
+                while written < filled:
+                    written += stdin.write(space[written:filled])
+        except BrokenPipeError:
+            pass  # the command closed its input; its exit status tells whether that is an error
+        except Exception as error:
+            self._failure = error
+            self.end()
+        finally:
+            with suppress(BrokenPipeError):
+                stdin.close()
+
+    def _listen(self) -> None:
+        for line in self._pipe(self._process.stderr):
+            self._last_stderr.append(line[:500])
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None
+        return pipe
+
+    def readinto(self, space: memoryview) -> int:
+        stdout = self._pipe(self._process.stdout)
+        filled = 0
+        while filled < len(space):
+            got = stdout.readinto(space[filled:])  # type: ignore[attr-defined]
+            if not got:
+                self._check()
+                break
+            filled += got
+        return filled
+
+    def _check(self) -> None:
+        status = self._process.wait()
+        for helper in self._helpers:
+            helper.join()
+        if self._failure is not None:
+            raise self._failure
+        if status != 0:
+            how = f"failed with exit status {status}" if status > 0 else f"was stopped by signal {-status}"
+            stderr = b"".join(self._last_stderr).decode("utf-8", "backslashreplace").rstrip()
+            indented = "".join(f"\n    {line}" for line in stderr.splitlines()) or " nothing"
+            raise DataError(
+                f"{self.path}: the command `{self._command}` {how}; its last output on stderr:{indented}",
+                f"run it alone: cat {self.path} | {self._command}",
+            )
+
+    def skip(self, n: int) -> None:
+        space = memoryview(bytearray(_BITE))
+        while n > 0:
+            got = self.readinto(space[: min(n, _BITE)])
+            if not got:
+                raise DataError(
+                    f"{self.path}: the command `{self._command}` printed {n} bytes less than before",
+                    "it must print the same lines for the same file every time",
+                )
+            n -= got
+
+    def end(self) -> None:
+        """Kill the command and its children. A reader may be waiting for its next line."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                if WINDOWS:  # no process groups
+                    self._process.kill()
+                else:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        _running.discard(self)
+        self.end()
+        self._process.wait()
+        for helper in self._helpers:
+            helper.join()
+        for pipe in (self._process.stdout, self._process.stderr):
+            self._pipe(pipe).close()
+        self._source.close()

@@ -1,0 +1,259 @@
+"""Split a raw log into training and test parts, and fit the dense transforms of its schema to the training part.
+
+Rows are copied unchanged, so that every format is supported. By default the first nine tenths, after an optional shuffle, are
+for training. One pass counts the rows; another splits and fits. Memory does not grow with the log.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from clickfleet.data.bad_lines import BadLines, Counters, Policy
+from clickfleet.data.files import expand, move, open_bytes, packing, reading
+from clickfleet.data.formats import load
+from clickfleet.data.logs.sketch import Quantiles
+from clickfleet.data.logs.source import (
+    COLUMNAR,
+    LineRows,
+    LogReport,
+    LogRows,
+    column_names,
+    first_line,
+    numbers,
+    progress_of,
+    read_chunks,
+    schema_for,
+    shuffled,
+    stored,
+    text_columns,
+)
+from clickfleet.data.logs.target import ENDINGS, OutputFile
+from clickfleet.data.parsing.delimited import Delimited
+from clickfleet.data.parsing.lines import Lines
+from clickfleet.data.progress import progress
+from clickfleet.data.schema import Dense, Schema, Transform, write_schema
+from clickfleet.errors import ConfigError, DataError
+
+Fit = Literal["minmax", "standard", "log1p", "none"]
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    format: str = "criteo"
+    transform: Fit = "minmax"
+    """Transform to fit. minmax maps the minimum and the 95th percentile to 0 and 1, without clipping."""
+    test_share: float = 0.1
+    part_rows: int = 200_000
+    shuffle: bool = False
+    seed: int = 7
+    keys: str | None = None
+    bad_lines: Policy = "error"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_share < 1:
+            raise ConfigError(f"--test-share must be at least 0 and less than 1, not {self.test_share}")
+        if self.part_rows < 1:
+            raise ConfigError(f"--part-rows must be at least 1, not {self.part_rows}")
+        if self.transform not in ("minmax", "standard", "log1p", "none"):
+            raise ConfigError(f"unknown transform {self.transform!r}", "choose minmax, standard, log1p or none")
+
+
+def prepare(
+    inputs: str | Path | Iterable[str | Path],
+    out: str | Path,
+    options: PrepareOptions | None = None,
+    schema: Schema | None = None,
+) -> LogReport:
+    """Write `out`/train, `out`/test and `out`/schema.yaml. The folder appears when it is complete."""
+    options, out = options or PrepareOptions(), Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} already exists", "choose a new folder, or remove it first")
+    schema = schema_for(options.format, schema, options.keys)
+    files = expand(inputs)
+    train_rows = round(_count(files, options.format) * (1 - options.test_share))
+    beside = out.with_name(f".{out.name}.writing")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        log = _Log(files, schema, options)
+        rows: Iterator[LogRows] = log.rows()
+        if options.shuffle:
+            rows = shuffled(rows, _size(files), options.seed, beside / "shuffling")
+        with _Writer(beside, options) as writer:
+            for some in rows:
+                cut = max(train_rows - writer.rows["train"], 0)
+                writer.write("train", some[:cut])
+                log.fit(some[:cut])
+                writer.write("test", some[cut:])
+        fitted = log.fitted()
+        write_schema(fitted, beside / "schema.yaml")
+        if out.exists():
+            out.rmdir()
+        move(beside, out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return {
+        "rows": sum(writer.rows.values()),
+        "train_rows": writer.rows["train"],
+        "test_rows": writer.rows["test"],
+        "bad_lines": log.counters.bad_lines,
+        "parts": writer.parts,
+        "out": str(out),
+        "schema": str(out / "schema.yaml"),
+        "transforms": {column.name: str(column.transform) for column in fitted.dense},
+    }
+
+
+@dataclass
+class _Log:
+    """Reads checked rows, and fits the dense columns to the training rows."""
+
+    files: list[str]
+    schema: Schema
+    options: PrepareOptions
+    counters: Counters = field(default_factory=Counters)
+
+    def __post_init__(self) -> None:
+        self._form = load(self.options.format)
+        self._fits = self.options.format in COLUMNAR and self.options.transform in ("minmax", "standard")
+        self._spreads = [Quantiles() for _ in self.schema.dense]
+        self._names: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[LogRows]:
+        bad = BadLines(self.options.bad_lines, 0.1, None)
+        with progress_of(self.files, "splitting") as bar:
+            for path in self.files:
+                header = self._header(path)
+                lines = self._form.header_lines
+                for block in self._form.blocks(path, self.schema, 0):
+                    some = stored(block, header)
+                    parsed = block.parse("stop" if self.options.bad_lines == "error" else "all")
+                    bad.handle(path, lines, parsed, self.counters, self.options.format)
+                    lines += parsed.lines
+                    bar.advance(block.size if bar.unit == "bytes" else len(parsed.batch))
+                    if len(parsed.batch):
+                        yield some.without([item.line for item in parsed.bad])
+        bad.check(self.counters)
+
+    def _header(self, path: str) -> bytes:
+        """Return the header line, which every part repeats. All files must have the same columns."""
+        if not isinstance(self._form, Delimited):
+            return b""
+        names = column_names(self._form, path, self.schema)
+        if self._names and names != self._names:
+            raise DataError(f"{path} does not have the same columns as {self.files[0]}", "prepare them one by one")
+        self._names = names
+        return first_line(path) + b"\n" if self._form.header_lines else b""
+
+    def fit(self, rows: LogRows) -> None:
+        """Add rows to the statistics of the dense columns."""
+        if not self._fits or not self._spreads or not len(rows):
+            return
+        columns = rows.content
+        if isinstance(rows, LineRows):
+            assert isinstance(self._form, Delimited)
+            dense = [column.source or column.name for column in self.schema.dense]
+            columns = text_columns(rows.content, self._names, self._form, self.schema, self.files[0], only=dense)
+        for spread, column in zip(self._spreads, self.schema.dense, strict=True):
+            spread.add(numbers(columns.column(column.source or column.name)))
+
+    def fitted(self) -> Schema:
+        """Return the schema with the fitted transforms."""
+        if self.options.format not in COLUMNAR:  # these formats store transformed values
+            return self.schema
+        dense = zip(self.schema.dense, self._spreads, strict=True)
+        return replace(
+            self.schema, dense=tuple(_fitted(column, spread, self.options.transform) for column, spread in dense)
+        )
+
+
+def _fitted(column: Dense, spread: Quantiles, kind: Fit) -> Dense:
+    if kind in ("log1p", "none"):
+        return replace(column, transform=Transform(kind))
+    if not spread.count:
+        return replace(column, transform=Transform("none"))
+    if kind == "standard":
+        return replace(column, transform=Transform("standard", spread.mean, spread.deviation or 1.0))
+    high = next(top for top in (spread.quantile(0.95), spread.high, spread.low + 1) if top > spread.low)
+    return replace(column, transform=Transform("minmax", spread.low, high))
+
+
+def _size(files: list[str]) -> int:
+    """Return the approximate decompressed size of all files."""
+    return sum(
+        (4 if packing(path) else 1) * (os.path.getsize(path) if "://" not in path else 1 << 30) for path in files
+    )
+
+
+def _count(files: list[str], kind: str) -> int:
+    """Return the number of rows, including bad ones."""
+    form = load(kind)
+    rows = 0
+    with progress("counting rows in files", len(files), "files") as bar:
+        for path in files:
+            rows += _count_lines(path) - form.header_lines if isinstance(form, Lines) else _count_table(path, kind)
+            bar.advance(1)
+    return rows
+
+
+def _count_lines(path: str) -> int:
+    rows, last = 0, b"\n"
+    for data in read_chunks(path):
+        rows += data.count(b"\n")
+        last = data[-1:]
+    return rows + (last != b"\n")
+
+
+def _count_table(path: str, kind: str) -> int:
+    from pyarrow import parquet
+
+    from clickfleet.data.arrow_ipc import Checked, is_file
+
+    with open_bytes(path) as file, reading(path):
+        if kind == "parquet":
+            return int(parquet.ParquetFile(file).metadata.num_rows)
+        start = file.read(8)
+        file.seek(0)
+        return sum(batch.num_rows for batch in Checked(file, is_file=is_file(start)))
+
+
+class _Writer:
+    """Writes train and test parts of `part_rows` rows each; the last ones may have fewer."""
+
+    def __init__(self, out: Path, options: PrepareOptions) -> None:
+        self._out, self._options = out, options
+        self._sinks: dict[str, OutputFile] = {}
+        self.rows = {"train": 0, "test": 0}
+        self.parts = {"train": 0, "test": 0}
+
+    def write(self, name: str, rows: LogRows) -> None:
+        while len(rows):
+            sink = self._sinks.get(name) or self._next(name)
+            some = rows[: self._options.part_rows - sink.rows]
+            sink.write(some.content, len(some), some.header)
+            self.rows[name] += len(some)
+            rows = rows[len(some) :]
+            if sink.rows == self._options.part_rows:
+                sink.__exit__(None, None, None)
+                del self._sinks[name]
+
+    def _next(self, name: str) -> OutputFile:
+        path = self._out / name / f"part-{self.parts[name]}{ENDINGS.get(self._options.format, '')}"
+        self.parts[name] += 1
+        self._sinks[name] = OutputFile(path, self._options.format)
+        return self._sinks[name]
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for sink in self._sinks.values():
+            sink.__exit__(kind, error, where)

@@ -1,0 +1,366 @@
+"""Read logs block by block: rows of a schema and, if the format stores them, raw columns.
+
+A piece is one block of a file. `batch` is what training would read; `columns` are the raw values of the file, with null for
+missing ones. Delimited text is parsed twice: the first parser, that of its format, finds the bad lines.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet.data.bad_lines import BadLines, Counters, Policy
+from clickfleet.data.batch import Batch
+from clickfleet.data.files import Unpacked, packing
+from clickfleet.data.formats import Block, Format, load
+from clickfleet.data.formats.csv import Csv
+from clickfleet.data.parsing.columns import TableBlock
+from clickfleet.data.parsing.delimited import Delimited
+from clickfleet.data.parsing.lines import LineBlock
+from clickfleet.data.progress import Bar, progress
+from clickfleet.data.schema import Dense, Schema, preset
+from clickfleet.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+LogReport = dict[str, Any]
+"""The result of a log tool: plain values for JSON."""
+
+_BUCKET_BYTES = 32 << 20
+_MAX_BUCKETS = 512  # files open at once
+_SHUFFLED_ROWS = 4096  # rows returned at once
+
+
+class LogRows(ABC):
+    """Some rows of a file. `header` is the first line of every file with such rows."""
+
+    header: bytes = b""
+    content: Any
+    """What an OutputFile writes."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+    @abstractmethod
+    def __getitem__(self, rows: slice) -> LogRows: ...
+    @abstractmethod
+    def take(self, order: NDArray[np.intp]) -> LogRows: ...
+
+    def without(self, gone: Sequence[int]) -> LogRows:
+        """Return all rows except those with the indices `gone`."""
+        return self.take(np.delete(np.arange(len(self)), gone)) if gone else self
+
+
+class LineRows(LogRows):
+    """Whole lines, each with its newline."""
+
+    def __init__(self, content: bytes, header: bytes = b"") -> None:
+        self.content, self.header = content, header
+        self._ends = np.flatnonzero(np.frombuffer(content, np.uint8) == 10) + 1
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, rows: slice) -> LineRows:
+        start, stop, _ = rows.indices(len(self))
+        if start == 0 and stop >= len(self):
+            return self
+        return LineRows(self.content[self._place(start) : self._place(max(start, stop))], self.header)
+
+    def _place(self, row: int) -> int:
+        return int(self._ends[row - 1]) if row else 0
+
+    def take(self, order: NDArray[np.intp]) -> LineRows:
+        starts = np.concatenate([[0], self._ends[:-1]])[order].tolist()
+        ends = self._ends[order].tolist()
+        picked = b"".join([self.content[start:end] for start, end in zip(starts, ends, strict=True)])
+        return LineRows(picked, self.header)
+
+
+class TableRows(LogRows):
+    """Rows of an Arrow record batch."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __len__(self) -> int:
+        return int(self.content.num_rows)
+
+    def __getitem__(self, rows: slice) -> TableRows:
+        start, stop, _ = rows.indices(len(self))
+        return TableRows(self.content.slice(start, max(stop - start, 0)))
+
+    def take(self, order: NDArray[np.intp]) -> TableRows:
+        return TableRows(self.content.take(order))
+
+
+def shuffled(
+    rows: Iterator[LogRows], size: int, seed: int, folder: Path, bucket_bytes: int = _BUCKET_BYTES
+) -> Iterator[LogRows]:
+    """Yield all rows in random order. Distribute them to files of about `bucket_bytes`, then shuffle each in memory."""
+    rng = np.random.default_rng(seed)
+    buckets = min(size // bucket_bytes + 1, _MAX_BUCKETS)
+    folder.mkdir()
+    header = b""
+    lines = True
+    open_files: list[Any] = []
+    try:
+        for some in rows:
+            header, lines = some.header, isinstance(some, LineRows)
+            drawn = rng.integers(buckets, size=len(some))
+            for bucket in range(buckets):
+                if len(open_files) <= bucket:
+                    open_files.append(_Bucket(folder / str(bucket)))
+                open_files[bucket].add(some.take(np.flatnonzero(drawn == bucket)))
+    finally:
+        for file in open_files:
+            file.close()
+    with progress("shuffling", buckets, "files") as bar:
+        for file in open_files:
+            whole = file.read(lines, header)
+            if whole is not None:
+                order = rng.permutation(len(whole))
+                for start in range(0, len(order), _SHUFFLED_ROWS):
+                    yield whole.take(order[start : start + _SHUFFLED_ROWS])
+            del whole  # before the next one is read
+            file.path.unlink()
+            bar.advance(1)
+    shutil.rmtree(folder)
+
+
+class _Bucket:
+    """A temporary file of rows to shuffle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("wb")
+        self._writer: Any = None
+
+    def add(self, rows: LogRows) -> None:
+        if not len(rows):
+            return
+        if isinstance(rows, LineRows):
+            self._file.write(rows.content)
+            return
+        import pyarrow as pa
+
+        self._writer = self._writer or pa.ipc.new_stream(self._file, rows.content.schema)
+        self._writer.write_batch(rows.content)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._file.close()
+
+    def read(self, lines: bool, header: bytes) -> LogRows | None:
+        content = self.path.read_bytes()
+        if not content:
+            return None
+        if lines:
+            return LineRows(content, header)
+        import pyarrow as pa
+
+        return TableRows(pa.ipc.open_stream(content).read_all().combine_chunks().to_batches()[0])
+
+
+COLUMNAR = ("criteo", "csv", "parquet", "arrow")
+"""Formats that store raw columns."""
+
+
+@dataclass
+class LogPiece:
+    """Some rows of a log."""
+
+    batch: Batch | None
+    columns: pa.RecordBatch | None = None
+
+    def __len__(self) -> int:
+        return len(self.batch) if self.batch is not None else self.columns.num_rows if self.columns is not None else 0
+
+
+@dataclass
+class LogSource:
+    """Reads files of one format in pieces, in order."""
+
+    files: Sequence[str]
+    format: str
+    schema: Schema
+    bad_lines: Policy = "error"
+    max_bad_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.counters = Counters()
+
+    def pieces(self, path: str, *, columns: bool, bar: Bar) -> Iterator[LogPiece]:
+        """Yield the rows of a file, with their raw columns if `columns` is set."""
+        form = load(self.format)
+        bad = BadLines(self.bad_lines, self.max_bad_fraction, None)
+        names = column_names(form, path, self.schema) if columns and isinstance(form, Delimited) else ()
+        lines = form.header_lines
+        for block in form.blocks(path, self.schema, 0):
+            content = stored(block) if columns else None
+            parsed = block.parse("all" if columns and bad.on_bad != "stop" else bad.on_bad)
+            bad.handle(path, lines, parsed, self.counters, self.format)
+            lines += parsed.lines
+            bar.advance(block.size if bar.unit == "bytes" else len(parsed.batch))
+            if len(parsed.batch):
+                gone = [item.line for item in parsed.bad]
+                yield LogPiece(
+                    parsed.batch, None if content is None else self._columns(form, content, names, gone, path)
+                )
+        bad.check(self.counters)
+
+    def _columns(self, form: Format, content: LogRows, names: Sequence[str], gone: Sequence[int], path: str) -> Any:
+        """Return the raw columns of a block, without its bad rows."""
+        kept = content.without(gone)
+        if not isinstance(kept, LineRows):
+            return kept.content
+        assert isinstance(form, Delimited)
+        return text_columns(kept.content, names, form, self.schema, path)
+
+
+def stored(block: Block, header: bytes = b"") -> LogRows:
+    """Return the raw rows of a block. Call this before it is parsed, because parsing releases its memory."""
+    if isinstance(block, TableBlock):
+        return TableRows(_plain(block.table))
+    return LineRows(bytes(block.space[: block.used]) if isinstance(block, LineBlock) else b"\n", header)
+
+
+def _plain(table: pa.RecordBatch) -> pa.RecordBatch:
+    """Decode dictionaries, which differ between blocks."""
+    import pyarrow as pa
+
+    fields = [
+        field.with_type(_plain_type(field.type)) if field.type != _plain_type(field.type) else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
+
+
+def _plain_type(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    return pa.list_(_plain_type(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def schema_for(kind: str, schema: Schema | None = None, keys: str | None = None) -> Schema:
+    """Return the schema to read a format with: the given one, else that of the format, else Criteo's columns.
+
+    `keys` replaces the key rule. `py2` without a modulus means the published ids and scaling of Criteo's columns.
+    """
+    given = schema or load(kind).schema or (preset("criteo") if kind in COLUMNAR else None)
+    if given is None:
+        raise ConfigError(
+            f"the format {kind} has no default schema",
+            "describe the columns in a file and pass it as --schema",
+        )
+    if keys == "py2":
+        return preset("criteo-paddle") if schema is None and kind in COLUMNAR else given.with_keys("py2 mod 1000001")
+    return given.with_keys(keys) if keys else given
+
+
+@contextmanager
+def progress_of(files: Sequence[str], what: str) -> Iterator[Bar]:
+    """Show a progress bar for reading files: by bytes if their decompressed size is known, else by rows."""
+    plain = all("://" not in path and packing(path) is None and not path.endswith(".parquet") for path in files)
+    with progress(what, sum(map(os.path.getsize, files)) if plain else None, "bytes" if plain else "rows") as bar:
+        yield bar
+
+
+def exact_dense(schema: Schema, columns: pa.RecordBatch) -> NDArray[np.float64]:
+    """Return the transformed dense values of a batch, [B, F], in double precision, for text files."""
+    rows = [_transform(dense, numbers(columns.column(dense.source or dense.name))) for dense in schema.dense]
+    return np.stack(rows, axis=1) if rows else np.empty((columns.num_rows, 0))
+
+
+def _transform(dense: Dense, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    name, a = dense.transform.name, dense.transform.a
+    if name == "log1p":
+        scaled = np.sign(x) * np.log1p(np.abs(x))
+    else:
+        scaled = x if name == "none" else (x - a) / dense.transform.scale
+    return np.where(np.isnan(x), dense.missing, scaled)
+
+
+def numbers(column: Any) -> NDArray[np.float64]:
+    """Return a dense column as doubles, with NaN for missing values."""
+    import pyarrow as pa
+
+    doubles: NDArray[np.float64] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return doubles
+
+
+def read_chunks(path: str, size: int = 1 << 20) -> Iterator[bytes]:
+    """Yield the decompressed content of a file, `size` bytes at a time."""
+    stream = Unpacked(path)
+    space = bytearray(size)
+    try:
+        with memoryview(space) as view:
+            while got := stream.readinto(view):
+                yield bytes(view[:got])
+    finally:
+        stream.close()
+
+
+def first_line(path: str) -> bytes:
+    """Return the first line of a text file, without its line ending."""
+    first = b""
+    for part in read_chunks(path, 1 << 14):
+        first += part
+        if b"\n" in part:
+            break
+    return first.partition(b"\n")[0].removesuffix(b"\r")
+
+
+def column_names(form: Delimited, path: str, schema: Schema) -> tuple[str, ...]:
+    """Return the names of the columns of a delimited text file."""
+    line = first_line(path)
+    if isinstance(form, Csv) and form.header_lines:
+        return tuple(form.split(line.decode("utf-8-sig")))
+    unlabelled = line.count(form.separator.encode()) == len(form.columns) - 2
+    return tuple(name for name in form.columns if not (unlabelled and name == schema.label))
+
+
+def text_columns(
+    lines: bytes, names: Sequence[str], form: Delimited, schema: Schema, path: str, only: Sequence[str] = ()
+) -> Any:
+    """Return delimited lines as an Arrow record batch: numbers for the label and dense columns, bytes for all others."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    real = {schema.label, *(dense.source or dense.name for dense in schema.dense)}
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(lines),
+            csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=list(names)),
+            csv.ParseOptions(
+                delimiter=form.separator,
+                quote_char='"' if form.quotes else False,
+                newlines_in_values=False,
+                ignore_empty_lines=False,
+            ),
+            csv.ConvertOptions(
+                column_types={name: pa.float64() if name in real else pa.binary() for name in names},
+                include_columns=list(only) or None,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: {error}") from None
+    if table.num_rows != lines.count(b"\n"):
+        raise DataError(f"{path}: a line contains a carriage return", "remove it, or convert the file's line endings")
+    return table.combine_chunks().to_batches()[0]

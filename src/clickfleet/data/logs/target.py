@@ -1,0 +1,433 @@
+"""Encode rows in a target format, write output files, and derive the schema that reads them.
+
+The formats criteo, csv, parquet and arrow can store raw columns unchanged. The others store keys and transformed dense values,
+so the schema of the result has no transforms and the key rule raw.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet._core import PrintColumn, print_rows
+from clickfleet.data.batch import Batch
+from clickfleet.data.files import packing, replacing
+from clickfleet.data.formats import load
+from clickfleet.data.logs.source import COLUMNAR, LogPiece, exact_dense
+from clickfleet.data.schema import KeyRule, Schema, Slot
+from clickfleet.errors import ConfigError, DataError
+
+Floats = NDArray[np.float32] | NDArray[np.float64]
+
+
+_LIST_SEPARATOR = "|"
+
+
+def raw_lines(columns: Any, separator: str, quote: bool) -> bytes:
+    """Return an Arrow record batch as delimited lines. A missing value is an empty field."""
+    printed = [_raw(columns.column(i), separator, quote, columns.schema.names[i]) for i in range(columns.num_columns)]
+    return bytes(print_rows(printed, separator))
+
+
+def _raw(column: Any, separator: str, quote: bool, name: str) -> PrintColumn:
+    import pyarrow as pa
+
+    around: Mapping[str, Any] = {}
+    present = None if column.null_count == 0 else column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        if not quote:
+            raise DataError(
+                f"column {name} contains lists, which this format cannot store", "write csv, parquet or arrow instead"
+            )
+        column = column.cast(pa.large_list(column.type.value_type))
+        starts = column.offsets.to_numpy()
+        around = {"starts": starts - starts[0], "between": _LIST_SEPARATOR}
+        column = column.flatten()  # an absent list is an empty one
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return _printed(column, present, separator, quote, name, around)
+
+
+def _printed(
+    column: Any, present: NDArray[np.uint8] | None, separator: str, quote: bool, name: str, around: Mapping[str, Any]
+) -> PrintColumn:
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    kind = column.type
+    if pa.types.is_integer(kind):
+        whole = np.uint64 if kind == pa.uint64() else np.int64
+        return PrintColumn(column.fill_null(0).to_numpy(zero_copy_only=False).astype(whole), present=present, **around)
+    if pa.types.is_floating(kind):
+        real = np.float32 if kind == pa.float32() else np.float64
+        values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(real)
+        return PrintColumn(values, present=present, bare=True, **around)
+    if pa.types.is_nested(kind):
+        raise DataError(
+            f"column {name} has type {kind}, which delimited text cannot store", "write parquet or arrow instead"
+        )
+    column = (column if pa.types.is_binary(kind) else column.cast(pa.string())).cast(pa.binary())
+    if _holds(column, separator + "\n\r" + ('"' if quote else "") + around.get("between", "")):
+        if not quote or _holds(column, "\n\r") or around:
+            raise DataError(
+                f"column {name} contains a value with a separator or line ending", "write parquet or arrow instead"
+            )
+        column = _doubled(column)
+        around = {"prefix": '"', "suffix": '"'}
+    _, ends, data = column.buffers()
+    ends = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+    values = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return PrintColumn(values, ends=ends, present=present, **around)
+
+
+def _holds(column: Any, characters: str) -> bool:
+    """Tell whether a value contains one of `characters`. Search all bytes first, then the single values."""
+    import pyarrow.compute as pc
+
+    data = column.buffers()[2]
+    content = b"" if data is None else data.to_pybytes()
+    found = [character for character in characters if character.encode() in content]
+    return any(pc.any(pc.match_substring(column, character.encode())).as_py() for character in found)
+
+
+def _doubled(column: Any) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.replace_substring(column, b'"', b'""')
+
+
+def slots_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
+    """Return lines of `name:value` tokens, with the label first."""
+    columns = [_number(values, prefix=f"{name}:") for name, values in row_columns(batch, schema).items()]
+    columns += [_dense(dense, i, prefix=f"{column.source or column.name}:") for i, column in enumerate(schema.dense)]
+    columns += [
+        _keys(batch, i, prefix=f"{slot.source or slot.name}:", skip_absent=True) for i, slot in enumerate(schema.slots)
+    ]
+    return bytes(print_rows(columns, " "))
+
+
+def feasign_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
+    """Return lines of `value:slot` tokens, with the label first and without dense values."""
+    assert not dense.shape[1]
+    columns = [_number(values, suffix=f":{name}") for name, values in row_columns(batch, schema).items()]
+    columns += [
+        _keys(batch, i, suffix=f":{slot.source or slot.name}", skip_absent=True) for i, slot in enumerate(schema.slots)
+    ]
+    return bytes(print_rows(columns, " "))
+
+
+def multislot_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
+    """Return lines of counted blocks: dense values, slots (an empty one becomes a 0), other columns, label."""
+    width = dense.shape[1]
+    columns = [_dense(dense, i, before=f"{width} " if i == 0 else "") for i in range(width)]
+    columns += [_keys(batch, i, counted=True, absent="1 0") for i in range(len(schema.slots))]
+    numbers = row_columns(batch, schema)
+    if schema.label in numbers:
+        numbers[schema.label] = numbers.pop(schema.label)  # last
+    columns += [_number(values, before="1 ") for values in numbers.values()]
+    return bytes(print_rows(columns, " "))
+
+
+def libffm_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
+    """Return lines of a label and `field:key:value` tokens. The single key of a dense column is its own number."""
+    columns = [] if batch.labels is None else [_number(batch.labels)]
+    for i in range(dense.shape[1]):
+        present = (dense[:, i] != 0).astype(np.uint8)
+        columns.append(_dense(dense, i, prefix=f"{i}:{i}:", present=present, skip_absent=True))
+    values = np.ones(len(batch.keys), np.float32) if batch.values is None else batch.values
+    columns += [
+        _keys(batch, i, prefix=f"{dense.shape[1] + i}:", skip_absent=True, values=values) for i in range(batch.slots)
+    ]
+    return bytes(print_rows(columns, " "))
+
+
+def row_columns(batch: Batch, schema: Schema) -> dict[str, NDArray[Any]]:
+    """Return the label and the other columns with one value per row, by their names in the files."""
+    named = {
+        schema.label: batch.labels,
+        schema.show: batch.shows,
+        schema.click: batch.clicks,
+        schema.weight: batch.weights,
+        schema.time: batch.times,
+        schema.group: batch.groups,
+    }
+    return {name: values for name, values in named.items() if name is not None and values is not None}
+
+
+def _number(values: NDArray[Any], **around: Any) -> PrintColumn:
+    return PrintColumn(values, bare=values.dtype.kind == "f", **around)
+
+
+def _dense(dense: Floats, i: int, **around: Any) -> PrintColumn:
+    """Print a double with 12 significant digits, as the published files do, and a float with as few as it needs."""
+    return PrintColumn(np.ascontiguousarray(dense[:, i]), digits=12 if dense.dtype == np.float64 else 0, **around)
+
+
+def _keys(batch: Batch, slot: int, *, values: NDArray[np.float32] | None = None, **around: Any) -> PrintColumn:
+    keys, starts, picked = slot_keys(batch, slot, values)
+    return PrintColumn(keys, starts=starts, weights=picked, **around)
+
+
+def slot_keys(
+    batch: Batch, slot: int, values: NDArray[np.float32] | None = None
+) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.float32] | None]:
+    """Return the keys of one slot, the index of the first key of each row, and the values of the keys."""
+    if batch.one_each:
+        pick: Any = slice(slot, None, batch.slots)
+        starts = np.arange(len(batch) + 1, dtype=np.int64)
+    else:
+        begin = batch.offsets[slot :: batch.slots][: len(batch)]
+        length = batch.offsets[slot + 1 :: batch.slots][: len(batch)] - begin
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
+        pick = np.repeat(begin - starts[:-1], length) + np.arange(starts[-1])
+    return (
+        np.ascontiguousarray(batch.keys[pick]),
+        starts,
+        None if values is None else np.ascontiguousarray(values[pick]),
+    )
+
+
+def key_columns(batch: Batch, dense: Floats, schema: Schema) -> Any:
+    """Return rows as an Arrow record batch: the label, dense columns as floats, keys as uint64 or lists of them."""
+    import pyarrow as pa
+
+    if batch.values is not None and not (batch.values == 1).all():
+        raise DataError("the keys have values other than 1, which only libffm can store")
+    columns = {name: pa.array(values) for name, values in row_columns(batch, schema).items()}
+    for i, column in enumerate(schema.dense):
+        columns[column.source or column.name] = pa.array(np.ascontiguousarray(dense[:, i]))
+    for i, slot in enumerate(schema.slots):
+        keys, starts, _ = slot_keys(batch, i)
+        one = pa.array(keys)
+        columns[slot.source or slot.name] = pa.LargeListArray.from_arrays(starts, one) if slot.multi else one
+    return pa.RecordBatch.from_pydict(columns)
+
+
+LINES: dict[str, Callable[[Batch, Floats, Schema], bytes]] = {
+    "slots": slots_lines,
+    "feasign": feasign_lines,
+    "multislot": multislot_lines,
+    "libffm": libffm_lines,
+}
+"""Text formats that store keys."""
+
+
+ENDINGS = {"csv": ".csv", "parquet": ".parquet", "arrow": ".arrow"}
+"""File extensions of the formats that have one."""
+
+
+class OutputFile:
+    """Writes bytes (text formats) or Arrow record batches (parquet, arrow). `-` means stdout."""
+
+    def __init__(self, path: str | Path, kind: str) -> None:
+        self.path, self.kind, self.rows = str(path), kind, 0
+        self._writer: Any = None
+        if self.path == "-":
+            if kind in ("parquet", "arrow"):
+                raise DataError(f"cannot write {kind} to stdout", "name a file with --out")
+            self._file: Any = sys.stdout.buffer if hasattr(sys.stdout, "buffer") else _Text()
+            return
+        where = Path(path)
+        where.parent.mkdir(parents=True, exist_ok=True)
+        self._replacing = replacing(where, durable=True)
+        try:
+            self._raw: Any = self._replacing.__enter__().open("wb")
+        except OSError as error:
+            raise DataError(f"cannot write {where}: {error.strerror}") from None
+        self._file = self._raw
+        if kind not in ("parquet", "arrow") and (packed := packing(self.path)):
+            import pyarrow as pa
+
+            self._file = pa.CompressedOutputStream(pa.PythonFile(self._raw, mode="w"), packed)
+
+    def write(self, content: Any, rows: int, header: bytes = b"") -> None:
+        """Write `rows` rows, and before the first of a file its `header`."""
+        try:
+            if header and not self.rows:
+                self._file.write(header)
+            if self.kind in ("parquet", "arrow"):
+                self._open(content.schema).write_batch(content)
+            else:
+                self._file.write(content)
+        except OSError as error:
+            raise DataError(f"cannot write {self.path}: {error.strerror or error}", "is the disk full?") from None
+        self.rows += rows
+
+    def _open(self, schema: Any) -> Any:
+        if self._writer is None:
+            import pyarrow as pa
+            from pyarrow import parquet
+
+            if self.kind == "parquet":
+                self._writer = parquet.ParquetWriter(self._file, schema, compression="zstd")
+            else:
+                self._writer = pa.ipc.new_file(self._file, schema)
+        return self._writer
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.path == "-":
+            self._file.flush()
+            return
+        try:
+            if self._writer is not None:
+                self._writer.close()
+            if self._file is not self._raw:
+                self._file.close()
+            self._raw.close()
+        except BaseException as failure:
+            self._replacing.__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        self._replacing.__exit__(kind, error, trace)
+
+
+class _Text:
+    """A stdout that accepts text only, as in notebooks and tests."""
+
+    def write(self, content: bytes) -> None:
+        sys.stdout.write(content.decode("utf-8", "surrogateescape"))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+FORMATS = (*COLUMNAR, *LINES)
+"""Formats that can be written to files."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The format to write. `schema` describes the input rows; `raw` keeps their columns unchanged."""
+
+    format: str
+    schema: Schema
+    raw: bool
+    drop_dense: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ConfigError(f"cannot write the format {self.format!r}", f"choose one of {', '.join(FORMATS)}")
+        if self.raw and self.format not in COLUMNAR:
+            raise ConfigError(f"{self.format} stores keys and cannot keep raw values", "choose --keys py2 or hash64")
+        if self.format == "criteo":
+            if not self.raw:
+                raise ConfigError("criteo stores raw values, which cannot be recovered from keys")
+            if (len(self.schema.dense), len(self.schema.read_slots)) != (13, 26):
+                raise ConfigError(
+                    f"a criteo line has 13 dense columns and 26 slots, this schema has {len(self.schema.dense)} "
+                    f"and {len(self.schema.read_slots)}"
+                )
+        if self.format == "libffm" and any(
+            (self.schema.show, self.schema.click, self.schema.weight, self.schema.time, self.schema.group)
+        ):
+            raise ConfigError("libffm cannot store the columns show, click, weight, time or group")
+        if self.format == "feasign" and self.schema.dense and not self.drop_dense and not self._all_bucketed:
+            raise ConfigError(
+                "feasign cannot store dense columns",
+                "add a bucketed slot to the schema for each, or drop them with --drop-dense",
+            )
+
+    @property
+    def _all_bucketed(self) -> bool:
+        used = {slot.bucket.column for slot in self.schema.slots if slot.bucket}
+        return used == {dense.name for dense in self.schema.dense}
+
+    def header(self, piece: LogPiece) -> bytes:
+        """Return the header line of a file that starts with these rows."""
+        if self.format != "csv":
+            return b""
+        if self.raw:
+            names = [name for name in self._columns if name in piece.columns.schema.names]  # type: ignore[union-attr]
+        else:
+            assert piece.batch is not None
+            names = [*row_columns(piece.batch, self.result)]
+            names += [column.source or column.name for column in self.result.dense]
+            names += [slot.source or slot.name for slot in self.result.slots]
+        quoted = ['"' + name.replace('"', '""') + '"' if any(c in name for c in ',"') else name for name in names]
+        return (",".join(quoted) + "\n").encode()
+
+    @property
+    def _columns(self) -> list[str]:
+        """The raw columns, in the order of the output."""
+        schema = self.schema
+        names = [dense.source or dense.name for dense in schema.dense]
+        names += [slot.source or slot.name for slot in schema.read_slots]
+        extras = [schema.show, schema.click, schema.weight, schema.time, schema.group]
+        names += [name for name in extras if name is not None]
+        return list(dict.fromkeys([schema.label, *names]))
+
+    @cached_property
+    def result(self) -> Schema:
+        """The schema of the output."""
+        if self.raw:
+            return self.schema
+        if self.format == "libffm":
+            fields = tuple(Slot(str(i), multi=True) for i in range(len(self.schema.dense) + len(self.schema.slots)))
+            return Schema((), fields, label="label", keys=KeyRule("raw"), values=True)
+        schema = replace(self.schema.applied(), values=False)
+        dense = () if self.format == "feasign" else schema.dense
+        slots = tuple(Slot(slot.name, slot.multi, slot.pooling, slot.source) for slot in schema.slots)
+        known = load(self.format).schema if self.format in LINES else None
+        if known is not None and (len(known.dense), len(known.slots)) == (len(dense), len(slots)):
+            dense, label = known.dense, known.label
+            slots = tuple(
+                replace(slot, name=given.name, source=given.source)
+                for slot, given in zip(slots, known.slots, strict=True)
+            )
+        elif self.format == "feasign":
+            label = "1"
+            if not all(slot.name.isdigit() and slot.name != "1" for slot in slots):
+                slots = tuple(replace(slot, name=str(i), source="") for i, slot in enumerate(slots, 2))
+        else:
+            label = schema.label
+        return replace(schema, dense=dense, slots=slots, label=label)
+
+    def encode(self, piece: LogPiece) -> Any:
+        """Return rows as bytes or as an Arrow record batch."""
+        if self.raw:
+            return self._raw(piece.columns)
+        assert piece.batch is not None
+        dense: Floats = piece.batch.dense
+        if piece.columns is not None:
+            dense = exact_dense(self.schema, piece.columns)
+        if self.format == "feasign":
+            dense = np.empty((len(piece.batch), 0), np.float32)
+        if self.format in LINES:
+            return self._lines(piece.batch, dense)
+        columns = key_columns(piece.batch, dense, self.result)
+        return raw_lines(columns, ",", True) if self.format == "csv" else columns
+
+    def _lines(self, batch: Batch, dense: Floats) -> bytes:
+        if self.format != "libffm" and batch.values is not None and not (batch.values == 1).all():
+            raise DataError(f"the keys have values other than 1, which {self.format} cannot store")
+        write: Callable[[Batch, Floats, Schema], bytes] = LINES[self.format]
+        return write(batch, dense, self.result)
+
+    def _raw(self, columns: Any) -> Any:
+        import pyarrow as pa
+
+        there = set(columns.schema.names)
+        missing = [name for name in self._columns if name not in there and name != self.schema.label]
+        if missing:
+            raise DataError(f"the data has no column {missing[0]!r}", "name its columns in a schema (--schema)")
+        picked = columns.select([name for name in self._columns if name in there])
+        if self.format in ("criteo", "csv"):
+            return raw_lines(picked, "\t" if self.format == "criteo" else ",", self.format == "csv")
+        text = pa.schema([pa.field(f.name, pa.string()) if pa.types.is_binary(f.type) else f for f in picked.schema])
+        try:
+            return picked.cast(text)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{self.format} cannot store a column that is not UTF-8 text: {error}") from None

@@ -1,0 +1,245 @@
+"""Turn data in memory into batches: arrays, pandas or Polars frames, Arrow tables, dictionaries, a DataLoader.
+
+>>> import numpy as np
+>>> from clickfleet.data.schema import Dense, Schema, Slot
+>>> schema = Schema(dense=(Dense("age"),), slots=(Slot("city"),))
+>>> feed = Feed({"label": np.array([0, 1]), "age": np.array([30, 40]), "city": np.array(["Bern", "Oslo"])}, schema)
+>>> [batch.dense.tolist() for batch in feed]
+[[[30.0], [40.0]]]
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet.data.bad_lines import Counters, describe
+from clickfleet.data.batch import Batch, SourceState, concatenate
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from clickfleet.data.parsing.columns import Columns
+
+
+_CHUNK_ROWS = 8192
+
+
+class Feed:
+    """An iterable of batches over `data`, checked against the schema. Use it wherever a Reader is accepted.
+
+    `data` is a frame or table, a mapping from names to arrays (2-D arrays are lists), or an iterable. The items of an iterable
+    are rows (mappings), groups of rows (mappings or tuples of arrays or tensors, as a DataLoader yields them) or batches.
+    `names` are the names of the entries of a tuple.
+    """
+
+    def __init__(
+        self, data: Any, schema: Schema, batch_size: int = 1000, *, names: Sequence[str] | None = None
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError("batch_size must be at least 1")
+        self.data, self.schema, self.batch_size = data, schema, batch_size
+        self.names = None if names is None else list(names)
+        self.counters = Counters()
+        self.epoch = 0
+        self._skip = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of one pass over the data, or the rest of it after `restore`."""
+        skip, rows = self._skip, 0
+        rest: list[Batch] = []
+        for part in self._parts():
+            batch = part[min(skip, len(part)) :]
+            skip -= len(part) - len(batch)
+            while rows + len(batch) >= self.batch_size:
+                cut = self.batch_size - rows
+                ready = concatenate([*rest, batch[:cut]])
+                rest, rows, batch = [], 0, batch[cut:]
+                yield self._hand_out(ready)
+            if len(batch):
+                rest.append(batch)
+                rows += len(batch)
+        if rest:
+            yield self._hand_out(concatenate(rest))
+        self._skip = 0
+        self.epoch += 1
+
+    def _hand_out(self, batch: Batch) -> Batch:
+        batch.epoch, batch.row = self.epoch, self._skip
+        self._skip += len(batch)
+        self.counters.rows += len(batch)
+        self.counters.lines += len(batch)
+        return batch
+
+    def state(self) -> SourceState:
+        """Return the position after the last batch."""
+        return {
+            "schema": self.schema.hash,
+            "epoch": self.epoch,
+            "skip": self._skip,
+            "counters": self.counters.to_dict(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Skip the rows before a saved position. The data must be the same, in the same order."""
+        if state["schema"] != self.schema.hash:
+            raise DataError("the saved state belongs to data with a different schema")
+        self.epoch, self._skip = state["epoch"], state["skip"]
+        self.counters = Counters(**state["counters"])
+
+    def _parts(self) -> Iterator[Batch]:
+        """Yield the rows in batches of any size."""
+        data = self.data
+        if isinstance(data, Batch):
+            yield self._checked(data)
+        elif hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+            yield from self._from_arrow(data)
+        elif isinstance(data, Mapping):
+            yield from self._from_arrow(self._table(data, "the data"))
+        elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
+            yield from self._from_items(data)
+        else:
+            raise DataError(
+                f"cannot read rows from {type(data).__name__}",
+                "pass a frame, a table, a mapping of arrays, or an iterable of rows or batches",
+            )
+
+    def _from_arrow(self, data: Any, before: int = 0) -> Iterator[Batch]:
+        import pyarrow as pa
+
+        if hasattr(data, "__arrow_c_stream__"):
+            stream = pa.RecordBatchReader.from_stream(data)
+        else:
+            stream = pa.table([pa.record_batch(data)]).to_reader()
+        columns = self._columns(stream.schema.names)
+        for record_batch in stream:
+            for start in range(0, len(record_batch), _CHUNK_ROWS):
+                piece = record_batch.slice(start, _CHUNK_ROWS)
+                yield self._rows(columns, piece, before)
+                before += len(piece)
+
+    def _columns(self, names: Sequence[str]) -> "Columns":
+        from clickfleet.data.parsing.columns import Columns
+
+        return Columns(self.schema, names, "the data")
+
+    @staticmethod
+    def _rows(columns: "Columns", table: "pa.RecordBatch", before: int) -> Batch:
+        parsed = columns.parse(table, "stop")
+        for bad in parsed.bad:
+            raise DataError(f"row {before + bad.line} of the data: {describe(bad)}")
+        return parsed.batch
+
+    def _from_items(self, items: Iterable[Any]) -> Iterator[Batch]:
+        iterator = iter(items)
+        first = next(iterator, None)
+        if first is None:
+            return
+        rest = _chain(first, iterator)
+        if isinstance(first, Mapping) and not any(_is_array(value) and np.ndim(value) for value in first.values()):
+            yield from self._from_rows(rest)
+            return
+        before = 0
+        for item in rest:
+            if isinstance(item, Batch):
+                yield self._checked(item)
+                continue
+            for batch in self._from_arrow(self._table(self._named(item), f"item {before}"), before):
+                before += len(batch)
+                yield batch
+
+    def _from_rows(self, rows: Iterator[Any]) -> Iterator[Batch]:
+        import pyarrow as pa
+
+        before = 0
+        while chunk := list(islice(rows, _CHUNK_ROWS)):
+            names = list(dict.fromkeys(name for row in chunk for name in row))
+            try:
+                table = pa.table({name: [_plain(row.get(name)) for row in chunk] for name in names})
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                raise DataError(
+                    f"rows {before} to {before + len(chunk) - 1} of the data: a column mixes types ({error})",
+                    "use one type per column: text, integers or numbers",
+                ) from None
+            yield from self._from_arrow(table, before)
+            before += len(chunk)
+
+    def _named(self, item: Any) -> Mapping[str, Any]:
+        if isinstance(item, Mapping):
+            return item
+        if not isinstance(item, list | tuple):
+            raise DataError(
+                f"an item of the data is a {type(item).__name__}", "pass mappings, tuples of arrays, or batches"
+            )
+        if self.names is None:
+            raise DataError("the data yields tuples, which have no names", "pass names=[…]")
+        if len(item) != len(self.names):
+            raise DataError(f"the data yields tuples of {len(item)} entries, but there are {len(self.names)} names")
+        return dict(zip(self.names, item, strict=True))
+
+    def _table(self, arrays: Mapping[str, Any], where: str) -> "pa.Table":
+        """Return a mapping from names to arrays as a table. `dense` may hold all dense columns as one 2-D array."""
+        import pyarrow as pa
+
+        columns: dict[str, NDArray[Any] | pa.Array] = {}
+        for name, array in arrays.items():
+            values = _numpy(array)
+            if values.ndim == 0:
+                raise DataError(f"{where}: {name!r} is a single value; expected one per row")
+            if name == "dense" and values.ndim == 2 and self._no_column_is("dense"):
+                if values.shape[1] != len(self.schema.dense):
+                    raise DataError(
+                        f"{where}: dense has {values.shape[1]} columns, the schema has {len(self.schema.dense)}"
+                    )
+                columns |= {c.source or c.name: values[:, i] for i, c in enumerate(self.schema.dense)}
+            elif values.ndim == 1:
+                columns[name] = values
+            elif values.shape[1:] == (1,):
+                columns[name] = values[:, 0]
+            elif values.ndim == 2:
+                flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+                columns[name] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+            else:
+                raise DataError(f"{where}: {name!r} has {values.ndim} dimensions; expected one or two")
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"{where}: the arrays have different lengths: {lengths}")
+        try:
+            return pa.table(columns)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise DataError(f"{where}: {error}") from None
+
+    def _no_column_is(self, name: str) -> bool:
+        return all(name not in (column.name, column.source) for column in self.schema.columns)
+
+    def _checked(self, batch: Batch) -> Batch:
+        if batch.dense.shape[1] != len(self.schema.dense) or batch.slots != len(self.schema.slots):
+            raise DataError(
+                f"a batch has {batch.dense.shape[1]} dense columns and {batch.slots} slots, "
+                f"the schema has {len(self.schema.dense)} and {len(self.schema.slots)}"
+            )
+        batch.check_rows()
+        return batch
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _numpy(value: Any) -> NDArray[Any]:
+    if isinstance(value, list | tuple) and value and hasattr(value[0], "detach"):
+        return np.stack([_numpy(one) for one in value], axis=1)  # torch collates lists to one tensor per position
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or hasattr(value, "detach")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) or hasattr(value, "detach") else value

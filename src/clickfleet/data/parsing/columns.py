@@ -1,0 +1,377 @@
+"""Convert Arrow columns (also from NumPy, pandas and Polars) to batches, with the same native functions as for text."""
+
+import json
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from clickfleet import _core
+from clickfleet.config.plugins import closest
+from clickfleet.data.batch import NOT_A_LABEL, Batch, Floats, Keys
+from clickfleet.data.formats import Bad, Block, OnBad, Parsed
+from clickfleet.data.parsing.layout import dense_groups, layout
+from clickfleet.data.schema import Schema, Slot
+from clickfleet.errors import DataError
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
+
+
+class Columns:
+    """Converts record batches to rows of a schema. Columns that the schema does not need are ignored."""
+
+    def __init__(self, schema: Schema, present: Collection[str], where: str) -> None:
+        self.schema = schema
+        self.labelled = schema.label in present
+        self._where = where
+        self._layout = layout(schema, label=self.labelled)
+        slots = [slot.source or slot.name for slot in schema.read_slots]
+        needed = [*schema.sides.values(), *dense_groups(schema), *slots]
+        for name in needed:
+            if name not in present:
+                raise DataError(
+                    f"{where}: there is no column {name!r}{closest(name, present)}",
+                    "set the column's name in the data in the schema (source: …)",
+                )
+        self.needed = [*([schema.label] if self.labelled else []), *dict.fromkeys(needed)]
+        """Names of the columns to read."""
+
+    def parse(self, table: pa.RecordBatch, on_bad: OnBad = "all") -> Parsed:
+        """Convert a record batch. `line` of a bad row is its index in the record batch."""
+        work = _Work(self.schema, self._layout, table, self._where)
+        try:
+            batch = work.batch(self.labelled)
+        except (pa.ArrowException, KeyError, UnicodeError, MemoryError) as error:  # such as a type unknown to pyarrow
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._where}: cannot read the columns ({reason})", "write the file again") from error
+        if not work.bad:
+            return Parsed(batch, len(table))
+        bad = sorted(work.bad.items())[: 1 if on_bad == "stop" else None]
+        good = np.ones(len(table), bool)
+        good[list(work.bad)] = False
+        lines = bad[0][0] + 1 if on_bad == "stop" else len(table)
+        good[lines:] = False
+        shown = [
+            Bad(row, json.dumps(table.slice(row, 1).to_pylist()[0], default=str).encode(), *why) for row, why in bad
+        ]
+        return Parsed(batch.take(np.flatnonzero(good)), lines, len(bad), shown)
+
+
+class _Work:
+    """The conversion of one record batch."""
+
+    def __init__(self, schema: Schema, plan: Any, table: pa.RecordBatch, where: str) -> None:
+        self.schema, self.plan, self.table, self.where = schema, plan, table, where
+        self.rows = len(table)
+        self.bad: dict[int, tuple[str, str]] = {}  # row -> field, reason
+
+    def batch(self, labelled: bool) -> Batch:
+        schema = self.schema
+        labels = self._labels(schema.label) if labelled else None
+        shows, weights = (self._amounts(name, 1.0) if name else None for name in (schema.show, schema.weight))
+        clicks = None
+        if schema.click:
+            clicks = self._amounts(schema.click, np.nan)
+            clicks = np.where(np.isnan(clicks), 0 if labels is None else labels, clicks).astype(np.float32)
+        times = self._times(schema.time) if schema.time else None
+        groups = self._groups(schema.group) if schema.group else None
+        dense = self._dense()
+        keys, offsets, values = self._keys(dense)
+        return Batch(dense, keys, len(schema.slots), offsets, labels, shows, clicks, weights, times, groups, values)
+
+    def _column(self, name: str) -> pa.Array:
+        return _without_views(self.table.column(name))
+
+    def _floats(self, name: str, column: pa.Array) -> NDArray[np.float64]:
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            column, kind = column.dictionary_decode(), kind.value_type
+        if pa.types.is_boolean(kind):
+            column = column.cast(pa.int8())
+        elif _is_text(kind) and any(name == (slot.source or slot.name) for slot in self.schema.read_slots):
+            return self._read(name, column)  # the column is also a slot, whose numbers may be text
+        elif not any(check(kind) for check in _NUMBERS):
+            raise self._wrong(name, kind, "a number")
+        # safe=False: an integer beyond 2^53 is rounded, as in a text file
+        wide: pa.Array = column.cast(pa.float64(), safe=False)
+        return np.ascontiguousarray(wide.to_numpy(zero_copy_only=False), np.float64)
+
+    def _read(self, name: str, column: pa.Array) -> NDArray[np.float64]:
+        """Parse numbers stored as text. Empty text is a missing value."""
+        found = np.full(len(column), np.nan)
+        for row, text in enumerate(column.to_pylist()):
+            if text:
+                text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+                if _NUMBER.fullmatch(text):
+                    found[row] = float(text)
+                else:
+                    self.bad.setdefault(row, (name, f"{text!r:.42} is not a number"))
+        return found
+
+    def _wrong(self, name: str, kind: Any, wanted: str) -> DataError:
+        return DataError(f"{self.where}: column {name!r} has type {kind}; expected {wanted}", "convert it first")
+
+    def _numbers(self, name: str, missing: float | str) -> Floats:
+        """Return a column with one number per row. A missing value is replaced by `missing` or, if that is a text, is bad."""
+        wide = self._floats(name, self._column(name))
+        absent = np.isnan(wide)
+        if isinstance(missing, str):
+            for row in np.flatnonzero(absent):
+                self.bad.setdefault(int(row), (name, missing))
+        else:
+            wide = np.where(absent, missing, wide)
+        with np.errstate(over="ignore"):
+            narrow = wide.astype(np.float32)
+        for row in np.flatnonzero(np.isinf(narrow)):
+            self.bad.setdefault(int(row), (name, f"{wide[row]} is out of range"))
+        return narrow
+
+    def _amounts(self, name: str, missing: float) -> Floats:
+        """Return a column of numbers that must not be negative: shows, clicks or weights."""
+        found = self._numbers(name, missing)
+        for row in np.flatnonzero(found < 0):
+            self.bad.setdefault(int(row), (name, f"{found[row]:g} is out of range"))
+        return found
+
+    def _labels(self, name: str) -> Floats:
+        labels = self._numbers(name, "the label is missing")
+        for row in np.flatnonzero((labels != 0) & (labels != 1)):
+            self.bad.setdefault(int(row), (name, f"{labels[row]:g} {NOT_A_LABEL}"))
+        return labels
+
+    def _times(self, name: str) -> NDArray[np.int64]:
+        column = self._column(name)
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            column = column.cast(pa.timestamp("s"), safe=False)
+        elif not pa.types.is_integer(column.type):
+            raise self._wrong(name, column.type, "an integer or a timestamp")
+        for row in np.flatnonzero(column.is_null()):
+            self.bad.setdefault(int(row), (name, "the time is missing"))
+        times: NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        return times
+
+    def _groups(self, name: str) -> Keys:
+        text = self._column(name).cast(pa.string()).fill_null("")
+        out = np.empty((self.rows, 1), np.uint64)
+        self.plan.group_keys(*_text(text), out)
+        return out[:, 0]
+
+    def _dense(self) -> Floats:
+        dense = np.empty((self.rows, len(self.schema.dense)), np.float32)
+        for name, places in dense_groups(self.schema).items():
+            column = self._column(name)
+            if _is_list(column.type):
+                self._dense_list(name, column, places, dense)
+            elif len(places) > 1:
+                raise self._wrong(name, column.type, f"a list of {len(places)} numbers")
+            else:
+                self._dense_column(name, places[0], self._floats(name, column), dense)
+        return dense
+
+    def _dense_list(self, name: str, column: pa.Array, places: list[int], dense: Floats) -> None:
+        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        flat = self._floats(name, _flat(column))
+        wide = np.full((self.rows, len(places)), np.nan)
+        for row in np.flatnonzero((lengths != len(places)) & (lengths > 0)):
+            self.bad.setdefault(int(row), (name, f"{lengths[row]} values, not {len(places)} as in the schema"))
+        whole = lengths == len(places)
+        wide[whole] = flat[np.repeat(whole, lengths)].reshape(-1, len(places))
+        for i, place in enumerate(places):
+            self._dense_column(name, place, np.ascontiguousarray(wide[:, i]), dense)
+
+    def _dense_column(self, name: str, place: int, wide: NDArray[np.float64], dense: Floats) -> None:
+        out = dense[:, place : place + 1]
+        self._each(
+            name, self.rows, lambda at: self.plan.dense_values(place, wide[at:], out[at:]), out, "is out of range", wide
+        )
+
+    def _each(
+        self, name: str, n: int, fill: Callable[[int], int], out: Any, reason: str, values: Any, rows: Any = None
+    ) -> None:
+        """Call `fill` until all values are filled. Each value at which it stops is bad; the next call starts after it."""
+        at = fill(0) if n else 0
+        while at < n:
+            out[at] = 0
+            self.bad.setdefault(int(at if rows is None else rows[at]), (name, f"{values[at]} {reason}"))
+            at += 1 + (fill(at + 1) if at + 1 < n else 0)
+
+    def _keys(self, dense: Floats) -> tuple[Keys, Any, Any]:
+        slots = self.schema.slots
+        columns = [None if slot.bucket else self._column(slot.source or slot.name) for slot in slots]
+        ragged = self.schema.values or any(
+            slot.multi or (column is not None and _is_list(column.type))
+            for slot, column in zip(slots, columns, strict=True)
+        )
+        if ragged:
+            return self._ragged(columns, dense)
+        woven: list[tuple[Keys, Any]] = []  # keys, and which of them each row uses
+        buckets = 0
+        for i, (slot, column) in enumerate(zip(slots, columns, strict=True)):
+            if column is not None and self._by_dictionary(column):
+                woven.append(self._dictionary(i, slot, column))
+                continue
+            out = np.empty((self.rows, 1), np.uint64)
+            if column is None:
+                self.plan.bucket_keys(dense, out, buckets)
+                buckets += 1
+            else:
+                self._slot_keys(i, slot, column, out, None)
+            woven.append((out[:, 0], None))
+        keys = np.empty((self.rows, len(slots)), np.uint64)
+        _core.weave(woven, keys)
+        return keys.reshape(-1), None, None
+
+    def _by_dictionary(self, column: pa.Array) -> bool:
+        # With the key rule raw, a bad dictionary entry must be traced to its rows.
+        return pa.types.is_dictionary(column.type) and self.schema.keys.name != "raw"
+
+    def _dictionary(self, i: int, slot: Slot, column: pa.Array) -> tuple[Keys, Any]:
+        """Return the keys of a dictionary's entries, the last for a missing value, and the entry of each row."""
+        uses = column.indices.cast(pa.int32())
+        uses = uses.fill_null(len(column.dictionary)) if uses.null_count else uses
+        keys = np.empty((len(column.dictionary) + 1, 1), np.uint64)
+        keys[-1] = self.plan.missing_key(i)
+        self._slot_keys(i, slot, column.dictionary, keys[:-1], None)
+        return keys[:, 0], uses.to_numpy()
+
+    def _ragged(self, columns: list[Any], dense: Floats) -> tuple[Keys, Any, Any]:
+        found: list[tuple[Keys, NDArray[np.int64], Any]] = []  # keys, how many per row, values
+        buckets = 0
+        for i, (slot, column) in enumerate(zip(self.schema.slots, columns, strict=True)):
+            if column is None:
+                out = np.empty((self.rows, 1), np.uint64)
+                self.plan.bucket_keys(dense, out, buckets)
+                buckets += 1
+                found.append((out[:, 0], np.ones(self.rows, np.int64), None))
+            else:
+                found.append(self._slot_lists(i, slot, column))
+        counts = np.stack([count for _, count, _ in found], axis=1) if found else np.zeros((self.rows, 0), np.int64)
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts.reshape(-1))))
+        keys = np.empty(offsets[-1], np.uint64)
+        values = np.ones(offsets[-1], np.float32) if self.schema.values else None
+        starts = offsets[:-1].reshape(counts.shape)
+        for i, (slot_keys, count, slot_values) in enumerate(found):
+            where = np.repeat(starts[:, i] - np.cumsum(count) + count, count) + np.arange(len(slot_keys))
+            keys[where] = slot_keys
+            if values is not None and slot_values is not None:
+                values[where] = slot_values
+        return keys, offsets, values
+
+    def _slot_lists(self, i: int, slot: Slot, column: pa.Array) -> tuple[Keys, NDArray[np.int64], Any]:
+        values = None
+        if _is_list(column.type):
+            pairs = pa.types.is_map(column.type)
+            if pairs:
+                kind = column.type
+                column = column.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+            counts = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            flat = _flat(column)
+            if pairs:
+                values = self._floats(slot.name, flat.field(1)).astype(np.float32)
+                flat = flat.field(0)
+        else:
+            present = column.is_valid().to_numpy(zero_copy_only=False)
+            counts, flat = present.astype(np.int64), column.drop_null()
+        rows = np.repeat(np.arange(self.rows), counts)
+        out = np.empty((len(flat), 1), np.uint64)
+        self._slot_keys(i, slot, flat, out, rows)
+        keys = out[:, 0]
+        if not slot.multi:
+            for row in np.flatnonzero(counts > 1):
+                self.bad.setdefault(int(row), (slot.name, "has several values, but the slot is single-valued"))
+            absent = np.flatnonzero(counts == 0)
+            places = np.cumsum(counts)[absent]
+            keys = np.insert(keys, places, np.uint64(self.plan.missing_key(i)))
+            values = None if values is None else np.insert(values, places, np.float32(1))
+            counts = np.maximum(counts, 1)
+        return keys, counts, values
+
+    def _slot_keys(self, i: int, slot: Slot, column: pa.Array, out: Keys, rows: Any) -> None:
+        """Write the key of each entry of `column` to `out`. `rows` is the row of each entry."""
+        kind, n = column.type, len(column)
+        name = slot.source or slot.name
+        if self._by_dictionary(column):
+            keys, uses = self._dictionary(i, slot, column)
+            out[:, 0] = keys[uses]
+            return
+        if pa.types.is_dictionary(kind):
+            column, kind = column.dictionary_decode(), kind.value_type
+        if pa.types.is_boolean(kind):
+            column, kind = column.cast(pa.int8()), pa.int8()
+        if pa.types.is_integer(kind):
+            wide = column.cast(pa.uint64() if pa.types.is_unsigned_integer(kind) else pa.int64())
+            numbers = np.ascontiguousarray(wide.fill_null(0).to_numpy(zero_copy_only=False))
+            reason = "is negative; the key rule raw needs unsigned integers"
+            self._each(
+                name, n, lambda at: self.plan.integer_keys(i, numbers[at:], out[at:]), out, reason, numbers, rows
+            )
+        elif _is_text(kind) or pa.types.is_null(kind):
+            text = column if _is_text(kind) else column.cast(pa.string())
+            text = text.fill_null("") if text.null_count else text
+            ends, data = _text(text)
+            reason = "is not an unsigned 64-bit integer, as the key rule raw requires"
+            self._each(name, n, lambda at: self.plan.text_keys(i, ends[at:], data, out[at:]), out, reason, text, rows)
+        else:
+            raise self._wrong(name, kind, "text or integers")
+        if column.null_count:
+            out[column.is_null().to_numpy(zero_copy_only=False), 0] = self.plan.missing_key(i)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_map(kind)
+    )
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    """Return the values of all lists."""
+    return _without_views(pc.list_flatten(column))
+
+
+def _is_text(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _without_views(column: pa.Array) -> pa.Array:
+    """Convert views, which Polars uses for text, to offsets and bytes."""
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
+
+
+def _text(column: pa.Array) -> tuple[Any, NDArray[np.uint8]]:
+    """Return the offsets and bytes of a text column."""
+    large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    _, ends, data = column.buffers()
+    kind: Any = np.int64 if large else np.int32
+    if ends is None or not len(column):
+        return np.zeros(len(column) + 1, kind), np.empty(0, np.uint8)
+    offsets = np.frombuffer(ends, kind)[column.offset : column.offset + len(column) + 1]
+    return offsets, np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+
+
+BLOCK_ROWS = 16384
+
+
+@dataclass(slots=True)
+class TableBlock(Block):
+    at: int
+    end: int
+    size: int
+    table: Any
+    columns: Columns
+
+    def parse(self, on_bad: OnBad) -> Parsed:
+        return self.columns.parse(self.table, on_bad)

@@ -1,0 +1,79 @@
+"""Parse lines of fields between separators: the base of criteo and csv."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clickfleet import _core
+from clickfleet.config.plugins import closest
+from clickfleet.data.parsing.layout import NativeParser, layout
+from clickfleet.data.parsing.lines import Lines, Parser
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Delimited(Lines):
+    """Columns by position. The schema defines their meaning by name."""
+
+    separator: str = "\t"
+    columns: tuple[str, ...] = ()
+    list_separator: str = ""
+    """Separator between the values of a multi-valued slot."""
+    quotes: bool = False
+    """Fields in double quotes may contain separators."""
+
+    def __post_init__(self) -> None:
+        for name, text in (("separator", self.separator), ("list_separator", self.list_separator)):
+            if len(text.encode()) > 1 or text in ("\n", "\r", '"') or (name == "separator" and not text):
+                raise ConfigError(f"data.format.{name} must be one ASCII character, not {text!r}")
+        if self.separator == self.list_separator:
+            raise ConfigError("data.format.separator and data.format.list_separator must differ")
+
+    def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
+        if schema.label not in self.columns:
+            raise ConfigError(
+                f"the format has no column {schema.label!r} for the label{closest(schema.label, self.columns)}"
+            )
+        found = first_line.count(self.separator.encode()) + 1
+        columns = list(self.columns)
+        if found == len(columns) - 1 and schema.label in columns:
+            columns.remove(schema.label)  # rows without a label
+        return delimited_parser(self, schema, columns, path)
+
+
+def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], path: str) -> Parser:
+    role = _core.Role
+    uses: list[list[tuple[object, int]]] = [[] for _ in columns]
+
+    def place(name: str, kind: object, index: int, what: str) -> None:
+        if name not in columns:
+            raise DataError(
+                f"{path}: there is no column {name!r} for {what}{closest(name, columns)}",
+                "set the column's name in the file in the schema (source: …)",
+            )
+        uses[columns.index(name)].append((kind, index))
+
+    has_label = schema.label in columns
+    if has_label:
+        place(schema.label, role.label, 0, "the label")
+    for kind, column in schema.sides.items():
+        place(column, getattr(role, kind), 0, kind)
+    for i, dense in enumerate(schema.dense):
+        place(dense.source or dense.name, role.dense, i, f"the dense column {dense.name}")
+    for i, slot in enumerate(schema.slots):
+        if slot.bucket is None:
+            place(slot.source or slot.name, role.slot, i, f"the slot {slot.name}")
+    plan = _core.Delimited(
+        layout(schema, label=has_label), uses, form.separator, form.list_separator or "\0", form.quotes
+    )
+    what = {"\t": "tab", ",": "comma"}.get(form.separator, repr(form.separator))
+    expected = f"{len(columns)} {what}-separated fields"
+    if len(columns) == len(form.columns) and has_label:
+        expected += f" ({len(columns) - 1} without a label)"
+    elif len(columns) < len(form.columns):
+        expected += " (the first line has no label)"
+    # A misplaced quotation mark may be in a field after the last column.
+    names = [*columns]
+    return NativeParser(
+        plan, schema, lambda field: names[field] if field < len(names) else f"field {field + 1}", expected
+    )

@@ -1,0 +1,287 @@
+"""Read files as batches: in order or shuffled, with any number of threads, and able to resume at any batch.
+
+reader = Reader("day_0.tsv", format="criteo", batch_size=1000, shuffle=100_000, seed=7)
+for batch in reader:
+    ...
+state = reader.state()
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet import _core
+from clickfleet.config.plugins import Plugin
+from clickfleet.data.bad_lines import ENOUGH_LINES, BadLines, Counters, Policy
+from clickfleet.data.batch import Batch, SourceState, concatenate
+from clickfleet.data.block_queue import Blocks, Place, Taken
+from clickfleet.data.files import expand, split_files
+from clickfleet.data.formats import Format, load
+from clickfleet.data.parsing.user_format import UserFormatLines
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ConfigError, DataError
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """A position from which reading can resume: before a block of the lane whose turn it is.
+
+    In addition, the reader counts the rows returned since: of that block, or of the window that starts there.
+    """
+
+    places: tuple[Place, ...]
+    turn: int = 0
+    skip: int = 0
+    """Rows of that block to skip."""
+    window: int = 0
+    """Number of shuffled windows before this position."""
+    counters: Counters | None = None
+    quarantine: int = 0
+
+
+class Reader:
+    """An iterable of batches. Each iteration is one pass over the files; it continues an interrupted one.
+
+    `shuffle` is the number of rows to shuffle at a time, or "global" for all rows in memory. It also shuffles the files of
+    each pass. `interleave` is the number of files to read in turn. Default: 1 in order, 4 when shuffling.
+    """
+
+    def __init__(
+        self,
+        files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        schema: Schema | None = None,
+        format: str | Format | Mapping[str, Any] | Plugin = "criteo",  # noqa: A002
+        batch_size: int = 1000,
+        *,
+        shuffle: int | Literal["global"] = 0,
+        seed: int = 0,
+        threads: int = 1,
+        interleave: int | None = None,
+        worker: tuple[int, int] = (0, 1),
+        bad_lines: Policy = "error",
+        max_bad_fraction: float = 0.1,
+        quarantine: str | None = None,
+        require_labels: bool = False,
+        base: str | Path = "",
+    ) -> None:
+        if batch_size < 1 or threads < 0 or (interleave is not None and interleave < 1):
+            raise ConfigError("batch_size and interleave must be at least 1, threads at least 0")
+        if shuffle != "global" and shuffle < 0:
+            raise ConfigError(f'data.shuffle must be at least 0, or "global", not {shuffle!r}')
+        self.format = load(format, base or ".")
+        self.format_name = format if isinstance(format, str) else type(self.format).__name__.strip("_").lower()
+        self.schema = _schema(schema, self.format)
+        self.files = split_files(expand(files, str(base)), *worker)
+        self.batch_size = batch_size
+        self.seed, self.threads = seed, threads
+        self.require_labels = require_labels
+        self.whole = True
+        """The files are the whole dataset, so that max_bad_fraction applies even if they have few lines."""
+        self.counters = Counters()
+        self.epoch = self._passed = 0
+        self.window_rows: int | None = None if shuffle == "global" else -(-shuffle // batch_size) * batch_size
+        self._shuffles = shuffle == "global" or shuffle > 0
+        self._lanes = max(1, min(interleave or (4 if self._shuffles else 1), len(self.files)))
+        self._bad = BadLines(bad_lines, max_bad_fraction, quarantine)
+        self._position, self._used = self._start(), 0
+
+    def _start(self) -> _Position:
+        return _Position((Place(),) * self._lanes, counters=self.counters.copy(), quarantine=self._bad.mark())
+
+    def _files(self) -> list[list[str]]:
+        """Return the files of each lane in this pass."""
+        files = [self.files[i] for i in order(len(self.files), self.seed, self.epoch)] if self._shuffles else self.files
+        return [files[lane :: self._lanes] for lane in range(self._lanes)]
+
+    def __iter__(self) -> Iterator[Batch]:
+        blocks = Blocks(
+            self._files(),
+            self.format,
+            self.schema,
+            self._position.places,
+            turn=self._position.turn,
+            threads=self.threads,
+            on_bad=self._bad.on_bad,
+            ahead_rows=self.window_rows or 0,
+        )
+        try:
+            yield from self._windows(blocks) if self._shuffles else self._in_order(blocks)
+        finally:
+            blocks.close()
+            self._bad.close()
+        self._bad.check(self.counters, enough=1 if self.whole else ENOUGH_LINES)
+        self.epoch, self._passed = self.epoch + 1, 0
+        self._position, self._used = self._start(), 0
+
+    def _in_order(self, blocks: Blocks) -> Iterator[Batch]:
+        rest: list[Batch] = []
+        rows = used = 0
+        position = self._position
+        for batch, position in self._rows(blocks):
+            used = 0
+            while rows + len(batch) - used >= self.batch_size:
+                start, used = used, used + self.batch_size - rows
+                ready = concatenate([*rest, batch[start:used]])
+                rest, rows = [], 0
+                yield self._hand_out(ready, position, used)
+            if used < len(batch):
+                rest.append(batch[used:])
+                rows += len(batch) - used
+                used = len(batch)
+        if rest:
+            yield self._hand_out(concatenate(rest), position, used)
+
+    def _windows(self, blocks: Blocks) -> Iterator[Batch]:
+        source = self._rows(blocks)
+        number, done = self._position.window, self._used
+        rest: tuple[Batch, _Position] | None = None
+        while True:
+            parts: list[Batch] = []
+            start: _Position | None = None
+            rows = 0
+            while self.window_rows is None or rows < self.window_rows:
+                following, rest = rest or next(source, None), None
+                if following is None:
+                    break
+                batch, position = following
+                start = start or position
+                if self.window_rows is not None and rows + len(batch) > self.window_rows:
+                    cut = self.window_rows - rows
+                    rest = batch[cut:], replace(position, skip=position.skip + cut)
+                    batch = batch[:cut]
+                parts.append(batch)
+                rows += len(batch)
+            if start is None:
+                return
+            window = concatenate(parts)
+            parts = []
+            shuffled = order(rows, self.seed, self.epoch, number + 1)
+            start = replace(start, window=number)
+            for first in range(done, rows, self.batch_size):
+                batch = window.take(shuffled[first : first + self.batch_size])
+                yield self._hand_out(batch, start, first + len(batch))
+            number, done = number + 1, 0
+
+    def _hand_out(self, batch: Batch, position: _Position, used: int) -> Batch:
+        self._position, self._used = position, used
+        batch.epoch, batch.row = self.epoch, self._passed
+        self._passed += len(batch)
+        self.counters.rows += len(batch)
+        return batch
+
+    def _rows(self, blocks: Blocks) -> Iterator[tuple[Batch, _Position]]:
+        """Yield the rows of each block that were not returned before, with the position to resume from."""
+        places = list(self._position.places)
+        skip = self._position.skip if self._shuffles else self._position.skip + self._used
+        for taken in blocks:
+            place = places[taken.lane]
+            if taken.parsed is None:
+                places[taken.lane] = Place(taken.file)
+                continue
+            line = place.line if taken.file == place.file and place.at else self.format.header_lines
+            places[taken.lane] = Place(taken.file, taken.at, line)
+            position = _Position(
+                tuple(places), taken.lane, skip, counters=self.counters.copy(), quarantine=self._bad.mark()
+            )
+            batch = self._check(taken, line)
+            places[taken.lane] = Place(taken.file, taken.end, line + taken.parsed.lines)
+            if skip > len(batch):
+                raise DataError(f"{taken.path}: cannot resume, because the file has changed since the state was saved")
+            if len(batch) > skip:
+                yield batch[skip:], position
+            skip = 0
+
+    def _check(self, taken: Taken, line: int) -> Batch:
+        assert taken.parsed is not None
+        self.counters.bytes += taken.size
+        self._bad.handle(taken.path, line, taken.parsed, self.counters, self.format_name)
+        batch = taken.parsed.batch
+        if self.require_labels and batch.labels is None and len(batch):
+            raise DataError(
+                f"{taken.path}: the rows have no label ({self.schema.label}); training and evaluation need one",
+                self.format.about_no_labels(self.schema),
+            )
+        return batch
+
+    def state(self) -> SourceState:
+        """Return the position after the last batch: plain values for JSON, a few hundred bytes."""
+        here = self._position
+        assert here.counters is not None
+        return {
+            **self._identity(),
+            "epoch": self.epoch,
+            "passed": self._passed,
+            "places": [list(asdict(place).values()) for place in here.places],
+            "turn": here.turn,
+            "skip": here.skip if self._shuffles else here.skip + self._used,
+            "window": here.window,
+            "used": self._used if self._shuffles else 0,
+            "rows": self.counters.rows,
+            "counters": here.counters.to_dict(),
+            "quarantine": here.quarantine,
+        }
+
+    def _identity(self) -> Mapping[str, Any]:
+        """Return the settings that must match for a state to be valid."""
+        return {
+            "version": _VERSION,
+            "schema": self.schema.hash,
+            "files": hashlib.blake2b("\0".join(self.files).encode(), digest_size=8).hexdigest(),
+            "interleave": self._lanes,
+            "shuffle": self.window_rows if self.window_rows is not None else "global",
+            "seed": self.seed if self._shuffles else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the saved position of a reader of the same files."""
+        for name, expected in self._identity().items():
+            if state.get(name) != expected:
+                raise DataError(
+                    f"the saved reader state has {name} {state.get(name)!r}, this reader has {expected!r}",
+                    "resume with the same files, schema, shuffle, seed and interleave",
+                )
+        counters = Counters(**state["counters"])
+        places = tuple(Place(*place) for place in state["places"])
+        self._position = _Position(
+            places, state["turn"], state["skip"], state["window"], counters.copy(), state["quarantine"]
+        )
+        self._used, self.epoch, self._passed = state["used"], state["epoch"], state.get("passed", 0)
+        self.counters = counters
+        self.counters.rows = state["rows"]
+        self._bad.forget_after(state["quarantine"])
+
+
+def _schema(schema: Schema | None, form: Format) -> Schema:
+    if schema is not None:
+        if isinstance(form, UserFormatLines) and form.schema is not None:
+            schema.check_same(form.schema, "the given schema", "the format's own")
+        return schema
+    if form.schema is None:
+        raise ConfigError("this format has no default schema", "set data.schema or data.preset")
+    return form.schema
+
+
+def order(n: int, *seeds: int) -> NDArray[np.int64]:
+    """Return a permutation of n rows that depends on `seeds` only.
+
+    >>> order(5, 7, 0).tolist()
+    [3, 1, 4, 0, 2]
+    """
+    state = np.uint64(0)
+    mixed = np.empty(1, np.uint64)
+    for seed in seeds:
+        _core.mix64(
+            np.array([int(state) ^ (seed & 0xFFFFFFFFFFFFFFFF)], np.uint64) + np.uint64(0x9E3779B97F4A7C15), mixed
+        )
+        state = mixed[0]
+    draws = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + state
+    _core.mix64(draws, draws)
+    return np.argsort(draws, kind="stable")

@@ -1,0 +1,389 @@
+"""The schema of a dataset: label, dense columns with their transforms, slots, and the rule that turns values into keys.
+
+>>> schema = preset("criteo")
+>>> len(schema.dense), len(schema.slots), str(schema.keys)
+(13, 26, 'hash64')
+>>> Schema.from_dict(schema.to_dict()) == schema
+True
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from clickfleet.errors import ConfigError, DataError
+
+Pooling = Literal["sum", "mean"]
+TransformName = Literal["none", "minmax", "log1p", "standard"]
+SIDES = ("show", "click", "weight", "time", "group")
+RuleName = Literal["hash64", "py2", "raw"]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The transform of a dense value: (x - a) / scale for minmax and standard, sign(x) log1p(|x|) for log1p.
+
+    >>> Transform.parse("minmax(0, 20)")
+    Transform(name='minmax', a=0.0, b=20.0)
+    """
+
+    name: TransformName = "none"
+    a: float = 0.0
+    b: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(TransformName):
+            raise ConfigError(f"unknown transform {self.name!r}", f"choose one of {', '.join(get_args(TransformName))}")
+        if not (math.isfinite(self.a) and math.isfinite(self.b) and self.scale > 0):
+            raise ConfigError(f"transform {self} needs a finite range greater than zero")
+
+    @property
+    def scale(self) -> float:
+        """The divisor: max - min for minmax, the deviation for standard."""
+        return self.b - self.a if self.name == "minmax" else self.b
+
+    @classmethod
+    def parse(cls, text: str) -> "Transform":
+        found = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\))?\s*", text)
+        two = found is not None and found[1] in ("minmax", "standard")
+        if found is None or two != (found[2] is not None):
+            raise ConfigError(
+                f"cannot read the transform {text!r}",
+                "write none, log1p, minmax(min, max) or standard(mean, deviation)",
+            )
+        name: Any = found[1]
+        try:
+            return cls(name, float(found[2]), float(found[3])) if two else cls(name)
+        except ValueError:
+            raise ConfigError(f"the limits in the transform {text!r} are not numbers") from None
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.a!r}, {self.b!r})" if self.name in ("minmax", "standard") else self.name
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A numeric column. `source` is its name in the files if that differs; several columns may share one."""
+
+    name: str
+    transform: Transform = Transform()
+    missing: float = 0.0
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Turns a transformed dense column into a slot: equal buckets in [low, high], or the intervals between `boundaries`.
+
+    With the key rules py2 and raw, the key is `offset` + bucket.
+    """
+
+    column: str
+    low: float = 0.0
+    high: float = 1.0
+    buckets: int = 100
+    boundaries: tuple[float, ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A categorical column. Its `name` is part of every key; with the key rule py2, `prefix` replaces it."""
+
+    name: str
+    multi: bool = False
+    pooling: Pooling = "sum"
+    source: str = ""
+    prefix: str = ""
+    bucket: Bucket | None = None
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """The rule that turns a slot and a value into a key.
+
+    >>> KeyRule.parse("py2 mod 1000001")
+    KeyRule(name='py2', modulus=1000001)
+    """
+
+    name: RuleName = "hash64"
+    modulus: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(RuleName):
+            raise ConfigError(f"unknown key rule {self.name!r}", "choose hash64, py2 mod M or raw")
+        if self.name == "py2" and not 0 < self.modulus < 2**63:
+            raise ConfigError(f"the key rule py2 needs a modulus from 1 to 2^63 - 1, not {self.modulus}")
+
+    @property
+    def by_slot(self) -> bool:
+        """Whether equal values in different slots have different keys."""
+        return self.name == "hash64"
+
+    @classmethod
+    def parse(cls, text: str) -> "KeyRule":
+        found = re.fullmatch(r"\s*(\w+)(?:\s+mod\s+(\d+))?\s*", text)
+        if found is None or (found[1] == "py2") != (found[2] is not None):
+            raise ConfigError(f"cannot read the key rule {text!r}", "write hash64, raw or py2 mod 1000001")
+        name: Any = found[1]
+        return cls(name, int(found[2] or 0))
+
+    def __str__(self) -> str:
+        return f"py2 mod {self.modulus}" if self.name == "py2" else self.name
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Everything that determines how a line becomes numbers and keys. Data with a different schema is rejected."""
+
+    dense: tuple[Dense, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    label: str = "label"
+    keys: KeyRule = KeyRule()
+    show: str | None = None
+    click: str | None = None
+    weight: str | None = None
+    time: str | None = None
+    group: str | None = None
+    values: bool = False
+    """Whether every key has a value that multiplies its row (libffm)."""
+
+    _hash: str = field(default="", init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            raise ConfigError("the schema does not name a label column")
+        if not self.slots and not self.dense:
+            raise ConfigError("the schema needs at least one slot or dense column")
+        names = [column.name for column in self.columns]
+        for name in names:
+            if not name:
+                raise ConfigError("a column of the schema has no name")
+            if names.count(name) > 1:
+                raise ConfigError(f"the schema has two columns named {name!r}")
+        for slot in self.slots:
+            if slot.pooling not in get_args(Pooling):
+                raise ConfigError(f"slot {slot.name}: unknown pooling {slot.pooling!r}", "choose sum or mean")
+            if slot.bucket is not None:
+                self._check_bucket(slot, slot.bucket)
+
+    def _check_bucket(self, slot: Slot, bucket: Bucket) -> None:
+        if bucket.column not in [column.name for column in self.dense]:
+            raise ConfigError(f"slot {slot.name}: unknown dense column {bucket.column!r} in bucket")
+        if slot.multi:
+            raise ConfigError(f"slot {slot.name}: a bucketed slot cannot be multi-valued")
+        if bucket.boundaries:
+            if list(bucket.boundaries) != sorted(set(bucket.boundaries)):
+                raise ConfigError(f"slot {slot.name}: boundaries must increase")
+        elif bucket.buckets < 1 or not bucket.low < bucket.high:
+            raise ConfigError(f"slot {slot.name}: needs at least one bucket and low < high")
+        if not 0 <= bucket.offset < 2**63:
+            raise ConfigError(f"slot {slot.name}: offset must be between 0 and 2^63 - 1")
+
+    @property
+    def columns(self) -> tuple[Dense | Slot, ...]:
+        """The dense columns, then the slots."""
+        return (*self.dense, *self.slots)
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """The columns for show, click, weight, time and group that the schema has: kind -> name in the files."""
+        return {kind: name for kind in SIDES if (name := getattr(self, kind)) is not None}
+
+    @property
+    def read_slots(self) -> tuple[Slot, ...]:
+        """The slots stored in files: all except bucketed ones."""
+        return tuple(slot for slot in self.slots if slot.bucket is None)
+
+    def applied(self) -> "Schema":
+        """Return the schema of these rows after transforms and key rule were applied to them."""
+        dense = tuple(replace(column, transform=Transform()) for column in self.dense)
+        return replace(self, dense=dense, keys=KeyRule("raw"))
+
+    def with_keys(self, rule: KeyRule | str) -> "Schema":
+        return replace(self, keys=KeyRule.parse(rule) if isinstance(rule, str) else rule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for YAML and JSON, without defaults."""
+        return {
+            "label": self.label,
+            "keys": str(self.keys),
+            **self.sides,
+            **({"values": True} if self.values else {}),
+            "dense": [_plain(column, transform=str(column.transform)) for column in self.dense],
+            "slots": [_plain(slot, **({"bucket": _plain(slot.bucket)} if slot.bucket else {})) for slot in self.slots],
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any], where: str = "schema") -> "Schema":
+        given = dict(_mapping(plain, where))
+        for kind in ("dense", "slots"):
+            if not isinstance(given.get(kind, ()), list | tuple):
+                raise ConfigError(f"{where}.{kind}: expected a list of columns, found {type(given[kind]).__name__}")
+        rule = given.pop("keys", "hash64")
+        dense = tuple(_dense(item, f"{where}.dense[{i}]") for i, item in enumerate(given.pop("dense", ())))
+        slots = tuple(_slot(item, f"{where}.slots[{i}]") for i, item in enumerate(given.pop("slots", ())))
+        found: Schema = _build(cls, {**given, "dense": dense, "slots": slots, "keys": KeyRule.parse(str(rule))}, where)
+        return found
+
+    @property
+    def hash(self) -> str:
+        """A hash of the schema's meaning that is equal on all machines and in all versions."""
+        if not self._hash:
+            text = json.dumps(self._meaning().to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+            object.__setattr__(self, "_hash", hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+        return self._hash
+
+    def _meaning(self) -> "Schema":
+        """Return the schema without `source`: the name of a column in the files does not change its meaning."""
+        dense = tuple(replace(column, source="") for column in self.dense)
+        return replace(self, dense=dense, slots=tuple(replace(slot, source="") for slot in self.slots))
+
+    def diff(self, other: "Schema") -> list[str]:
+        """Return one line per difference between two schemas."""
+        lines: list[str] = []
+        for name in ("label", "keys", *SIDES, "values"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                lines.append(f"{name}: {mine} here, {theirs} there")
+        for kind in ("dense", "slots"):
+            ours, theirs = getattr(self._meaning(), kind), getattr(other._meaning(), kind)
+            lines += _diff_columns("dense column" if kind == "dense" else "slot", ours, theirs)
+        return lines
+
+    def check_same(self, other: "Schema", here: str, there: str) -> None:
+        """Raise DataError if `other` differs. `here` and `there` name the owners of the two schemas."""
+        lines = self.diff(other)
+        if lines:
+            shown = "\n".join(f"  {line}" for line in lines[:12]) + ("\n  …" if len(lines) > 12 else "")
+            raise DataError(f"{here} and {there} have different schemas ({len(lines)} differences):\n{shown}")
+
+
+def _plain(column: Any, **instead: Any) -> Mapping[str, Any]:
+    kept = {}
+    for item in fields(column):
+        value = instead.get(item.name, getattr(column, item.name))
+        if value not in (item.default, str(item.default)):
+            kept[item.name] = list(value) if isinstance(value, tuple) else value
+    return kept
+
+
+def _build(cls: Callable[..., Any], given: Mapping[str, Any], where: str) -> Any:
+    from clickfleet.config.plugins import closest
+
+    known = [item.name for item in fields(cls) if item.init]  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key}{closest(str(key), known)}")
+    try:
+        return cls(**given)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _dense(item: Any, where: str) -> Any:
+    if isinstance(item, str):
+        return Dense(item)
+    given = _mapping(item, where)
+    if isinstance(given.get("transform"), str):
+        given["transform"] = Transform.parse(given["transform"])
+    return _build(Dense, given, where)
+
+
+def _slot(item: Any, where: str) -> Any:
+    if isinstance(item, str):
+        return Slot(item)
+    given = _mapping(item, where)
+    if given.get("bucket") is not None:
+        bucket = _mapping(given["bucket"], f"{where}.bucket")
+        if "boundaries" in bucket:
+            bucket["boundaries"] = tuple(bucket["boundaries"])
+        given["bucket"] = _build(Bucket, bucket, f"{where}.bucket")
+    return _build(Slot, given, where)
+
+
+def _mapping(item: Any, where: str) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"{where}: expected a name or a mapping, found {type(item).__name__}")
+    return dict(item)
+
+
+def _diff_columns(kind: str, ours: Iterable[Any], theirs: Iterable[Any]) -> list[str]:
+    here, there = {c.name: c for c in ours}, {c.name: c for c in theirs}
+    lines = [f"{kind} {name}: only here" for name in here if name not in there]
+    lines += [f"{kind} {name}: only there" for name in there if name not in here]
+    for name in here:
+        if name in there and here[name] != there[name]:
+            for item in fields(here[name]):
+                mine, other = getattr(here[name], item.name), getattr(there[name], item.name)
+                if mine != other:
+                    lines.append(f"{kind} {name}: {item.name} {mine} here, {other} there")
+    if not lines and list(here) != list(there):
+        lines.append(f"{kind}s in different order: {', '.join(here)} here, {', '.join(there)} there")
+    return lines
+
+
+def read_schema(path: str | Path) -> Schema:
+    """Read a schema from a YAML or JSON file."""
+    from clickfleet.config import yaml_files
+
+    plain = yaml_files.parse(yaml_files.read_text(path), str(path))
+    return Schema.from_dict(_mapping(plain, str(path)), str(path))
+
+
+def write_schema(schema: Schema, path: str | Path) -> None:
+    """Write a schema as YAML for `read_schema`."""
+    import yaml
+
+    Path(path).write_text(yaml.safe_dump(schema.to_dict(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+_PADDLE_MAX = (20, 600, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50)  # the 95th percentiles of Criteo's counts
+
+
+def _criteo() -> Schema:
+    dense = tuple(Dense(f"I{i}", Transform("log1p")) for i in range(1, 14))
+    return Schema(dense, tuple(Slot(f"C{i}") for i in range(1, 27)), label="click")
+
+
+def _criteo_paddle() -> Schema:
+    dense = tuple(
+        Dense(f"I{i}", Transform("minmax", -3.0 if i == 2 else 0.0, float(top))) for i, top in enumerate(_PADDLE_MAX, 1)
+    )
+    slots = tuple(Slot(f"C{i}", prefix=str(13 + i)) for i in range(1, 27))
+    return Schema(dense, slots, label="click", keys=KeyRule("py2", 1000001))
+
+
+def _criteo_slots() -> Schema:
+    dense = tuple(Dense(f"I{i}", source="dense_feature") for i in range(1, 14))
+    return Schema(dense, tuple(Slot(str(i)) for i in range(1, 27)), label="click", keys=KeyRule("raw"))
+
+
+def _feasign() -> Schema:
+    return Schema(slots=tuple(Slot(str(i), multi=True) for i in range(2, 302)), label="1", keys=KeyRule("raw"))
+
+
+PRESETS: dict[str, Callable[[], Schema]] = {
+    "criteo": _criteo,
+    "criteo-paddle": _criteo_paddle,
+    "criteo-slots": _criteo_slots,
+    "feasign": _feasign,
+}
+
+
+def preset(name: str) -> Schema:
+    """Return a built-in schema.
+
+    `criteo` is the raw log. `criteo-paddle` has the scaling and ids of the original system; `criteo-slots` is for files to which
+    these were already applied. `feasign` has 300 multi-valued slots of raw keys.
+    """
+    if name not in PRESETS:
+        from clickfleet.config.plugins import closest
+
+        raise ConfigError(f"unknown schema preset {name!r}{closest(name, PRESETS)}")
+    return PRESETS[name]()

@@ -1,1 +1,0 @@
-"""Modules that readers import by bare names (`import common`): their folder is the second argument of a `pipe_command`."""

@@ -1,0 +1,156 @@
+"""Shrink and publish by hand a run that is not training."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from clickfleet.errors import CheckpointError
+from clickfleet.online.freshness import Freshness
+from clickfleet.online.publisher import PassPublisher, copy_to
+from clickfleet.online.session import OnlinePosition
+from clickfleet.store import checkpoint, mirror, run_folder
+from clickfleet.store.lock import Lock
+from clickfleet.store.published import Entry, Log
+from clickfleet.store.rollback import rollback as go_back
+from clickfleet.store.run_folder import at_home
+from clickfleet.training import saving
+from clickfleet.training.learner import Learner
+from clickfleet.training.metrics import Metrics, make_metrics
+from clickfleet.training.monitor import Monitor
+
+
+class Opened:
+    """The newest checkpoint of a run, to change and save as a new one; or the best checkpoint, only to read."""
+
+    def __init__(self, folder: Path, best: bool = False, trust: bool = False) -> None:
+        self.folder = folder
+        checkpoints = folder / "checkpoints"
+        self.newest = checkpoint.latest(checkpoints)
+        chosen = checkpoint.best(checkpoints) if best else None
+        self.path = self.newest if chosen is None else run_folder.whole(chosen)
+        config, schema = run_folder.read_config(self.path, trust), run_folder.read_schema(self.path)
+        self.metrics: Metrics = make_metrics(config, schema)
+        self.learner: Learner
+        self.learner, self.state = saving.resume(self.path, config, schema, self.metrics)
+        self.monitor = Monitor(folder, quiet=True)
+        self.saver = saving.Saver(checkpoints, config.run.keep, config.run.keep_epochs, self.monitor.log)
+        self.config = config
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+    def save(self) -> Path:
+        """Save the changed model as a checkpoint one step later; return its path."""
+        self.state["step"] += 1
+        self.saver.save(self.learner, self.metrics, self.state)
+        self.saver.wait(last=True)
+        assert self.saver.last is not None
+        return self.saver.last[1]
+
+
+@contextmanager
+def opened(run: Path | str, locked: bool = False, best: bool = False, trust: bool = False) -> Iterator[Opened]:
+    """Open a run that is not training. `locked`: the caller holds its lock. `best`: open the checkpoint that the run folder names.
+
+    `trust` allows the run's own code to run.
+    """
+    if mirror.url_of(run) is None and not (Path(run) / "checkpoints").is_dir():
+        raise CheckpointError(f"{run} is not a run folder with checkpoints")
+    if locked:
+        yield Opened(Path(run), best, trust)
+        return
+    with at_home(run, resume=True) as (folder, _):
+        yield Opened(folder, best, trust)
+
+
+class Shrunk(TypedDict):
+    """What `shrink` did."""
+
+    removed: int
+    rows: int
+    checkpoint: str
+
+
+class Published(TypedDict):
+    """What `publish` did. `model` describes the checkpoint that was published; None after a rollback."""
+
+    sequence: int
+    kind: str
+    entry: str
+    rows: int
+    deleted: int
+    copied: int
+    model: str | None
+
+
+def shrink(run: Path | str, trust: bool = False) -> Shrunk:
+    """Decay the statistics of the rows, remove rows by score and age, and save a new checkpoint."""
+    with opened(run, trust=trust) as one:
+        removed = one.learner.table.shrink()
+        path = one.save()
+        return {"removed": removed, "rows": len(one.learner.table), "checkpoint": mirror.origin(path) or str(path)}
+
+
+def publish(
+    run: Path | str,
+    kind: Literal["base", "delta"] | None = None,
+    *,
+    rollback: int | None = None,
+    to: str | None = None,
+    locked: bool = False,
+    trust: bool = False,
+) -> Published:
+    """Publish an entry without asking the guard, or roll back to entry `rollback`. Copy the entries to `to`.
+
+    The entry holds the checkpoint that the run folder names.
+    """
+    if rollback is not None and mirror.url_of(run) is not None:
+        with at_home(run, resume=True) as (folder, _):
+            return publish(folder, rollback=rollback, to=to)
+    if rollback is not None:
+        log = Log(Path(run) / "published" if (Path(run) / "published").is_dir() else run)
+        with Lock(log.folder / ".lock", "publishes", patience_s=60.0):
+            entry, used = go_back(log, rollback), None
+    else:
+        assert kind is not None
+        with opened(run, locked, best=True, trust=trust) as one:
+            entry = _release(one, kind)
+            used = run_folder.describe(one.path)
+            log = Log(entry.path.parent)
+    copied = 0 if to is None else copy_to(log, to)
+    facts = entry.manifest
+    return {
+        "sequence": entry.sequence,
+        "kind": facts["kind"],
+        "entry": mirror.origin(entry.path) or str(entry.path),
+        "rows": facts["rows"],
+        "deleted": facts["deleted"],
+        "copied": copied,
+        "model": used,
+    }
+
+
+def _release(one: Opened, kind: Literal["base", "delta"]) -> Entry:
+    release = PassPublisher(one.config, one.learner, one.folder, one.monitor, Freshness(time.time))
+    if "published" in one.state:
+        release.restore(one.state["published"])
+    course = OnlinePosition(**one.state["online"]) if "online" in one.state else OnlinePosition()
+    if "online" not in one.state:
+        release.done = None  # its lines name days and passes
+    before = release.last_sequence
+    release.release(kind, one.step, course, judged=False, day_over=course.open_day is None)
+    if release.last_sequence == before:
+        raise CheckpointError(f"nothing was published in {release.log.folder}", release.problem)
+    release.judge.forget()
+    one.state["published"] = release.state()
+    if "online" in one.state:
+        one.state["online"] = json.loads(json.dumps(vars(course)))
+    if one.path == one.newest:  # a resume starts from the newest, so the best stays as it is
+        one.save()
+    return release.log.entry(release.log.lines()[-1])

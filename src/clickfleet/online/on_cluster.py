@@ -1,0 +1,360 @@
+"""Online learning on a cluster: the same passes and days, with a driver and its workers in place of trainer threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from clickfleet.cluster.assignments import AssignedStream, Assignment
+from clickfleet.cluster.driver import Driver
+from clickfleet.cluster.processes import ProcessFailedError, ProcessGroup
+from clickfleet.cluster.start_state import adopt_buffers, join_dense
+from clickfleet.cluster.status import ClusterMonitor
+from clickfleet.config.load import Config
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ClusterError
+from clickfleet.online.freshness import Freshness
+from clickfleet.online.pass_queue import AnnouncedPasses, PassQueue, PassReader
+from clickfleet.online.passes import Pass, PassSource
+from clickfleet.online.publisher import PassPublisher, PublisherState
+from clickfleet.online.session import OnlinePosition, PassSession
+from clickfleet.store.rollback import in_order, mixed
+from clickfleet.store.run_folder import State
+from clickfleet.store.table import Columns, Keys, PublishableTable
+from clickfleet.training import modes
+from clickfleet.training.loop import Arrangement
+from clickfleet.training.metrics import Metrics
+from clickfleet.training.run import OpenRun
+
+
+class PassDriver(Driver):
+    """A driver whose epochs are passes. Its session supplies the part of a checkpoint that describes the stream."""
+
+    session: ClusterPassSession
+
+    def __init__(self, config: Config, schema: Schema, monitor: ClusterMonitor) -> None:
+        super().__init__(config, schema, [], [], monitor)
+        self.evaluations.unwanted = lambda: False  # a pass is evaluated before it is saved
+        self._reading: Config | None = None
+
+    def train_pass(self, files: Sequence[str], reading: Config) -> bool:
+        """Train the rest of a pass; return whether it came to its end."""
+        self.files, self._reading = list(files), reading
+        if self.files:
+            self.train_epoch(self.progress.epoch)
+        if self.signal is not None:
+            return False
+        self.processes.count()
+        self.progress.epoch += 1
+        return True
+
+    def task(self, epoch: int, streams: tuple[AssignedStream, ...], saved: dict[str, bytes]) -> Assignment:
+        progressive = self.config.online.validate == "progressive"
+        return Assignment(epoch, streams, saved, reading=self._reading, score_first=progressive)
+
+    def more(self) -> State:
+        return {"online": asdict(self.session.course), "published": self.session.release.state()}
+
+
+class ClusterPassJob:
+    """The workers of a cluster as the job of a session."""
+
+    def __init__(self, driver: PassDriver, fresh: Freshness) -> None:
+        self.driver, self.fresh = driver, fresh
+        self.learner = driver.learner
+        self.table: PublishableTable = ShardedTable(driver.processes, driver.learner.table.factors)
+        self.epoch_ended = False
+        self.stop_at: int | None = None
+        self.stop_when: Callable[[], bool] = lambda: False
+        self.span_s: tuple[float, float] | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.driver.overview.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.driver.overview.base.steps += steps - self.driver.overview.steps
+
+    @property
+    def rows(self) -> int:
+        return self.driver.overview.rows
+
+    @property
+    def bad_lines(self) -> int:
+        return self.driver.overview.bad_lines
+
+    def look_ahead(self) -> None:
+        """Do nothing: the driver knows whether a pass has ended."""
+
+    def begin_pass(self, source: PassReader, span_s: tuple[float, float] | None) -> None:
+        self.epoch_ended, self.span_s = False, span_s
+
+    def train(self, files: Sequence[str], reading: Config) -> None:
+        """Let the workers train the rest of a pass."""
+        before = self.rows
+        self.epoch_ended = self.driver.train_pass(files, reading)
+        if self.span_s is not None:
+            self.fresh.trained(np.linspace(*self.span_s, 16).astype(np.int64), self.rows - before)
+
+    def position(self) -> dict[str, Any]:
+        return cast(State, self.driver.base.reader)
+
+    def seen(self) -> Metrics:
+        """Return the metrics of all workers together."""
+        processes = self.driver.processes
+        return self.driver.merged(processes.call(processes.trainers, "metrics").values())
+
+    def forget_seen(self) -> None:
+        self.driver.reset_metrics()
+
+
+class ClusterPassPublisher(PassPublisher):
+    """Publishes the rows of the shards."""
+
+    def __init__(self, driver: PassDriver, job: ClusterPassJob, folder: Path, monitor: ClusterMonitor) -> None:
+        super().__init__(driver.config, driver.learner, folder, monitor, job.fresh, job.table)
+        self._driver = driver
+
+    def refresh(self) -> None:
+        processes = self._driver.processes
+        found = processes.call(processes.shards, "dense")
+        self.learner.flat.values.copy_(join_dense([found[name] for name in processes.shards])["values"])
+        name, actor = next(iter(processes.trainers.items()))
+        adopt_buffers(self.learner, processes.call({name: actor}, "buffers")[name])
+
+
+class ClusterPassSession(PassSession[ClusterPassJob]):
+    """Passes and days, with workers and shards in place of trainer threads and a table."""
+
+    def __init__(self, driver: PassDriver, job: ClusterPassJob, supply: PassQueue, release: PassPublisher) -> None:
+        arrangement: Arrangement = {"mode": driver.config.mode.name}
+        super().__init__(driver.config, job, self._tell_workers, driver.monitor, None, supply, release, arrangement)
+        self.driver = driver
+        driver.session = self
+
+    @property
+    def saves(self) -> bool:
+        return True
+
+    @property
+    def begun(self) -> Pass:
+        assert self.now is not None
+        return self.now[0]
+
+    def _tell_workers(self, job: ClusterPassJob) -> None:
+        """Be the mode of this session: the workers run that of the configuration."""
+        job.train(self.begun.data, self.supply.reading(self.begun))
+
+    def adopt(self, more: State) -> None:
+        """Resume from what a checkpoint holds of the stream; start from the beginning if it holds nothing."""
+        self.course = OnlinePosition(**more["online"]) if "online" in more else OnlinePosition()
+        self._reader = {}
+        fresh: PublisherState = {"head": None, "aucs": [], "due": False, "held": 0, "verdict": []}
+        self.release.restore(more.get("published", fresh))
+
+    def go_back(self) -> None:
+        """Return to the last checkpoint, as the driver has done after a failure."""
+        self._waited_s = -self._elapsed() if self._start_s else 0.0
+        if self.now is not None:
+            self.now[1].close()
+            self.now = None
+        self.supply.forget()
+        self.adopt(self.driver.base.more)
+
+    def _write(self, state: State, epoch: int | None) -> None:
+        self.driver.checkpoints.now(None)
+
+    def _wait(self, last: bool = False) -> None:
+        self.driver.checkpoints.wait()
+
+    def _show(self) -> None:
+        self.monitor.start(self.driver.overview)
+
+    def _measure(self, source: PassReader) -> Metrics:
+        return self.driver.evaluations.measure(self.begun.data, self.supply.reading(self.begun))
+
+    def _end_day(self) -> None:
+        super()._end_day()
+        if modes.needs(self.config).replicates_rows:  # the workers' copies have rows that the shards have just removed
+            self.driver.base.saved = {}
+            self.driver.begin()
+
+
+def prepare(run: OpenRun[ClusterMonitor], schema: Schema, source: PassSource) -> ClusterPassSession:
+    """Return the session of a stream, started or resumed."""
+    assert run.folder is not None
+    driver = PassDriver(run.settings, schema, run.monitor)
+    job = ClusterPassJob(driver, Freshness(time.time))
+    release = ClusterPassPublisher(driver, job, run.folder, run.monitor)
+    supply = AnnouncedPasses(driver.config, schema, source, run.folder, run.monitor.log)
+    session = ClusterPassSession(driver, job, supply, release)
+    driver.mirror = release.mirror = run.mirror
+    run.begin(driver)
+    return session
+
+
+def lead(session: ClusterPassSession) -> None:
+    """Start the processes and train the stream to its end. After a failure, resume from the last checkpoint."""
+    driver = session.driver
+    session.adopt(driver.base.more)
+
+    def stop(number: int) -> None:
+        session.signal = number
+
+    with driver.interruptible(stop):
+        try:
+            driver.start()
+            while True:
+                try:
+                    session.run()
+                    return
+                except ProcessFailedError as failure:
+                    driver.recovery.roll_back(failure)
+                    session.go_back()
+        except ProcessFailedError as failure:
+            raise ClusterError(f"lost {failure}", f"see {driver.logs}") from None
+        finally:
+            driver.close()
+            session.supply.close()
+
+
+LONG_S = 3600.0
+"""Limit for calls that take long on a large table, such as shrink."""
+LAST_HASH = 2**64 - 1
+
+
+class ShardedTable:
+    """The rows of all shards, as far as publishing needs them."""
+
+    def __init__(self, processes: ProcessGroup, factors: int) -> None:
+        self._crew, self.factors = processes, factors
+
+    def __len__(self) -> int:
+        return self.stats()["rows"]
+
+    def stats(self) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for found in self._ask("status").values():
+            for name, value in found.items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def shrink(self) -> int:
+        return sum(self._ask("shrink").values())
+
+    def end_day(self) -> None:
+        self._ask("end_day")
+
+    def restore_readers(self, keys: Keys) -> None:
+        split = self._crew.spread.split(keys)
+        for (name, actor), own in zip(self._crew.shards.items(), split.spans, strict=True):
+            self._crew.call({name: actor}, "restore_readers", split.keys[own], timeout_s=LONG_S)
+
+    def cut_changes(self, *, base: bool = False) -> ShardChanges:
+        found = self._ask("cut_changes", base)
+        if len(set(found.values())) > 1:  # some shards have never been published: all start with a base
+            self._ask("end_changes", False)
+            found = self._ask("cut_changes", True)
+        return ShardChanges(self._crew, all(found.values()), self.factors)
+
+    def _ask(self, verb: str, *arguments: Any) -> dict[str, Any]:
+        return self._crew.call(self._crew.shards, verb, *arguments, timeout_s=LONG_S)
+
+
+class ShardChanges:
+    """The changes of all shards, merged. Shards split keys by the low bits of mix64; an entry is sorted by all bits."""
+
+    def __init__(self, processes: ProcessGroup, base: bool, factors: int) -> None:
+        self._crew, self.base, self._factors = processes, base, factors
+
+    def __iter__(self) -> Iterator[Columns]:
+        return merged([self._parts(name) for name in self._crew.shards], self._factors)
+
+    def _parts(self, name: str) -> Iterator[Columns]:
+        actor = {name: self._crew.shards[name]}
+        while (part := self._crew.call(actor, "next_changes", timeout_s=LONG_S)[name]) is not None:
+            yield part
+
+    @property
+    def deleted(self) -> Keys:
+        found = self._crew.call(self._crew.shards, "deleted")
+        return in_order(np.concatenate([found[name] for name in self._crew.shards]))
+
+    def commit(self) -> None:
+        self._crew.call(self._crew.shards, "end_changes", True)
+
+    def abort(self) -> None:
+        self._crew.call(self._crew.shards, "end_changes", False)
+
+
+def merged(shards: Sequence[Iterator[Columns]], factors: int) -> Iterator[Columns]:
+    """Merge the changes of several tables with distinct keys. Only a few parts of each are in memory at a time."""
+    feeds = [_Feed(parts, factors) for parts in shards]
+    while True:
+        done = min(feed.done for feed in feeds)
+        for full in (False, True):
+            parts = [part for feed in feeds for part in feed.take(full, done)]
+            if parts:
+                yield _joined(parts, full)
+        if done > LAST_HASH:
+            return
+        for feed in feeds:
+            if feed.done == done:
+                feed.pull()
+
+
+class _Feed:
+    """The parts of one table: ascending ranges of hashes; in each range first the short rows, then the full ones."""
+
+    def __init__(self, parts: Iterator[Columns], factors: int) -> None:
+        self._parts, self._factors = parts, factors
+        self._held: dict[bool, list[tuple[Keys, Columns]]] = {False: [], True: []}
+        self._seen = -1
+        """The largest hash so far."""
+        self.done = -1
+        """All rows up to this hash have arrived."""
+
+    def pull(self) -> None:
+        part = next(self._parts, None)
+        if part is None:
+            self.done = LAST_HASH + 1
+            return
+        hashes = mixed(part["key"])
+        if not part["full"]:
+            self.done = self._seen  # a range begins: the ranges before it are complete
+        self._seen = max(self._seen, int(hashes[-1]))
+        if part["full"]:
+            self.done = self._seen
+        self._held[bool(part["full"]) or self._factors == 0].append((hashes, part))
+
+    def take(self, full: bool, upto: int) -> list[tuple[Keys, Columns]]:
+        """Remove and return the short or full rows with hashes up to a value."""
+        width = self._factors if full else 0
+        out, rest = [], []
+        for hashes, part in self._held[full]:
+            n = int(np.searchsorted(hashes, np.uint64(min(upto, LAST_HASH)), "right")) if upto >= 0 else 0
+            if n:
+                out.append((hashes[:n], _cut(part, slice(None, n), slice(None, n * width))))
+            if n < len(hashes):
+                rest.append((hashes[n:], _cut(part, slice(n, None), slice(n * width, None))))
+        self._held[full] = rest
+        return out
+
+
+def _cut(part: Columns, rows: slice, values: slice) -> Columns:
+    return {**{name: part[name][rows] for name in ("key", "slot", "embed_w")}, "embedx": part["embedx"][values]}
+
+
+def _joined(parts: list[tuple[Keys, Columns]], full: bool) -> Columns:
+    """Return the rows of several tables sorted by hash."""
+    order = np.argsort(np.concatenate([hashes for hashes, _ in parts]), kind="stable")
+    columns = {name: np.concatenate([part[name] for _, part in parts])[order] for name in ("key", "slot", "embed_w")}
+    embedx = np.concatenate([part["embedx"] for _, part in parts])
+    width = len(embedx) // len(order)
+    return {**columns, "embedx": embedx.reshape(len(order), width)[order].reshape(-1), "full": full}

@@ -1,0 +1,273 @@
+"""Passes -> sources of batches, in order. While one pass is trained on, the next is found, recorded in the plan and read."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from clickfleet.config.load import Config
+from clickfleet.data.batch import Batch, SourceState
+from clickfleet.data.dataset import Source, open_source
+from clickfleet.data.memory import Feed
+from clickfleet.data.reader import Reader
+from clickfleet.data.schema import Schema
+from clickfleet.errors import DataError
+from clickfleet.online.passes import LateFiles, Pass, PassPlan, PassSource, Patience, Position, StopWaitingError
+
+AHEAD_BATCHES = 128
+
+
+class PassReader:
+    """Reads batches ahead into memory. `whole` reads all of them, so that they can be scored before they are trained on."""
+
+    def __init__(self, source: Source, *, whole: bool = False) -> None:
+        self.source, self.schema, self.whole = source, source.schema, whole
+        self.epoch = 0
+        self.counters = source.counters
+        self._state = source.state()
+        self._ready: deque[tuple[Batch, SourceState]] = deque()
+        self._change = threading.Condition()
+        self._ended = self._stop = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start reading. Otherwise reading starts when the first batch is requested."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read, name="clickfleet-pass", daemon=True)
+            self._thread.start()
+
+    def _read(self) -> None:
+        stream = iter(self.source)
+        try:
+            for batch in stream:
+                with self._change:
+                    while not (self.whole or self._stop) and len(self._ready) >= AHEAD_BATCHES:
+                        self._change.wait()
+                    if self._stop:
+                        return
+                    self._ready.append((batch, self.source.state()))
+                    self._change.notify_all()
+        except BaseException as error:
+            self._error = error
+        finally:
+            if hasattr(stream, "close"):
+                stream.close()
+            with self._change:
+                self._ended = True
+                self._change.notify_all()
+
+    def all(self) -> list[Batch]:
+        """Wait until all batches are read. Return those that were not handed out yet; iterating still yields them."""
+        assert self.whole
+        self.start()
+        with self._change:
+            while not self._ended:
+                self._change.wait()
+        if self._error is not None:
+            raise self._error
+        return [batch for batch, _ in self._ready]
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.start()
+        while True:
+            with self._change:
+                while not self._ready and not self._ended:
+                    self._change.wait()
+                if not self._ready:
+                    break
+                batch, self._state = self._ready.popleft()
+                self._change.notify_all()
+            yield batch
+        if self._error is not None:
+            raise self._error
+
+    def state(self) -> SourceState:
+        """Return the state of the source after the last batch handed out."""
+        return self._state
+
+    def restore(self, state: SourceState, /) -> None:
+        """Restore a state. Call this before reading starts."""
+        assert self._thread is None
+        self.source.restore(state)
+        self.counters, self._state = self.source.counters, self.source.state()
+
+    def close(self) -> None:
+        with self._change:
+            self._stop = True
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+
+Supplied = tuple[Pass, PassReader]
+LOOK_BACK = 8
+"""Number of recent passes whose folders are checked for late files."""
+
+
+class PassQueue:
+    """Hands out passes in order, each with a reader that has already started."""
+
+    def __init__(
+        self, config: Config, schema: Schema, source: PassSource, folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self.config, self.schema, self.source, self.folder = config, schema, source, folder
+        self._say = say
+        self.patience = Patience(say, config.online.poll)
+        self._plan = PassPlan(folder / "passes.jsonl")
+        self._found: Supplied | None = None
+        self._late: list[LateFiles] = []
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def after(self, position: Position | None, stop: Callable[[], bool]) -> Supplied | None:
+        """Return the pass after a position; None if there are no more, or if `stop` returned True while waiting."""
+        self._begin(position)
+        assert self._thread is not None
+        while self._thread.is_alive():
+            self._thread.join(0.1)  # with a timeout: Python handles signals only between bytecodes
+            if stop():
+                self.patience.cancel()
+        self._thread = None
+        found, self._found = self._found, None
+        error, self._error = self._error, None
+        if isinstance(error, StopWaitingError):
+            return None
+        if error is not None:
+            raise error
+        return found
+
+    def prefetch(self, position: Position) -> None:
+        """Start to look for the pass after a position, in the background."""
+        if self.config.online.prefetch:
+            self._begin(position)
+
+    def _begin(self, position: Position | None) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, args=(position,), name="clickfleet-next", daemon=True)
+            self._thread.start()
+
+    def resume(self, begun: Pass, before: Position | None, reader: SourceState) -> Supplied:
+        """Reopen a pass that was partly trained on; `before` is the position before it."""
+        if begun.in_files:
+            found: Pass | None = self.source.again(begun, self.patience)
+            if found != begun:
+                raise DataError(
+                    f"the files of {begun.name} changed after it was partly trained on",
+                    "restore them, or remove the checkpoints written since that pass began",
+                )
+        else:
+            found = self.source.after(before, self.patience)
+            if found is None or (found.day, found.number) != (begun.day, begun.number):
+                raise DataError(f"the stream does not return {begun.name} again, which was partly trained on")
+        ahead = self.open(found)
+        self.restore(ahead, reader)
+        ahead.start()
+        return found, ahead
+
+    def restore(self, ahead: PassReader, reader: SourceState) -> None:
+        ahead.restore(reader)
+
+    @property
+    def backlog(self) -> int | None:
+        """Number of records waiting in the source, if known."""
+        return self.source.backlog
+
+    def _look(self, position: Position | None) -> None:
+        try:
+            planned = self._plan.after(position)
+            if planned is not None:
+                found: Pass | None = self.source.again(planned, self.patience)
+            else:
+                found = self.source.after(position, self.patience)
+            self._late += self.source.late_files(self._plan.last(LOOK_BACK))
+            if found is None:
+                return
+            self._aside(found).unlink(
+                missing_ok=True
+            )  # left by a run that was killed in this pass; the pass starts again
+            if found.in_files and found != planned:
+                self._plan.add(found)
+            ahead = self.open(found)
+            ahead.start()
+            self._found = found, ahead
+        except BaseException as error:
+            self._error = error
+
+    def open(self, found: Pass) -> PassReader:
+        """Open the rows of a pass. Its name seeds the shuffling."""
+        whole = self.config.online.validate == "pass"
+        if found.in_files and not found.data:
+            return PassReader(Feed([], self.schema, self.config.data.batch_rows), whole=whole)
+        rows = list(found.data) if found.in_files else found.data
+        source = open_source(self.reading(found), rows, self.schema, labels=True, folder=self.folder)
+        if isinstance(source, Reader):
+            source.whole = False  # a pass of a stream may have only a few lines
+        return PassReader(source, whole=whole)
+
+    def reading(self, found: Pass) -> Config:
+        """Return the configuration for reading a pass."""
+        config, data = self.config, self.config.data
+        shuffle = (data.shuffle or "global") if found.in_files and config.online.shuffle else 0
+        if data.bad_lines == "quarantine" and data.quarantine is None:
+            aside = self._aside(found)
+            data = replace(data, quarantine=str(aside))
+            aside.parent.mkdir(exist_ok=True)
+        named = f"{config.train.seed}/{found.day}/{found.number}".encode()
+        seed = int.from_bytes(hashlib.blake2b(named, digest_size=7).digest())
+        return replace(
+            config,
+            data=replace(data, shuffle=shuffle, format=self.source.format or data.format),
+            train=replace(config.train, seed=seed),
+        )
+
+    def _aside(self, found: Pass) -> Path:
+        """Return the file for the bad lines of a pass, if data.quarantine is not set."""
+        return self.folder / "quarantine" / f"{found.day}-{found.number}.txt"
+
+    def take_late(self) -> list[LateFiles]:
+        """Return the late files found since the last call."""
+        late, self._late = self._late, []
+        return late
+
+    def forget(self) -> None:
+        """Drop the prefetched pass, because the stream continues from an earlier position."""
+        self._drop()
+        self.patience = Patience(self._say, self.config.online.poll)
+
+    def _drop(self) -> None:
+        self.patience.cancel()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._found is not None:
+            self._found[1].close()
+        self._found = self._error = None
+
+    def close(self) -> None:
+        self._drop()
+        self.source.close()
+
+
+class AnnouncedPasses(PassQueue):
+    """Passes whose files are read by the workers of a cluster."""
+
+    def open(self, found: Pass) -> PassReader:
+        if not found.in_files:
+            raise DataError(
+                f"{found.name} is in memory, but the workers of a cluster read files", "give paths, or use mode local"
+            )
+        return PassReader(Feed([], self.schema, self.config.data.batch_rows))
+
+    def restore(self, ahead: PassReader, reader: SourceState) -> None:
+        """Do nothing: the workers restore their own positions."""
+
+    def reading(self, found: Pass) -> Config:
+        """Return the workers' configuration for reading a pass. Each worker writes bad lines to its own file."""
+        given = self.config.data.quarantine
+        config = super().reading(found)
+        return replace(config, data=replace(config.data, quarantine=given))

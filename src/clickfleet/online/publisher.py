@@ -1,0 +1,625 @@
+"""Publish during online learning: judge an entry, append it to the log, copy it, and notify consumers."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypedDict
+
+import numpy as np
+
+from clickfleet.config import sections
+from clickfleet.config.load import Config
+from clickfleet.config.plugins import extensions
+from clickfleet.data.files import filesystem, reading
+from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.online.freshness import Freshness
+from clickfleet.online.passes import Position
+from clickfleet.serve.verification import check_rows
+from clickfleet.store import atomic, published, redis_rows
+from clickfleet.store.lock import Lock
+from clickfleet.store.mirror import Mirror
+from clickfleet.store.published import LOG, Entry, Line, Log, prune
+from clickfleet.store.rollback import touched
+from clickfleet.store.table import PublishableTable
+from clickfleet.training.export import Publisher
+from clickfleet.training.learner import Learner
+from clickfleet.training.metrics import Buckets, MetricResults
+from clickfleet.training.monitor import Monitor
+
+if TYPE_CHECKING:
+    from clickfleet.online.session import OnlinePosition
+
+
+class LogCopies:
+    """Copies of a log in a folder, at a URL or, as rows, in Redis. What is already there is asked once."""
+
+    def __init__(self, log: Log, url: str) -> None:
+        self.log, self.url = log, url
+        self._there: set[str] | None = None
+        self._text = b""
+
+    def bring(self) -> int:
+        """Copy the missing entries, each manifest last, then the log. Return how many were copied."""
+        if self.url.startswith(("redis://", "rediss://")):
+            return int(redis_rows.fill(self.url, self.log, check=check_rows)["entries"])
+        fs, root = filesystem(self.url)
+        copied = 0
+        with reading(self.url):
+            if self._there is None:
+                fs.makedirs(root, exist_ok=True)
+                self._there, self._text = _hashes(fs, f"{root}/{LOG}")
+            for line in self.log.kept():
+                if line.hash not in self._there:
+                    _copy(fs, self.log.folder / line.name, f"{root}/{line.name}")
+                    self._there.add(line.hash)
+                    copied += 1
+            if (text := self.log.text()) != self._text:
+                fs.pipe_file(f"{root}/{LOG}", text)
+                self._text = text
+        return copied
+
+
+def copy_to(log: Log, url: str) -> int:
+    """Copy the missing entries to a folder or URL; return how many were copied."""
+    return LogCopies(log, url).bring()
+
+
+def _hashes(fs: Any, path: str) -> tuple[set[str], bytes]:
+    """Return the hashes of the entries in a log elsewhere, and the text of that log."""
+    try:
+        text = bytes(fs.cat_file(path))
+    except FileNotFoundError:
+        return set(), b""
+    return {facts["hash"] for facts in map(json.loads, text.splitlines()) if "hash" in facts}, text
+
+
+def _copy(fs: Any, folder: Path, to: str) -> None:
+    fs.makedirs(to, exist_ok=True)
+    names = sorted((path.name for path in folder.iterdir()), key=lambda name: (name == atomic.MANIFEST, name))
+    for name in names:
+        fs.put_file(str(folder / name), f"{to}/{name}")
+
+
+Kind = Literal["base", "delta"]
+LIGHT_BYTES = 256 << 20
+"""Size of deltas that a consumer reads quickly, whatever the size of the base."""
+
+
+class Chain(NamedTuple):
+    """How much a consumer that starts now must read."""
+
+    base_bytes: int = 0
+    deltas: int = 0
+    delta_bytes: int = 0
+
+    def after(self, entry: Entry) -> Chain:
+        """Return the chain with one more entry."""
+        if entry.base:
+            return Chain(entry.size)
+        return Chain(self.base_bytes, self.deltas + 1, self.delta_bytes + entry.size)
+
+    def is_long(self, most: int | None) -> bool:
+        """Return whether a base is due: after `most` deltas, or when large deltas outweigh the base."""
+        return most is not None and (self.deltas >= most or self.delta_bytes > max(self.base_bytes, LIGHT_BYTES))
+
+
+class EntryListener(Protocol):
+    """Notifies consumers that wait for files of entries and checkpoints."""
+
+    def published(
+        self, entry: Entry, position: Position | None, results: Mapping[str, object] | None, day_over: bool = False
+    ) -> None: ...
+    def checkpointed(self, position: Position, end_of_day: bool, path: Path) -> None: ...
+    def flush(self) -> None: ...
+
+
+class Head(TypedDict):
+    """An entry of the log, by its place and content."""
+
+    sequence: int
+    hash: str
+
+
+class GuardState(TypedDict):
+    """The state of a guard in a checkpoint."""
+
+    window: list[str]
+    variances: list[float]
+    trained: int
+    since: int
+
+
+class PublisherState(TypedDict):
+    """The state of publishing in a checkpoint. Old checkpoints lack `chain` and `guard`."""
+
+    head: Head | None
+    chain: NotRequired[list[int]]
+    aucs: list[float]
+    guard: NotRequired[GuardState]
+    due: bool
+    held: int
+    verdict: list[str]
+
+
+class PassPublisher:
+    """Publishes a learner during training. Changes of an entry that fails or is held back are part of the next one."""
+
+    def __init__(
+        self,
+        config: Config,
+        learner: Learner,
+        folder: Path,
+        monitor: Monitor,
+        fresh: Freshness,
+        table: PublishableTable | None = None,
+    ) -> None:
+        self.config, self.learner, self.monitor, self.fresh = config, learner, monitor, fresh
+        self.publisher = Publisher(learner, folder / "published", cache=folder / "graph.onnx", table=table)
+        self.table = self.publisher.table
+        self.log = self.publisher.log
+        self.copies = None if config.publish.to is None else LogCopies(self.log, config.publish.to)
+        of = config.train
+        self.judge = PublishGuard(config.publish.guard, of.metrics.thresholds, warm=of.init_from is not None)
+        self.done: EntryListener | None = None
+        if config.publish.done_files:
+            self.done = next(make(folder / "model", config.online.start_day) for make in extensions("done_files"))
+        self.mirror: Mirror | None = None
+        """Keeps the run folder in step with its URL."""
+        self.head: Head | None = None
+        """Sequence and hash of the entry after which the table records changes."""
+        self.chain = Chain()
+        self.due = False
+        """Whether there were passes since the last entry."""
+        self.held = 0
+        """Entries held back since the last one published."""
+        self.verdict: list[str] = []
+        """Why the guard held back the last entry."""
+        self.stale = False
+        self.problem = ""
+        """Why the last entry could not be written."""
+
+    @property
+    def last_sequence(self) -> int | None:
+        return None if self.head is None else int(self.head["sequence"])
+
+    def prepare(self) -> None:
+        """Check the log and export the network now.
+
+        Exporting later would delay the first entry, and torch must not train meanwhile. A damaged log is refused before training.
+        """
+        with self._alone():
+            self.log.recover()
+        self.publisher.content(0)
+
+    def _alone(self) -> Lock:
+        """Return the lock for writing to the log."""
+        return Lock(self.log.folder / ".lock", "publishes", patience_s=60.0)
+
+    def refresh(self) -> None:
+        """Bring the dense weights of the learner up to date."""
+
+    def release(
+        self, kind: Kind, step: int, course: OnlinePosition, judged: bool = True, day_over: bool = False
+    ) -> None:
+        """Append an entry unless the guard holds it back or the disk is full. If the chain is long, publish a base too.
+
+        `day_over`: it is the last entry of its day.
+        """
+        begin = time.monotonic()
+        self.refresh()
+        stats = self.table.stats()
+        changed = stats["changed"] if kind == "delta" and self.head is not None else 0
+        if judged and (course.undelivered or not self.verdict):  # without a pass since then, the last verdict stays
+            self.verdict = self.judge.reasons(course.undelivered, changed, stats["rows"])
+        if judged and self.verdict:
+            self._hold(kind, self.verdict, step)
+            course.undelivered.clear()  # the next entry is judged by the passes to come
+            return
+        try:
+            with self._alone():
+                entry = self._append(kind, step)
+        except CheckpointError as error:
+            if self.config.train.deterministic:  # its log must be reproducible: a restart makes this very entry
+                raise
+            self.problem = str(error)  # the disk is full: training continues
+            self._hold(kind, [self.problem], step)
+            return
+        self.head = {"sequence": entry.sequence, "hash": entry.hash}
+        self.chain = self.chain.after(entry)
+        self.judge.released(course.undelivered)
+        self.due, self.held, self.verdict = False, 0, []
+        facts = {"sequence": entry.sequence, "entry_kind": entry.manifest["kind"], "step": step}
+        facts |= {"entry_rows": entry.manifest["rows"], "entry_deleted": entry.manifest["deleted"]}
+        facts |= {"entry_bytes": entry.size}
+        ages = self.fresh.published()
+        self.monitor.record("published", {**facts, **ages, "seconds": time.monotonic() - begin})
+        self.monitor.log(
+            f"published {entry.path.name}: {facts['entry_rows']:,} rows, {facts['entry_deleted']:,} deleted, "
+            f"{facts['entry_bytes']:,} bytes in {time.monotonic() - begin:.2f} s{_words(ages)}"
+        )
+        self._compare(ages)
+        judged_by = course.undelivered[-1] if course.undelivered else None
+        course.undelivered.clear()
+        self.tell_consumers(lambda done: done.published(entry, course.position, judged_by, day_over))
+        self._keep(entry.base)
+        if not day_over and self.chain.is_long(self.config.publish.base_every_deltas):
+            self.release("base", step, course, judged=False)
+
+    def _compare(self, ages: dict[str, float]) -> None:
+        """Log when the freshness objective is missed, and when it is met again."""
+        slo, late = self.config.publish.freshness_slo, ages.get("event_to_published_p99")
+        if late is not None and (late > slo) != self.stale:
+            self.stale = late > slo
+            what = "warning: freshness is missed" if self.stale else "freshness is met again"
+            self.monitor.log(
+                f"{what}: 99% of events were published within {late:,.0f} s, publish.freshness_slo is {slo:g} s"
+            )
+
+    def _hold(self, kind: Kind, reasons: list[str], step: int) -> None:
+        self.held += 1
+        self.monitor.record("alarm", {"step": step, "entry_kind": kind, "held": self.held, "reasons": reasons})
+        for reason in reasons:
+            self.monitor.log(f"ALARM: a {kind} is held back: {reason}")
+
+    def _append(self, kind: Kind, step: int) -> Entry:
+        """Append the next entry. After a restart behind the head of the log, reuse the entry that is there if it is the same."""
+        self.log.recover()
+        newer = self._newer(self.log.lines())
+        if newer is None:  # the log is not the one before: start with a base
+            return self.publisher.publish("base", step)
+        if newer and self.config.train.deterministic and not self._rolled_back(newer):
+            if (same := self._again(kind, step, newer[0])) is not None:
+                return same
+            self.monitor.log(
+                f"warning: this run does not reproduce {newer[0].name}, which was published before; repairing the chain"
+            )
+        if newer:
+            kind = self._repair(kind, newer)
+        return self.publisher.publish(kind, step)
+
+    def _newer(self, lines: list[Line]) -> list[Line] | None:
+        """Return the lines after the head that this run knows; None if the log does not contain it."""
+        if self.head is None:
+            return lines
+        for place in reversed(range(len(lines))):
+            if lines[place].hash == self.head["hash"]:
+                return lines[place + 1 :]
+        return lines if lines and lines[0].parent == self.head["hash"] else None
+
+    def _rolled_back(self, newer: list[Line]) -> bool:
+        """Return whether consumers were rolled back to an earlier entry. If so, later changes must be published again."""
+        there = [line for line in newer if (self.log.folder / line.name).exists()]
+        return any("rollback_to" in self.log.entry(line).info for line in there)
+
+    def _again(self, kind: Kind, step: int, line: Line) -> Entry | None:
+        """Return the entry of a line if this run reproduces it exactly."""
+        changes = self.table.cut_changes(base=kind == "base" or self.head is None)
+        aside = self.log.folder / ".again"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            place = {"sequence": line.sequence, "parent": line.parent, "chain": line.chain}
+            made = published.write(
+                aside / line.name, changes, self.publisher.content(step), self._before(line), **place
+            )
+            if made.hash != line.hash:
+                changes.abort()
+                return None
+            changes.commit()
+            made.path = self.log.folder / line.name
+            return self.log.entry(line) if made.path.exists() else made  # it may have been pruned
+        except BaseException:
+            with contextlib.suppress(ClickfleetError):
+                changes.abort()
+            raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _before(self, line: Line) -> Entry | None:
+        """Return the entry before a line, if it is kept."""
+        found = [other for other in self.log.lines() if other.hash == line.parent]
+        return self.log.entry(found[0]) if found and (self.log.folder / found[0].name).exists() else None
+
+    def _repair(self, kind: Kind, newer: list[Line]) -> Kind:
+        """Make the next entry bring consumers of newer entries to the state of the table."""
+        self.monitor.log(
+            f"the published log is {len(newer)} entries ahead of this run: the next entry sets what they changed"
+        )
+        if self.head is None or any(line.kind == "base" for line in newer):
+            return "base"
+        for line in newer:
+            for keys in touched(self.log.entry(line)):
+                self.table.restore_readers(keys)
+        return kind
+
+    def _keep(self, base: bool) -> None:
+        """Prune old chains after a base, and copy new entries. A failure is only logged: the entry is published."""
+        try:
+            if base:
+                with self._alone():
+                    prune(self.log, self.config.publish.keep_chains)
+            if self.copies is not None:
+                self.copies.bring()
+            if self.mirror is not None:
+                self.mirror.push()
+        except (ClickfleetError, OSError) as error:
+            self.monitor.log(f"warning: {error}")
+
+    def checkpointed(self, course: OnlinePosition, path: Path) -> None:
+        """Notify consumers of a checkpoint that is being written to a path."""
+        if (position := course.position) is not None:
+            self.tell_consumers(lambda done: done.checkpointed(position, course.open_day is None, path))
+
+    def tell_consumers(self, act: Callable[[EntryListener], None]) -> None:
+        """Write done files if they are wanted. Lines that do not fit on the disk are written later."""
+        if self.done is None:
+            return
+        try:
+            act(self.done)
+        except CheckpointError as error:
+            if self.config.train.deterministic:
+                raise
+            self.monitor.log(f"warning: {error}")
+
+    def state(self) -> PublisherState:
+        return {
+            "head": self.head,
+            "chain": list(self.chain),
+            "aucs": list(self.judge.aucs),
+            "guard": self.judge.state(),
+            "due": self.due,
+            "held": self.held,
+            "verdict": self.verdict,
+        }
+
+    def restore(self, state: PublisherState) -> None:
+        self.head = state["head"]
+        self.judge.restore(state["aucs"], state.get("guard"))
+        self.chain = Chain(*state.get("chain", ()))
+        self.due, self.held, self.verdict = state["due"], state["held"], list(state["verdict"])
+
+
+def _words(ages: dict[str, float]) -> str:
+    if not ages:
+        return ""
+    return "; events " + ", ".join(
+        f"{what} after {ages[f'event_to_{what}_p50']:,.0f} s (99%: {ages[f'event_to_{what}_p99']:,.0f} s)"
+        for what in ("trained", "published")
+    )
+
+
+class WindowMetrics(TypedDict):
+    """The metrics of a window that the guard compares."""
+
+    rows: int
+    auc: float
+    calibration: float | None
+    actual_ctr: float | None
+    predicted_ctr: float | None
+
+
+class WindowResults(WindowMetrics):
+    """A window, and how the guard uses it."""
+
+    judged: bool
+    """Whether it has enough rows, after the warm-up."""
+    apart: bool
+    """Whether it shares no rows with the last one that was apart."""
+    warmup_rows: int
+    """Rows until the warm-up ends."""
+
+
+class PassResults(MetricResults):
+    """The metrics of a pass, scored before it was trained, and the window that ends with it."""
+
+    window: NotRequired[WindowResults]
+
+
+SIGMAS = 4.0
+"""Standard errors beyond which a difference is not chance: exceeded once in 30,000 windows."""
+PIECES = 8
+"""Small passes are combined until a piece is this fraction of a window."""
+
+
+class Window:
+    """Metrics of the newest passes: the fewest that have `min_rows` rows together."""
+
+    def __init__(self, min_rows: int, thresholds: int) -> None:
+        self.min_rows, self.thresholds = min_rows, thresholds
+        self._pieces: list[Buckets] = []
+
+    def add(self, seen: Buckets) -> None:
+        """Add a pass and drop the oldest ones that are no longer needed."""
+        rows = _rows(seen)
+        if not self._pieces or (_rows(self._pieces[-1]) + rows) * PIECES > self.min_rows:
+            self._pieces.append(Buckets(self.thresholds))
+        self._pieces[-1].merge(seen)
+        while len(self._pieces) > 1 and self.rows - _rows(self._pieces[0]) >= max(self.min_rows, 1):
+            del self._pieces[0]
+
+    @property
+    def rows(self) -> int:
+        return sum(map(_rows, self._pieces))
+
+    def results(self) -> WindowMetrics:
+        whole = Buckets(self.thresholds)
+        for piece in self._pieces:
+            whole.merge(piece)
+        found = whole.results()
+        return {
+            "rows": found["rows"],
+            "auc": found["auc"],
+            "calibration": found["calibration"],
+            "actual_ctr": found["actual_ctr"],
+            "predicted_ctr": found["predicted_ctr"],
+        }
+
+    def clear(self) -> None:
+        self._pieces.clear()
+
+    def state(self) -> list[str]:
+        return [pack(piece) for piece in self._pieces]
+
+    def restore(self, state: list[str]) -> None:
+        self._pieces = [unpack(text, self.thresholds) for text in state]
+
+
+class PublishGuard:
+    """Compares windows of passes with bounds and with windows whose model was released. Its state is part of every checkpoint.
+
+    >>> judge = PublishGuard(sections.Guard(auc_drop=0.02, copc=None, min_rows=1000, warmup_rows=0))
+    >>> labels = (np.arange(500) % 2).astype(np.float32)
+    >>> def found(scores):  # the reasons to hold back the model of a pass of 500 rows
+    ...     seen = Buckets()
+    ...     seen.update(scores.astype(np.float32), labels)
+    ...     passes = [{**seen.results(), "window": judge.add(seen)}]
+    ...     if not (reasons := judge.reasons(passes, 10, 100)):
+    ...         judge.released(passes)
+    ...     return reasons
+    >>> good = 0.4 + 0.2 * labels
+    >>> [found(good) for _ in range(4)]
+    [[], [], [], []]
+    >>> print(found(1 - good)[0])
+    AUC 0.5000 is 0.5000 below the mean 1.0000 of the last 2 windows released (1,000 rows; publish.guard.auc_drop is 0.02)
+    """
+
+    def __init__(self, guard: sections.Guard, thresholds: int = 4096, warm: bool = False) -> None:
+        self.guard = guard
+        self.window = Window(guard.min_rows, thresholds)
+        self.warmup_rows = 0 if warm else guard.warmup_rows
+        self.aucs: list[float] = []
+        """AUCs of released windows that share no rows."""
+        self._variances: list[float] = []
+        self._trained = self._since = 0
+        """Rows in total, and since the last window that shares none with earlier ones."""
+
+    def add(self, seen: Buckets) -> WindowResults:
+        """Add the scores of a pass, made before it was trained; return the window that ends with it."""
+        self.window.add(seen)
+        rows = _rows(seen)
+        self._trained, self._since = self._trained + rows, self._since + rows
+        apart = self._since >= max(self.guard.min_rows, 1)
+        if apart:
+            self._since = 0
+        found = self.window.results()
+        judged = found["rows"] >= self.guard.min_rows and self._trained - found["rows"] >= self.warmup_rows
+        return {**found, "judged": judged, "apart": apart, "warmup_rows": max(0, self.warmup_rows - self._trained)}
+
+    def reasons(self, passes: list[PassResults], changed: int, rows: int) -> list[str]:
+        """Return the reasons to hold back an entry with these passes and `changed` rows; none to release it."""
+        found = [reason for results in passes for reason in self._of(results)]
+        share = self.guard.delta_share
+        if share is not None and changed > share * rows:
+            found.append(
+                f"{changed:,} of {rows:,} rows change, more than publish.guard.delta_share {share:g} of the table"
+            )
+        return found
+
+    def _of(self, results: PassResults) -> list[str]:
+        guard, found = self.guard, []
+        rows, invalid = results["rows"], results["invalid"]
+        if guard.nan_share is not None and invalid > guard.nan_share * (rows + invalid):
+            found.append(f"{invalid:,} of {rows + invalid:,} scores are not finite")
+        window = results.get("window")
+        if window is None or not window["judged"]:
+            return found
+        return [*found, *filter(None, (self._auc(window), self._copc(window)))]
+
+    def _auc(self, window: WindowResults) -> str | None:
+        limit, auc, variance = self.guard.auc_drop, window["auc"], auc_variance(window)
+        if limit is None or not self.aucs or variance is None:
+            return None
+        mean = sum(self.aucs) / len(self.aucs)
+        error = math.sqrt(variance + sum(self._variances) / len(self.aucs) ** 2)
+        if mean - auc <= limit + SIGMAS * error:
+            return None
+        return (
+            f"AUC {auc:.4f} is {mean - auc:.4f} below the mean {mean:.4f} of the last {len(self.aucs)} windows released "
+            f"({window['rows']:,} rows; publish.guard.auc_drop is {limit:g})"
+        )
+
+    def _copc(self, window: WindowResults) -> str | None:
+        copc, rows = window["calibration"], window["rows"]
+        actual_ctr, predicted_ctr = window["actual_ctr"], window["predicted_ctr"]
+        if self.guard.copc is None or copc is None or actual_ctr is None or predicted_ctr is None:
+            return None
+        low, high = self.guard.copc
+        clicks, predicted = rows * actual_ctr, rows * predicted_ctr
+        if _below(clicks, low * predicted, rows) or _below(-clicks, -high * predicted, rows):
+            return f"COPC {copc:.4f} lies outside of publish.guard.copc {low:g} to {high:g} ({rows:,} rows)"
+        return None
+
+    def released(self, passes: list[PassResults]) -> None:
+        """Note that the model of these passes was released: later ones are compared with it."""
+        for window in (results.get("window") for results in passes):
+            variance = None if window is None else auc_variance(window)
+            if window is not None and variance is not None and window["judged"] and window["apart"]:
+                self.aucs.append(window["auc"])
+                self._variances.append(variance)
+        del self.aucs[: -self.guard.window], self._variances[: -self.guard.window]
+
+    def forget(self) -> None:
+        """Forget earlier windows: someone published by hand, and later models are compared with that one."""
+        self.aucs, self._variances, self._since = [], [], 0
+        self.window.clear()
+
+    def state(self) -> GuardState:
+        return {
+            "window": self.window.state(),
+            "variances": list(self._variances),
+            "trained": self._trained,
+            "since": self._since,
+        }
+
+    def restore(self, aucs: list[float], state: GuardState | None) -> None:
+        """Restore a checkpoint. Those of earlier versions hold only the AUCs of a model that has warmed up."""
+        self.aucs = list(aucs)
+        if state is None:
+            state = {"window": [], "variances": [], "trained": self.warmup_rows if aucs else 0, "since": 0}
+        self.window.restore(state["window"])
+        self._variances = list(state["variances"]) or [0.0] * len(aucs)
+        self._trained, self._since = state["trained"], state["since"]
+
+
+def auc_variance(window: WindowMetrics) -> float | None:
+    """Return the variance of an AUC (Hanley and McNeil, 1982); None if one class is missing.
+
+    >>> round(auc_variance({"rows": 1000, "auc": 0.75, "actual_ctr": 0.2}) ** 0.5, 4)
+    0.0212
+    """
+    rows, auc, rate = window["rows"], window["auc"], window["actual_ctr"]
+    if not rate or rate >= 1:
+        return None
+    clicks, others = max(1.0, rows * rate), max(1.0, rows * (1 - rate))
+    first, second = auc / (2 - auc), 2 * auc * auc / (1 + auc)
+    spread = auc * (1 - auc) + (clicks - 1) * (first - auc * auc) + (others - 1) * (second - auc * auc)
+    return max(0.0, float(spread / (clicks * others)))
+
+
+def _below(clicks: float, bound: float, rows: int) -> bool:
+    """Return whether clicks are below a bound by more than chance. For an upper bound, pass both negated."""
+    rate = min(1.0, abs(bound) / rows)
+    return clicks < bound - SIGMAS * math.sqrt(abs(bound) * (1 - rate))
+
+
+def _rows(seen: Buckets) -> int:
+    return int(seen.state()["buckets"][0])
+
+
+def pack(seen: Buckets) -> str:
+    """Encode buckets exactly as text for JSON."""
+    return base64.b64encode(zlib.compress(seen.state()["buckets"].astype("<f8").tobytes())).decode()
+
+
+def unpack(text: str, thresholds: int) -> Buckets:
+    """Decode the buckets of `pack`."""
+    seen = Buckets(thresholds)
+    seen.restore({"buckets": np.frombuffer(zlib.decompress(base64.b64decode(text)), "<f8").astype(np.float64)})
+    return seen

@@ -1,0 +1,154 @@
+"""Write PaddleRec's done files, for consumers that poll them: a line per base, delta and checkpoint.
+
+    <run>/model/base_donefile.txt  patch_donefile.txt     {"id", "key", "input", "monitor_data"} per line
+    <run>/model/donefile.txt                              day, base key, path, pass (-1: the end of the day), 0
+    <run>/model/<day>/delta-<pass>/000, <day>/<pass>                         links to entries and checkpoints
+    <run>/model/<next day>/base/000, <day>/base-<pass>/000                   links to bases, at the end of a day and within it
+
+`key` is the time, in seconds, at which the base of the chain was written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import time
+from pathlib import Path
+
+from clickfleet.config.machine import WINDOWS
+from clickfleet.online.passes import Position, number_of, parse_day
+from clickfleet.store import atomic, mirror
+from clickfleet.store.atomic import Appender
+from clickfleet.store.published import Entry
+from clickfleet.training.predict import Results
+
+
+class DoneFiles:
+    """Appends lines for new entries and checkpoints."""
+
+    def __init__(self, folder: Path, first_day: int | None) -> None:
+        self.folder, self.first_day = folder, first_day
+        self._pending: tuple[int, int, Path] | None = None
+        self._waiting: list[tuple[str, Path, str, str]] = []
+        """What a full disk did not accept yet: a link, its target, a file and its line."""
+        self._known: dict[str, list[str]] = {}
+        """The lines of each file, read once."""
+        self._subjects: dict[str, set[str]] = {}
+
+    def published(
+        self, entry: Entry, position: Position | None, results: Results | None, day_over: bool = False
+    ) -> None:
+        """Add the line of an entry, published after the pass at `position` (None: before the first pass)."""
+        now = int(time.time())
+        if entry.base:
+            today = self.first_day or number_of(datetime.date.today())
+            day = today if position is None else _next(position["day"])
+            path = f"{day}/base" if position is None or day_over else f"{position['day']}/base-{position['pass']}"
+            name, key = "base_donefile.txt", now
+        else:
+            assert position is not None
+            day = position["day"]
+            name, path = "patch_donefile.txt", f"{day}/delta-{position['pass']}"
+            key = self._base_key() or now
+        facts = {
+            "id": key if entry.base else now,
+            "key": key,
+            "input": mirror.origin(entry.path) or f"{self.folder / path}/000",
+            "monitor_data": "" if results is None else _monitor(results),
+        }
+        known = facts["input"] in self._listed(name) and self._links_to(f"{path}/000", entry.path)
+        self._waiting.append((f"{path}/000", entry.path, name, "" if known else json.dumps(facts)))
+        self._write()
+        if entry.base:
+            self._tidy()
+
+    def checkpointed(self, position: Position, end_of_day: bool, path: Path) -> None:
+        """Register a checkpoint that is being written. Its line follows when the next one begins, or with `flush`."""
+        self._queue_pending()
+        day, number = position["day"], position["pass"]
+        self._pending = (_next(day), -1, path) if end_of_day else (day, number, path)
+        self._write()
+
+    def flush(self) -> None:
+        """Write the line of the last checkpoint, which is complete."""
+        self._queue_pending()
+        self._write()
+
+    def _queue_pending(self) -> None:
+        if self._pending is None:
+            return
+        (day, number, path), self._pending = self._pending, None
+        if path.exists() and f"{day}/{number}" not in self._listed("donefile.txt"):
+            line = f"{day}\t{self._base_key() or 0}\t{mirror.origin(path) or path}\t{number}\t0"
+            self._waiting.append((f"{day}/{max(number, 0)}", path, "donefile.txt", line))
+
+    def _base_key(self) -> int | None:
+        lines = self._lines("base_donefile.txt")
+        return int(json.loads(lines[-1])["key"]) if lines else None
+
+    def _lines(self, name: str) -> list[str]:
+        if name not in self._known:
+            file = self.folder / name
+            self._known[name] = file.read_text().splitlines() if file.exists() else []
+            self._subjects[name] = {_subject(line) for line in self._known[name]}
+        return self._known[name]
+
+    def _listed(self, name: str) -> set[str]:
+        """Return the subjects of all lines of a file."""
+        self._lines(name)
+        return self._subjects[name]
+
+    def _links_to(self, link: str, path: Path) -> bool:
+        """Return whether a link leads to that entry. A pass that was trained again gets another line."""
+        place = self.folder / link
+        return not place.is_symlink() or place.resolve() == path.resolve()
+
+    def _write(self) -> None:
+        """Write the queued links and lines in order. Report a full disk; what does not fit stays in the queue."""
+        with atomic.write_errors(self.folder):
+            while self._waiting:
+                link, path, name, line = self._waiting[0]
+                self._link(link, path)
+                if line:
+                    file = Appender(self.folder / name)
+                    file.add(line.encode() + b"\n")
+                    if file.problem is not None:
+                        raise file.problem
+                    self._lines(name).append(line)
+                    self._listed(name).add(_subject(line))
+                del self._waiting[0]
+
+    def _tidy(self) -> None:
+        """Remove links to entries and checkpoints that no longer exist."""
+        for place in self.folder.glob("*/*"):
+            for link in (place, place / "000"):
+                if link.is_symlink() and not link.exists():
+                    link.unlink(missing_ok=True)
+
+    def _link(self, name: str, path: Path) -> None:
+        link = self.folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        try:
+            link.symlink_to(os.path.relpath(path, link.parent))
+        except OSError:
+            if not WINDOWS:  # there links need a privilege; a file with the path replaces the link
+                raise
+            link.write_text(f"{path}\n")
+
+
+def _subject(line: str) -> str:
+    """Return the subject of a line: the input of a base or patch, or day and pass of a checkpoint."""
+    if line.startswith("{"):
+        return str(json.loads(line)["input"])
+    return "/".join(line.split("\t")[::3])
+
+
+def _next(day: int) -> int:
+    return number_of(parse_day(day, "the day") + datetime.timedelta(days=1))
+
+
+def _monitor(results: Results) -> str:
+    names = {"auc": "AUC", "actual_ctr": "Actual_CTR", "predicted_ctr": "Predicted_CTR", "calibration": "COPC"}
+    return " ".join(f"{text}={results[key]:.6f}" for key, text in names.items() if results.get(key) is not None)

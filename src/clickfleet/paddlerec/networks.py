@@ -1,0 +1,308 @@
+"""PaddleRec's networks: the name of the folder selects one of our models, and the model determines the meaning of the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clickfleet.config.plugins import closest
+from clickfleet.data.schema import Bucket, Dense, KeyRule, Schema, Slot
+from clickfleet.errors import ConfigError
+from clickfleet.paddlerec.keys import Keys
+
+T = "table_parameters."
+
+
+UNBOUNDED = [-3.4e38, 3.4e38]
+
+
+RULES = {
+    "SparseNaiveSGDRule": ("sgd", "naive"),
+    "SparseAdaGradSGDRule": ("adagrad", "adagrad"),
+    "StdAdaGradSGDRule": ("std_adagrad", "adagrad"),
+    "SparseAdaGradV2SGDRule": ("adagrad_v2", "adagrad"),
+    "SparseAdamSGDRule": ("adam", "adam"),
+    "SparseSharedAdamSGDRule": ("shared_adam", "adam"),
+}
+
+
+SETTINGS = {
+    "learning_rate": "lr",
+    "initial_g2sum": "initial_g2sum",
+    "beta1_decay_rate": "beta1",
+    "beta2_decay_rate": "beta2",
+    "ada_epsilon": "epsilon",
+}
+
+
+POLICY = {
+    "nonclk_coeff": "nonclick_coeff",
+    "click_coeff": "click_coeff",
+    "base_threshold": "base_threshold",
+    "delta_threshold": "delta_threshold",
+    "delta_keep_days": "delta_keep_days",
+    "show_click_decay_rate": "decay_rate",
+    "delete_threshold": "delete_threshold",
+    "delete_after_unseen_days": "delete_after_unseen_days",
+}
+
+
+LAYER_R = {"delta_keep_days": 16.0, "delete_after_unseen_days": 30.0}
+"""PaddleRec's defaults for policies that have no default here."""
+
+
+def take_optimizer(keys: Keys, name: str) -> None:
+    """Translate the optimizer of the dense weights and of the rows."""
+    kind = keys.text(H + "optimizer.class", "Adam")
+    lr = keys.number(H + "optimizer.learning_rate", 0.001)
+    dense = {"sgd": "sgd", "adam": "adam", "adagrad": "adagrad", "adamw": "adamw"}.get(kind.lower())
+    if dense is None:
+        raise ConfigError(
+            f"{keys.original.path}: {H}optimizer.class is {kind!r}{closest(kind, ['Adam', 'SGD', 'Adagrad', 'AdamW'])}"
+        )
+    note = "" if dense == "adam" or name == "deepfefm" else "takes effect here; PaddleRec always used Adam"
+    rule: dict[str, object] = {"name": {"adagrad": "adagrad_v2", "adamw": "adam"}.get(dense, dense), "lr": lr}
+    if dense == "adagrad":
+        rule["scale"] = "batch"
+        keys.set("dense.eps", 1e-6)
+        note += "; each row keeps one sum of squares"
+    keys.map(H + "optimizer.class", "dense.optimizer", dense, note)
+    keys.map(H + "optimizer.learning_rate", "dense.lr", lr, "and table.rule.lr")
+    keys.set("table.rule", {**rule, "bounds": UNBOUNDED})
+    if keys.has(H + "reg"):
+        if dense == "sgd":
+            keys.map(H + "reg", "dense.weight_decay", keys.number(H + "reg"))
+        else:
+            keys.skip(
+                H + "reg",
+                "PaddleRec documents it as L2 for SGD but never uses it; train.loss.l2=… applies to any optimizer",
+            )
+
+
+def take_tables(keys: Keys, network: Network) -> None:
+    """Translate the settings of the table."""
+    names = sorted({key.split(".")[1] for key in keys.values if key.startswith(T) and key.count(".") >= 2})
+    if not names:
+        return
+    if len(names) > 1:
+        raise ConfigError(
+            f"{keys.original.path}: table_parameters has several tables ({', '.join(names)}), but a model has only one",
+            "keep the table of the embedding and remove the others",
+        )
+    base = f"{T}{names[0]}.accessor."
+    dim = keys.raw["table"]["dim"]
+    if keys.has(base + "embedx_dim"):
+        width = keys.integer(base + "embedx_dim", least=0)
+        if width != dim + (0 if network.slots_only else -1):
+            raise keys.wrong(
+                base + "embedx_dim",
+                f"must be {dim if network.slots_only else dim - 1} for an embedding of {dim + network.slots_only}",
+            )
+        keys.used(
+            base + "embedx_dim",
+            f"table.dim={dim}",
+            "" if network.slots_only else "the width of the embedding, including the first-order weight",
+        )
+    if keys.has(base + "embedx_threshold"):
+        score = keys.number(base + "embedx_threshold")
+        keys.map(base + "embedx_threshold", "table.admission", f"score({score:g})" if score > 0 else "birth")
+    for part, ours in (("embedx_sgd_param", "rule"), ("embed_sgd_param", "embed_rule")):
+        _take_rule(keys, f"{base}{part}.", ours)
+    if keys.has(base + "ctr_accessor_param.zero_init"):
+        zero = keys.boolean(base + "ctr_accessor_param.zero_init")
+        start = "zero" if zero else keys.raw["table"].get("init", {}).get("embed_range", "uniform(-0.0001, 0.0001)")
+        keys.map(base + "ctr_accessor_param.zero_init", "table.init.embed", start)
+    keys.raw["table"].get("init", {}).pop("embed_range", None)
+    for theirs, mine in POLICY.items():
+        key = f"{base}ctr_accessor_param.{theirs}"
+        if keys.has(key):
+            keys.map(key, f"table.{mine}", keys.number(key))
+        elif mine in LAYER_R:
+            keys.set(f"table.{mine}", LAYER_R[mine])
+
+
+def _take_rule(keys: Keys, base: str, ours: str) -> None:
+    if not keys.has(base + "name"):
+        return
+    name = keys.text(base + "name")
+    if name not in RULES:
+        raise ConfigError(f"{keys.original.path}: {base}name is {name!r}{closest(name, RULES)}")
+    rule, section = RULES[name]
+    keys.map(base + "name", f"table.{ours}.name", rule)
+    settings: dict[str, object] = {"name": rule}
+    for key in [key for key in keys.values if key.startswith(base) and key != base + "name"]:
+        group, _, setting = key.removeprefix(base).partition(".")
+        if group != section:
+            keys.skip(key, f"the rule {name} reads its settings from {section}")
+        elif setting in SETTINGS and not (rule == "adagrad_v2" and setting == "initial_g2sum"):
+            settings[SETTINGS[setting]] = keys.number(key)
+            keys.used(key, f"table.{ours}.{SETTINGS[setting]}={keys.number(key):g}")
+        elif setting == "initial_g2sum":
+            settings["initial_g2sum"] = 0.0
+            keys.skip(key, "this rule does not use it")
+        elif setting == "initial_range":
+            around = keys.number(key)
+            start = f"uniform({-around:g}, {around:g})"
+            keys.set("table.init." + ("embedx" if ours == "rule" else "embed_range"), start)
+            keys.used(key, "table.init.embedx" if ours == "rule" else "table.init.embed if zero_init is off", start)
+        elif setting == "weight_bounds":
+            bounds = keys.values[key]
+            if not isinstance(bounds, list) or len(bounds) != 2:
+                raise keys.wrong(key, "must be two numbers")
+            settings["bounds"] = [float(bounds[0]), float(bounds[1])]
+            keys.used(key, f"table.{ours}.bounds")
+    keys.set(f"table.{ours}", settings)
+
+
+H = "hyper_parameters."
+MOST_COLUMNS = 65_536
+GUIDE = "port your own network: see docs/migration.md, Porting a model of your own"
+
+
+@dataclass(frozen=True)
+class Network:
+    """One of PaddleRec's networks."""
+
+    model: str
+    padding: bool = False
+    """Whether the row of key 0 is always zero."""
+    settings: tuple[tuple[str, str], ...] = (("fc_sizes", "hidden"),)
+    """Keys of hyper_parameters and the settings of `model` they map to."""
+    more: Callable[[Keys, int], None] | None = field(default=None, compare=False)
+    """Translates further keys; its second argument is the width of a field."""
+    slots_only: bool = False
+    """Whether the network has many multi-valued slots, no dense values, and a first-order weight in each row (slot_dnn)."""
+
+
+def _dcn_v2(keys: Keys, dim: int) -> None:
+    if keys.has(H + "is_Stacked"):
+        stacked = keys.boolean(H + "is_Stacked")
+        keys.map(H + "is_Stacked", "model.structure", "stacked" if stacked else "parallel")
+    mixture = keys.boolean(H + "use_low_rank_mixture")
+    keys.used(H + "use_low_rank_mixture", "model.rank and model.experts" if mixture else "model.rank=null")
+    for key, ours in (("low_rank", "rank"), ("num_experts", "experts")):
+        if mixture:
+            keys.map(H + key, f"model.{ours}", keys.integer(H + key, {"rank": 32, "experts": 4}[ours]))
+        else:
+            keys.skip(H + key, "use_low_rank_mixture is off")
+
+
+def _dlrm(keys: Keys, dim: int) -> None:
+    bottom, top = (
+        keys.widths(H + "bot_layer_sizes", [512, 256, 64, dim]),
+        keys.widths(H + "top_layer_sizes", [512, 256, 2]),
+    )
+    if bottom[-1] != dim:
+        raise keys.wrong(H + "bot_layer_sizes", f"must end with sparse_feature_dim, {dim}")
+    if top[-1] != 2:
+        raise keys.wrong(H + "top_layer_sizes", "must end with 2, the number of classes")
+    keys.map(
+        H + "bot_layer_sizes", "model.bottom", bottom[:-1], "the last layer, with the width of a field, is implied"
+    )
+    keys.map(H + "top_layer_sizes", "model.top", top[:-1], "the last layer, with the two classes, is implied")
+
+
+def _xdeepfm(keys: Keys, dim: int) -> None:
+    keys.skip(H + "fc_sizes", "PaddleRec never uses it; layer_sizes_dnn sets the widths")
+
+
+NETWORKS = {
+    "dnn": Network("dnn"),
+    "fm": Network("fm", settings=()),
+    "ffm": Network("ffm", settings=()),
+    "gatenet": Network(
+        "gate_dnn",
+        settings=(
+            ("fc_sizes", "hidden"),
+            ("use_embedding_gate", "embedding_gate"),
+            ("use_hidden_gate", "hidden_gate"),
+        ),
+    ),
+    "deepfm": Network("deepfm", padding=True),
+    "wide_deep": Network("wide_deep"),
+    "dcn": Network("dcn", padding=True, settings=(("fc_sizes", "hidden"), ("cross_num", "layers"))),
+    "dcn_v2": Network("dcn_v2", padding=True, settings=(("fc_sizes", "hidden"), ("cross_num", "layers")), more=_dcn_v2),
+    "deepfefm": Network("deepfefm", padding=True),
+    "dlrm": Network("dlrm", settings=(), more=_dlrm),
+    "xdeepfm": Network("xdeepfm", settings=(("layer_sizes_cin", "cin"), ("layer_sizes_dnn", "hidden")), more=_xdeepfm),
+    "slot_dnn": Network("slot_dnn", padding=True, slots_only=True),
+}
+ALIASES = {"gate_dnn": "gatenet", "gatednn": "gatenet", "gate": "gatenet", "dcnv2": "dcn_v2", "widedeep": "wide_deep"}
+ALIASES |= {"ctr_dnn": "dnn", "ctr-dnn": "dnn", "slotdnn": "slot_dnn"}
+FLAGS = ("use_embedding_gate", "use_hidden_gate")
+UNUSED = {"fm": ("fc_sizes",), "ffm": ("fc_sizes",), "dlrm": ("fc_sizes",)}
+
+
+def find_network(folder: Path, wanted: str | None) -> tuple[str, Network]:
+    """Return the network that the folder of a configuration names, or the one `wanted` by model.name."""
+    name = wanted or folder.resolve().name
+    key = ALIASES.get(name.lower(), name.lower())
+    for theirs, network in NETWORKS.items():
+        if key in (theirs, network.model):
+            return theirs, network
+    where = "in model.name" if wanted else f"from the name of the folder {folder.resolve()}"
+    raise ConfigError(
+        f"unknown network {name!r} {where}; PaddleRec has {', '.join(NETWORKS)}{closest(key, NETWORKS) if wanted else ''}",
+        f"{GUIDE}; or choose a model, such as model.name=dnn",
+    )
+
+
+def take_network(keys: Keys, name: str, network: Network) -> Schema:
+    """Translate the section `model` and the width of rows. Return the schema of the data."""
+    keys.set("model.name", network.model)
+    keys.set("model.paddlerec", True)
+    dim = keys.integer(H + "sparse_feature_dim", keys.integer(H + "emb_dim", 9))
+    if network.slots_only:
+        keys.map(H + "sparse_feature_dim", "table.dim", dim - 1, "the first-order weight is not counted here")
+        keys.map(H + "emb_dim", "table.dim", dim - 1, "same as sparse_feature_dim")
+        widths = H + ("fc_sizes" if keys.has(H + "fc_sizes") else "layer_sizes")
+        if keys.has(widths):
+            keys.map(widths, "model.hidden", keys.widths(widths))
+    else:
+        keys.map(H + "sparse_feature_dim", "table.dim", dim)
+        for key, ours in network.settings:
+            if keys.has(H + key):
+                taken = (
+                    keys.boolean(H + key)
+                    if key in FLAGS
+                    else keys.integer(H + key)
+                    if key == "cross_num"
+                    else keys.widths(H + key)
+                )
+                keys.map(H + key, f"model.{ours}", taken)
+        for key in UNUSED.get(name, ()):
+            keys.skip(H + key, "this network does not use it")
+    if network.more is not None:
+        network.more(keys, dim)
+    if network.padding:
+        keys.set("table.padding_key", 0)
+    return _slot_schema(keys) if network.slots_only else _criteo_schema(keys, name)
+
+
+def _criteo_schema(keys: Keys, name: str) -> Schema:
+    """Return the schema of Criteo-like data: click, the slots 1 … n, a group of dense values, raw ids as keys."""
+    slots, dense = (
+        keys.integer(H + "sparse_inputs_slots", 27, least=2, most=MOST_COLUMNS) - 1,
+        keys.integer(H + "dense_input_dim", 13, least=0, most=MOST_COLUMNS),
+    )
+    keys.used(H + "sparse_inputs_slots", f"schema: {slots} slots and the label")
+    keys.used(H + "dense_input_dim", f"schema: {dense} dense columns")
+    if keys.has(H + "num_field"):
+        keys.used(H + "num_field", "schema", "follows from the slots and dense columns")
+    columns = tuple(Dense(f"I{i}", source="dense_feature") for i in range(1, dense + 1))
+    fields = [Slot(str(i)) for i in range(1, slots + 1)]
+    if name == "deepfefm":
+        # id = trunc(1e5·x + 1e6 + 2). float32 rounds it to sixteenths before the truncation, hence the shift by 1/32.
+        shift = 2**-5 / 1e5
+        fields += [
+            Slot(f"D{i}", bucket=Bucket(f"I{i}", -shift, 1 - shift, 100_000, offset=1_000_002))
+            for i in range(1, dense + 1)
+        ]
+    return Schema(columns, tuple(fields), label="click", keys=KeyRule("raw"))
+
+
+def _slot_schema(keys: Keys) -> Schema:
+    count = keys.integer(H + "slot_num", 300, most=MOST_COLUMNS)
+    keys.used(H + "slot_num", f"schema: slots 2 … {count + 1}")
+    return Schema((), tuple(Slot(str(i), multi=True) for i in range(2, count + 2)), label="1", keys=KeyRule("raw"))

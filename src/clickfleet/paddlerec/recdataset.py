@@ -1,0 +1,141 @@
+"""Read data with a user's `RecDataset(file_list, config)`, which yields arrays per sample in the order of the network's inputs.
+
+Its samples are `label, slot, slot …, dense`. The label is absent if `runner.inference` is set. `show` precedes the label
+if the schema has that column.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from clickfleet.data.batch import Batch
+from clickfleet.data.formats import Block, Format, OnBad, Parsed
+from clickfleet.data.formats.slots import Slots
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ClickfleetError, DataError
+from clickfleet.paddlerec.original import Values
+
+BLOCK_ROWS = 500
+
+
+@dataclass(slots=True)
+class Samples(Block):
+    """Samples of a file, starting at number `at`."""
+
+    at: int
+    end: int
+    size: int
+    path: str
+    rows: list[Any]
+    schema: Schema
+
+    def parse(self, on_bad: OnBad) -> Parsed:
+        names, labelled = self._names(len(self.rows[0]))
+        batch = self._batch(names, labelled)
+        if batch is not None:
+            return Parsed(batch, len(self.rows))
+        lines = "".join(self._line(i, names, sample) for i, sample in enumerate(self.rows)).encode()
+        first = f"{self.schema.label}:".encode() if labelled else b":"
+        return Slots().parser(self.schema, first, self.path)(lines, on_bad)
+
+    def _batch(self, names: Sequence[str], labelled: bool) -> Batch | None:
+        """Return the samples as a batch if each slot has one id and no number needs a conversion; None otherwise."""
+        schema, count = self.schema, len(self.rows)
+        plain = all(column.transform.name == "none" for column in schema.dense) and schema.show is None
+        if not plain or schema.keys.name != "raw" or len(schema.read_slots) < len(schema.slots):
+            return None
+        if any(len(sample) != len(names) for sample in self.rows):
+            return None
+        columns = [np.concatenate([np.ravel(sample[i]) for sample in self.rows]) for i in range(len(names))]
+        label = columns.pop(0) if labelled else None
+        dense = columns.pop() if schema.dense else np.empty(0, np.float32)
+        if any(len(column) != count or column.dtype.kind not in "iu" for column in columns):
+            return None
+        if len(dense) != count * len(schema.dense) or dense.dtype.kind not in "fiu" or not np.isfinite(dense).all():
+            return None
+        if label is not None and (
+            len(label) != count or label.dtype.kind not in "fiu" or not np.isin(label, (0, 1)).all()
+        ):
+            return None
+        keys = np.stack([column.astype(np.int64).view(np.uint64) for column in columns], 1)
+        return Batch(
+            np.ascontiguousarray(dense, np.float32).reshape(count, len(schema.dense)),
+            keys.reshape(-1),
+            len(schema.slots),
+            labels=None if label is None else label.astype(np.float32),
+        )
+
+    def _names(self, found: int) -> tuple[list[str], bool]:
+        """Return the name of each array of a sample, and whether there is a label; the number of arrays decides."""
+        schema = self.schema
+        names = [slot.source or slot.name for slot in schema.read_slots] + (["dense"] if schema.dense else [])
+        before = [*([schema.show] if schema.show else []), schema.label]
+        if found == len(names):
+            return names, False
+        if found == len(names) + len(before):
+            return [*before, *names], True
+        if found == len(names) + 1:
+            return [schema.label, *names], True
+        wanted = f"{len(schema.read_slots)} slots{' and dense values' if schema.dense else ''}"
+        raise DataError(
+            f"{self.path}: the reader yields {found} arrays per sample, but the network has {wanted}: "
+            f"expected {len(names)}, or {len(names) + 1} with a label",
+            "check sparse_inputs_slots and dense_input_dim in hyper_parameters",
+        )
+
+    def _line(self, number: int, names: Sequence[str], sample: Any) -> str:
+        if len(sample) != len(names):
+            raise DataError(
+                f"{self.path}: sample {self.at + number + 1} has {len(sample)} arrays, but the first one had {len(names)}"
+            )
+        tokens: list[str] = []
+        for name, values in zip(names, sample, strict=True):
+            flat = np.asarray(values).reshape(-1)
+            if name == "dense":
+                columns = self.schema.dense
+                if len(flat) != len(columns):
+                    raise DataError(
+                        f"{self.path}: sample {self.at + number + 1} has {len(flat)} dense values, but the network has {len(columns)}",
+                        "check dense_input_dim in hyper_parameters",
+                    )
+                tokens += [f"{c.source or c.name}:{v!r}" for c, v in zip(columns, flat.tolist(), strict=True)]
+            else:  # int64 carries the bits of uint64 ids
+                tokens += [f"{name}:{v & 0xFFFF_FFFF_FFFF_FFFF if isinstance(v, int) else v}" for v in flat.tolist()]
+        return " ".join(tokens) + "\n"
+
+
+class RecDatasetRows(Format):
+    """Reads each file with a separate dataset, so that any part of it can be read again."""
+
+    def __init__(self, kind: Any, config: Values) -> None:
+        self.kind, self.config = kind, config
+
+    def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
+        samples = self._samples(path, at)
+        rows, size = list(islice(samples, BLOCK_ROWS)), os.path.getsize(path)
+        while rows:
+            following = list(islice(samples, BLOCK_ROWS))
+            yield Samples(at, at + len(rows), 0 if following else size, path, rows, schema)
+            at, rows = at + len(rows), following
+
+    def _samples(self, path: str, at: int) -> Iterator[Any]:
+        number = 0
+        try:
+            for number, sample in enumerate(self.kind([path], dict(self.config))):
+                if number >= at:
+                    yield sample
+        except ClickfleetError:
+            raise
+        except Exception as error:
+            where = error.__traceback__
+            while where is not None and where.tb_next is not None:
+                where = where.tb_next
+            line = f" ({where.tb_frame.f_code.co_filename}:{where.tb_lineno})" if where is not None else ""
+            raise DataError(
+                f"{path}: the reader failed after {number} samples: {type(error).__name__}: {error}{line}",
+                "correct the data or the reader",
+            ) from error

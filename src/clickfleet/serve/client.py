@@ -1,0 +1,335 @@
+"""A small client of a clickfleet server. It needs only the standard library and NumPy, and grpcio for gRPC.
+
+with Client("http://127.0.0.1:8080") as client:
+    client.predict([{"age": 30, "city": "Bern"}])
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlencode, urlsplit
+
+import numpy as np
+
+from clickfleet.config.plugins import Plugin
+from clickfleet.data.batch import Batch, Floats
+from clickfleet.data.files import Unpacked, expand
+from clickfleet.data.reader import Reader
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ConfigError, MissingError, ServeError
+
+MAX_REPLY = 256 << 20
+"""Maximum bytes of a reply, in case the server is not a clickfleet server."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one request, with the times measured by the client and by the server."""
+
+    scores: Floats
+    client_ms: float
+    server_ms: float
+    version: str
+
+
+class Client:
+    """A client with one persistent connection. It is not thread-safe."""
+
+    def __init__(
+        self, url: str, token: str | None = None, timeout_s: float = 30.0, certificate: str | None = None
+    ) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ServeError(f"{url} is not a server address", "give http://host:port")
+        if parts.scheme == "https":
+            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                parts.hostname,
+                parts.port or 443,
+                timeout=timeout_s,
+                context=ssl.create_default_context(cafile=certificate),
+            )
+        else:
+            self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+        self.url = url
+        self._token = token
+        self._model: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+
+    def model(self) -> dict[str, Any]:
+        """Return what is served: sequence, age, lag, inputs, schema."""
+        return self._object("/v1/model", self._send("GET", "/v1/model")[0])
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> Floats:
+        """Return the scores of rows of named features."""
+        reply = self._send("POST", "/v1/predict", json.dumps({"rows": list(rows)}).encode())[0]
+        with self._decoding("/v1/predict"):
+            return _check_count(np.array(json.loads(reply)["scores"], np.float32), len(rows))
+
+    def rank(
+        self, candidates: Sequence[Mapping[str, Any]], user: Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Rank candidates. The options are those of `POST /v1/rank`: top_k, min_score, exclude, fixed."""
+        body = {"user": dict(user or {}), "candidates": list(candidates), **options}
+        return self._object("/v1/rank", self._send("POST", "/v1/rank", json.dumps(body).encode())[0])
+
+    def score(self, batch: Batch) -> Scores:
+        """Score a batch that was read by the model's schema, sent as binary tensors."""
+        if self._model is None:
+            with self._decoding("/v1/model"):
+                self._model = str(self.model()["name"])
+        tensors = tensors_of(batch)
+        inputs = [
+            {
+                "name": name,
+                "shape": list(values.shape),
+                "datatype": kind,
+                "parameters": {"binary_data_size": values.nbytes},
+            }
+            for name, values, kind in tensors
+        ]
+        output = {"name": "score", "parameters": {"binary_data": True}}
+        head = json.dumps({"inputs": inputs, "outputs": [output]}).encode()
+        body = head + b"".join(values.tobytes() for _, values, _ in tensors)
+        headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
+        begin = time.perf_counter()
+        reply, answer = self._send("POST", f"/v2/models/{quote(self._model)}/infer", body, headers)
+        seconds = time.perf_counter() - begin
+        with self._decoding("infer"):
+            length = int(answer["inference-header-content-length"])
+            facts = json.loads(reply[:length])
+            scores = _check_count(np.frombuffer(reply[length:], np.float32), len(batch))
+            return Scores(scores, 1e3 * seconds, _server_ms(answer), str(facts["model_version"]))
+
+    def upload(self, lines: bytes, form: str, user: str = "clickfleet") -> Scores:
+        """Score text lines, which the server parses."""
+        query = urlencode({"user_id": user, "format": form})
+        boundary = b"----clickfleet-upload-7d3f"
+        body = b'--%b\r\nContent-Disposition: form-data; name="file"; filename="lines"\r\n\r\n%b\r\n--%b--\r\n' % (
+            boundary,
+            lines,
+            boundary,
+        )
+        kind = {"Content-Type": f"multipart/form-data; boundary={boundary.decode()}"}
+        begin = time.perf_counter()
+        reply, _ = self._send("POST", f"/upload?{query}", body, kind)
+        seconds = time.perf_counter() - begin
+        with self._decoding("/upload"):
+            facts = json.loads(reply)
+            scores = np.array(facts["data"], np.float32).reshape(-1)
+            return Scores(scores, 1e3 * seconds, float(facts["server_ms"]), "")
+
+    def inspect(self, lines: bytes, form: str) -> dict[str, Any]:
+        """Return the result of every step from a few lines to their scores, as the server computes them."""
+        path = f"/v1/inspect?{urlencode({'format': form})}"
+        return self._object("/v1/inspect", self._send("POST", path, lines)[0])
+
+    def _object(self, path: str, content: bytes) -> dict[str, Any]:
+        with self._decoding(path):
+            return dict(json.loads(content))
+
+    @contextmanager
+    def _decoding(self, path: str) -> Iterator[None]:
+        """Turn errors of decoding a reply into a `ServeError` that names the server."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise ServeError(
+                f"{self.url}: unexpected reply to {path}: {type(error).__name__}: {reason}",
+                "check that it is the address of a clickfleet server",
+            ) from None
+
+    def _send(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, Any]:
+        sent = dict(headers or {})
+        if self._token:
+            sent["Authorization"] = f"Bearer {self._token}"
+        try:
+            self._connection.request(method, path, body, sent)
+            answer = self._connection.getresponse()
+            content = answer.read(MAX_REPLY + 1)
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise ServeError(
+                f"{self.url}: {error or type(error).__name__}", "is the server running? clickfleet serve"
+            ) from None
+        if len(content) > MAX_REPLY:
+            self._connection.close()
+            raise ServeError(f"{self.url}{path.partition('?')[0]}: the reply exceeds {MAX_REPLY >> 20} MiB")
+        if answer.status >= 300:
+            try:
+                why = json.loads(content)["error"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                why = content[:200].decode("utf-8", "replace")
+            raise ServeError(f"{self.url}{path.partition('?')[0]}: status {answer.status}: {why}")
+        return content, {name.lower(): value for name, value in answer.getheaders()}
+
+
+class GrpcClient:
+    """A gRPC client; it has only `score`."""
+
+    def __init__(self, address: str, model: str, token: str | None = None, timeout_s: float = 30.0) -> None:
+        try:
+            import grpc
+        except ModuleNotFoundError:
+            raise MissingError("grpcio", "serve") from None
+        from clickfleet.serve import protobuf
+
+        self._errors, self._timeout = grpc.RpcError, timeout_s
+        self._model, self.address = model, address
+        self._metadata = [("authorization", f"Bearer {token}")] if token else []
+        self._channel = grpc.insecure_channel(address)
+        self._request, self._reply = protobuf.message("ModelInferRequest"), protobuf.message("ModelInferResponse")
+        self._call = self._channel.unary_unary(
+            f"/{protobuf.SERVICE}/ModelInfer",
+            request_serializer=self._request.SerializeToString,
+            response_deserializer=self._reply.FromString,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def score(self, batch: Batch) -> Scores:
+        request = self._request(model_name=self._model)
+        for name, values, kind in tensors_of(batch):
+            request.inputs.add(name=name, datatype=kind, shape=values.shape)
+            request.raw_input_contents.append(values.tobytes())
+        request.outputs.add(name="score")
+        begin = time.perf_counter()
+        try:
+            reply = self._call(request, timeout=self._timeout, metadata=self._metadata)
+        except self._errors as error:
+            raise ServeError(f"{self.address}: {error.details()}") from None
+        seconds = time.perf_counter() - begin
+        try:
+            scores = _check_count(np.frombuffer(reply.raw_output_contents[0], np.float32), len(batch))
+            server_ms = float(reply.parameters["server_ms"].string_param)
+        except (ValueError, IndexError) as error:
+            raise ServeError(f"{self.address}: unexpected reply: {error}") from None
+        return Scores(scores, 1e3 * seconds, server_ms, reply.model_version)
+
+
+def tensors_of(batch: Batch) -> list[tuple[str, Any, str]]:
+    """Return the name, values and datatype of every tensor of an encoded batch."""
+    keys = batch.keys.reshape(len(batch), batch.slots) if batch.one_each else batch.keys
+    tensors = [
+        ("dense", np.ascontiguousarray(batch.dense, np.float32), "FP32"),
+        ("keys", np.ascontiguousarray(keys), "UINT64"),
+    ]
+    if not batch.one_each:
+        tensors.append(("offsets", np.ascontiguousarray(batch.offsets, np.int64), "INT64"))
+    if batch.values is not None:
+        tensors.append(("values", np.ascontiguousarray(batch.values, np.float32), "FP32"))
+    return tensors
+
+
+def _check_count(scores: Floats, rows: int) -> Floats:
+    if scores.shape != (rows,):
+        raise ValueError(f"{scores.size} scores for {rows} rows")
+    return scores
+
+
+def _server_ms(headers: Mapping[str, str]) -> float:
+    duration = headers.get("server-timing", "").partition("dur=")[2]
+    return float(duration or "nan")
+
+
+Show = Callable[[int, list[float], float, float], None]
+
+
+def score_files(
+    url: str,
+    data: Sequence[str],
+    show: Show,
+    *,
+    batch_size: int = 5,
+    protocol: str = "http",
+    form: str | None = None,
+    grpc_address: str | None = None,
+    limit: int | None = None,
+    token: str | None = None,
+    certificate: str | None = None,
+    trust: bool = False,
+) -> dict[str, Any]:
+    """Score files and return a summary of the request times. `trust` allows running a reader or command that the server names."""
+    if protocol not in ("http", "grpc", "upload"):
+        raise ConfigError(f"unknown protocol {protocol!r}", "choose http, grpc or upload")
+    with Client(url, token, certificate=certificate) as client:
+        served = client.model()
+        if not isinstance(served, dict) or not isinstance(served.get("schema"), dict):
+            raise ServeError(f"{url} is not a clickfleet server: its reply has no schema", "check the address")
+        format_ = Plugin(form) if form else Plugin.parse(served.get("format"), "" if trust else url)
+        if protocol == "upload":
+            replies = (client.upload(lines, format_.name) for lines in groups_of_lines(data, batch_size, limit))
+            return _summarize(replies, show)
+        reader = Reader(list(data), Schema.from_dict(served["schema"]), format_, batch_size)
+        batches = (batch for batch, _ in zip(reader, _batch_numbers(batch_size, limit), strict=False))
+        if protocol == "http":
+            return _summarize((client.score(batch) for batch in batches), show)
+        with GrpcClient(grpc_address or _default_grpc_address(url), str(served["name"]), token) as calls:
+            return _summarize((calls.score(batch) for batch in batches), show)
+
+
+def _summarize(replies: Iterator[Scores], show: Show) -> dict[str, Any]:
+    rows, times = 0, []
+    for number, reply in enumerate(replies):
+        show(number, reply.scores.tolist(), reply.client_ms, reply.server_ms)
+        rows += len(reply.scores)
+        times.append(reply.client_ms)
+    p50, p99 = np.percentile(times, [50, 99]).tolist() if times else (0.0, 0.0)
+    return {"rows": rows, "batches": len(times), "p50_ms": p50, "p99_ms": p99}
+
+
+def _batch_numbers(batch_size: int, limit: int | None) -> range:
+    return range(1 << 62 if limit is None else -(-limit // batch_size))
+
+
+def _default_grpc_address(url: str) -> str:
+    """Return the address with the port after HTTP's, which is the default of `serve`."""
+    host, _, port = url.partition("://")[2].strip("/").rpartition(":")
+    if not port.isdigit():
+        raise ConfigError("cannot derive the gRPC port", "give --grpc-address host:port")
+    return f"{host}:{int(port) + 1}"
+
+
+def groups_of_lines(data: Sequence[str], size: int, limit: int | None = None) -> Iterator[bytes]:
+    """Yield unchanged text lines in groups of `size`, at most `limit` lines in all. A group does not span files."""
+    left = 1 << 62 if limit is None else limit
+    for path in expand(list(data)):
+        stream, waiting, carry, got = Unpacked(path), [], b"", 1
+        try:
+            while got and left > 0:
+                space = bytearray(1 << 16)
+                with memoryview(space) as view:
+                    got = stream.readinto(view)
+                lines = (carry + bytes(space[:got])).splitlines(keepends=True)
+                carry = lines.pop() if got and lines and not lines[-1].endswith(b"\n") else b""
+                waiting += lines
+                while left > 0 and (len(waiting) >= size or (waiting and not got)):
+                    group = waiting[: min(size, left)]
+                    del waiting[: len(group)]
+                    left -= len(group)
+                    yield b"".join(group)
+        finally:
+            stream.close()

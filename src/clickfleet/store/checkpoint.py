@@ -1,0 +1,455 @@
+"""Checkpoints: everything a run needs to resume, one folder per step.
+
+    <folder>/step-000000001200/  manifest.json  rows-00000-of-00008.arrow …  changed.arrow
+                                 dense.safetensors  optimizer.safetensors  metrics.safetensors  state.json  config.yaml
+    <folder>/LATEST              name of the newest checkpoint, and the hash of its manifest
+    <folder>/EPOCH-0003          the same for the end of epoch 3 (counted from 0); this checkpoint is kept
+    <folder>/BEST                the same for the best test AUC so far; this checkpoint is kept
+
+Row files are Arrow IPC files, so DuckDB, Polars or pandas can query a model. Row file i of n (a power of two up to 32) holds the virtual
+shards [i·1024/n, (i+1)·1024/n). The virtual shard of a row is mix64(key) mod 1024. A record batch holds either short rows (without
+factors) or full rows; each kind ascends by mix64(key) through the file. Columns, all without nulls:
+
+    key uint64 · slot uint16 (65535: none) · show float64 · click float64 · unseen_days uint16 · delta_score float32
+    published uint8 (1: consumers of the published log have the row) · embed_w float32 · embed_state list<float32>
+    embedx list<float32> (empty in a short row) · embedx_state list<float32> (likewise)
+
+`changed.arrow` holds what the next publication must contain: key uint64, deleted bool. The manifest holds the table's description, its
+numbers of rows and whether anything was published. Under a memory limit it also holds how each shard used its memory (`memory`). With
+the same limit and number of shards, a resumed run then evicts the same rows as an uninterrupted one.
+
+A checkpoint of a training run also has these files, all of the same moment between two steps:
+
+    dense.safetensors       parameters and buffers of the network by their names in torch
+    optimizer.safetensors   `steps`, and per parameter what the optimizer keeps: `mean/<name>`, `square/<name>` …
+    metrics.safetensors     sums for the training metrics
+    state.json              step, rows, epoch, the reader's position, random state, early stopping, arrangement of threads
+    config.yaml             the configuration of the run, every path absolute
+
+and `schema`, `model` and `step` in its manifest. A checkpoint without these is only a table. A checkpoint is written atomically and has
+checksums (atomic.py). Loading and saving it again gives the same bytes.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from clickfleet import _core
+from clickfleet.data import arrow_ipc
+from clickfleet.data.arrow_ipc import FLOATS, batches, columns
+from clickfleet.data.files import inside
+from clickfleet.errors import CheckpointError
+from clickfleet.store import atomic
+from clickfleet.store.table import Columns, Snapshot, Table
+
+LATEST, BEST = "LATEST", "BEST"
+MAX_FILES = 32
+"""Largest number of row files of a checkpoint."""
+T = TypeVar("T")
+_STEP = re.compile(r"^step-(\d{12})$")
+_EPOCH = re.compile(r"^EPOCH-(\d{4,})$")
+
+ROWS = columns(
+    {
+        "key": pa.uint64(),
+        "slot": pa.uint16(),
+        "show": pa.float64(),
+        "click": pa.float64(),
+        "unseen_days": pa.uint16(),
+        "delta_score": pa.float32(),
+        "published": pa.uint8(),
+        "embed_w": pa.float32(),
+        "embed_state": FLOATS,
+        "embedx": FLOATS,
+        "embedx_state": FLOATS,
+    }
+)
+CHANGED = columns({"key": pa.uint64(), "deleted": pa.bool_()})
+MEMORY = ("memory_limit", "snapshot_reserve")
+"""Settings in a table's description that bound its memory."""
+_LISTS = ("embed_state", "embedx", "embedx_state")
+
+
+def save(
+    table: Table,
+    path: Path | str,
+    *,
+    files: int = 8,
+    attached: Mapping[str, bytes] | None = None,
+    snapshot: Snapshot | None = None,
+    **facts: Any,
+) -> Path:
+    """Write the table as it is now, or as it was when `snapshot` was taken with the same `files`. Other threads may keep using it.
+
+    `attached` holds further files by name.
+    """
+    path = Path(path)
+    with (
+        atomic.write_folder(path, "checkpoint") as out,
+        table.snapshot(files) if snapshot is None else nullcontext(snapshot) as rows,
+    ):
+        for name, content in (attached or {}).items():
+            out.put(name, content)
+        counts = write_rows(out.file, rows, files, range(files))
+        write_changed(out, rows.changed, rows.deleted)
+        out.facts = {
+            "table": table.describe(),
+            "short_rows": counts[0],
+            "full_rows": counts[1],
+            "row_files": files,
+            "tracking": rows.tracking,
+            **memory_facts([rows.memory]),
+            **facts,
+        }
+    return path
+
+
+def memory_facts(of_shards: list[list[int] | None]) -> dict[str, list[list[int] | None]]:
+    """Return the manifest's facts on how each shard used its memory; empty without a memory limit."""
+    return {"memory": of_shards} if None not in of_shards else {}
+
+
+def span(shard: int, shards: int) -> tuple[int, int]:
+    """Return the range of virtual shards of shard `shard` of `shards`. With up to 32 shards, no two share a row file.
+
+    >>> span(0, 3), span(1, 3), span(2, 3)
+    ((0, 320), (320, 672), (672, 1024))
+    """
+    pieces = MAX_FILES if shards <= MAX_FILES else _core.VIRTUAL_SHARDS
+    first, last = (pieces * s // shards * (_core.VIRTUAL_SHARDS // pieces) for s in (shard, shard + 1))
+    return first, last
+
+
+def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -> Table:
+    """Load the table of a checkpoint, or the part that belongs to shard `shard` of `shards`. `changes` override its description."""
+    path = Path(path)
+    manifest = atomic.read_manifest(path, "checkpoint")
+    if not 0 <= shard < shards <= _core.VIRTUAL_SHARDS:
+        raise CheckpointError(
+            f"invalid shard {shard} of {shards}", f"shards are numbered from 0; {_core.VIRTUAL_SHARDS} at most"
+        )
+    atomic.verify_files(path, manifest)
+    with atomic.damage_errors(path):
+        return _load(path, manifest, span(shard, shards), shard, shards, changes)
+
+
+def _load(
+    path: Path, manifest: atomic.Manifest, own: tuple[int, int], shard: int, shards: int, changes: Mapping[str, object]
+) -> Table:
+    table = Table.like({**manifest["table"], **changes})
+    first, last = own
+    files = manifest["row_files"]
+    if not isinstance(files, int) or not 1 <= files <= MAX_FILES:
+        raise CheckpointError(f"{path} is damaged: it claims {files} row files")
+    stored = sum(facts["bytes"] for facts in manifest["files"].values())
+    if not all(0 <= manifest[kind] <= stored for kind in ("short_rows", "full_rows")):
+        raise CheckpointError(f"{path} is damaged: it claims more rows than its files can hold")
+    per_file = _core.VIRTUAL_SHARDS // files
+    same = all(changes.get(key, manifest["table"][key]) == manifest["table"][key] for key in MEMORY)
+    memory = manifest["memory"][shard] if same and len(manifest.get("memory", ())) == shards else None
+    if memory is not None:
+        table.core.prepare(memory)
+    else:
+        table.core.reserve(
+            *(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows"))
+        )
+    mine = [file for file in range(files) if file * per_file < last and (file + 1) * per_file > first]
+    for batch in itertools.chain.from_iterable(batches(path / _name(file, files), ROWS) for file in mine):
+        _restore(table, batch, first, last)
+    changed = pa.Table.from_batches(batches(path / "changed.arrow", CHANGED), CHANGED)
+    if manifest["tracking"]:
+        keys, deleted = changed["key"].to_numpy(), changed["deleted"].to_numpy()
+        ours = _in_shards(keys, first, last)
+        table.core.restore_changes(keys[~deleted & ours], keys[deleted & ours])
+    if memory is not None:
+        table.core.settle(memory)
+    return table
+
+
+def verify(path: Path | str) -> atomic.Manifest:
+    """Check every byte of a checkpoint without loading it. Return its manifest."""
+    manifest = atomic.read_manifest(path, "checkpoint")
+    atomic.verify_files(path, manifest)
+    return manifest
+
+
+def parsed(path: Path | str, name: str, parse: Callable[[bytes], T]) -> T:
+    """Read an attached file and parse it."""
+    content = read(path, name)
+    with atomic.damage_errors(Path(path) / name):
+        return parse(content)
+
+
+def read(path: Path | str, name: str) -> bytes:
+    """Read an attached file of a checkpoint. This does not check it; `load` and `verify` do."""
+    try:
+        return inside(Path(path), name).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} has no {name}", "it is the checkpoint of a table, not of a training run"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {Path(path) / name}: {error.strerror}") from error
+
+
+def write(
+    table: Table,
+    folder: Path | str,
+    step: int,
+    *,
+    keep: int = 3,
+    epoch: int | None = None,
+    best: bool = False,
+    **contents: Any,
+) -> Path:
+    """Save the checkpoint of a step, point LATEST (and EPOCH-…, BEST) at it, and remove all but the newest `keep` and the labelled ones."""
+    path = save(table, Path(folder) / f"step-{step:012d}", step=step, **contents)
+    register(path, keep, epoch, best)
+    return path
+
+
+def register(path: Path, keep: int, epoch: int | None = None, best: bool = False) -> None:
+    """Point LATEST (and EPOCH-…, BEST) at a complete checkpoint, then remove old ones like `write`."""
+    _point(path.parent / LATEST, path)
+    if epoch is not None:
+        label_epoch(path.parent, epoch, path)
+    if best:
+        label_best(path.parent, path)
+    prune(path.parent, keep)
+
+
+def make_latest(path: Path) -> None:
+    """Point LATEST at a checkpoint."""
+    _point(path.parent / LATEST, path)
+
+
+def label_epoch(folder: Path | str, epoch: int, path: Path) -> None:
+    """Keep a checkpoint as that of an epoch's end."""
+    _point(Path(folder) / f"EPOCH-{epoch:04d}", path)
+
+
+def label_best(folder: Path | str, path: Path) -> None:
+    """Keep a checkpoint as the best one; it replaces the previous best."""
+    _point(Path(folder) / BEST, path)
+
+
+def is_label(name: str) -> bool:
+    """Return whether a file of that name points at a checkpoint."""
+    return name in (LATEST, BEST) or _EPOCH.match(name) is not None
+
+
+def labelled(folder: Path | str, label: str) -> Path:
+    """Return the checkpoint that LATEST, BEST or EPOCH-… names, after checking its manifest."""
+    return _pointed(Path(folder) / label)
+
+
+def _point(pointer: Path, path: Path) -> None:
+    manifest = atomic.read_manifest(path, "checkpoint")
+    atomic.write_file(pointer, f"{path.name} {atomic.digest(manifest)}\n".encode())
+
+
+def epochs(folder: Path | str) -> dict[int, Path]:
+    """Return the checkpoints kept at the ends of epochs, by epoch."""
+    folder = Path(folder)
+    found = (_EPOCH.match(entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
+    return {
+        epoch: _pointed(folder / f"EPOCH-{epoch:04d}") for epoch in sorted(int(match[1]) for match in found if match)
+    }
+
+
+def steps(folder: Path | str) -> list[int]:
+    """Return the steps that have a checkpoint, oldest first."""
+    folder = Path(folder)
+    found = (_STEP.match(entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(match[1]) for match in found if match)
+
+
+def latest(folder: Path | str) -> Path:
+    """Return the checkpoint that LATEST names, after checking its manifest. Without LATEST, return the newest complete one."""
+    found = steps(folder)
+    if (
+        found and not (Path(folder) / LATEST).exists()
+    ):  # the run was killed after writing the first checkpoint, before LATEST
+        path = Path(folder) / f"step-{found[-1]:012d}"
+        atomic.read_manifest(path, "checkpoint")
+        return path
+    return labelled(folder, LATEST)
+
+
+def chosen(folder: Path | str) -> Path | None:
+    """Return the checkpoint that represents a run: the best if it is kept, else the newest. None if there is none."""
+    folder = Path(folder)
+    label = next((name for name in (BEST, LATEST) if (folder / name).is_file()), None)
+    return None if label is None else labelled(folder, label)
+
+
+def is_named(path: Path, label: str) -> bool:
+    """Return whether a label in the checkpoint's folder names it."""
+    try:
+        return (path.parent / label).read_text().partition(" ")[0] == path.name
+    except OSError:
+        return False
+
+
+def forget_best(folder: Path | str) -> bool:
+    """Stop keeping the best checkpoint. Return whether there was one."""
+    pointer = Path(folder) / BEST
+    kept = pointer.is_file()
+    pointer.unlink(missing_ok=True)
+    return kept
+
+
+def best(folder: Path | str) -> Path | None:
+    """Return the checkpoint kept as the best, or None."""
+    return labelled(folder, BEST) if (Path(folder) / BEST).is_file() else None
+
+
+def _pointed(pointer: Path) -> Path:
+    folder = pointer.parent
+    try:
+        name, _, wanted = pointer.read_text().strip().partition(" ")
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no checkpoint yet") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{pointer} is damaged: {error}") from error
+    if not _STEP.match(name) or atomic.digest(atomic.read_manifest(folder / name, "checkpoint")) != wanted:
+        known = ", ".join(f"step-{step:012d}" for step in steps(folder)) or "none"
+        raise CheckpointError(f"{pointer} is damaged: it names no valid checkpoint", f"existing checkpoints: {known}")
+    return folder / name
+
+
+def prune(folder: Path | str, keep: int) -> list[int]:
+    """Remove all but the newest `keep` checkpoints and the labelled ones. Return the removed steps."""
+    folder = Path(folder)
+    kept = {path.name for path in (*epochs(folder).values(), best(folder)) if path is not None}
+    others = [step for step in steps(folder) if f"step-{step:012d}" not in kept]
+    newest = steps(folder)[-keep:] if keep > 0 else others  # 0: all
+    gone = [step for step in others if step not in newest]
+    for step in gone:
+        atomic.remove(folder / f"step-{step:012d}")
+    return gone
+
+
+def forget_after(folder: Path | str, step: int) -> None:
+    """Remove the checkpoints of later steps, which a killed run wrote but did not register in LATEST."""
+    for later in steps(folder):
+        if later > step:
+            atomic.remove(Path(folder) / f"step-{later:012d}")
+
+
+def _name(file: int, files: int) -> str:
+    return f"rows-{file:05d}-of-{files:05d}.arrow"
+
+
+def write_rows(
+    file: Callable[[str], atomic.HashedFile], rows: Iterable[Columns], files: int, wanted: Iterable[int]
+) -> list[int]:
+    """Write the wanted row files, in ascending order. Return the numbers of short and full rows. `rows` must not belong to other files."""
+    counts = [0, 0]
+    batches = iter(rows)
+    columns = next(batches, None)
+    for number in wanted:
+        sink = file(_name(number, files))
+        with pa.ipc.new_file(sink, ROWS) as writer:
+            while columns is not None and columns["file"] == number:
+                writer.write_batch(_to_batch(columns))
+                counts[columns["full"]] += len(columns["key"])
+                columns = next(batches, None)
+        sink.close()
+    assert columns is None
+    return counts
+
+
+def _to_batch(columns: Columns) -> pa.RecordBatch:
+    """Convert columns to Arrow without copying. Checking every value would block other threads, because it holds the GIL."""
+    size = len(columns["key"])
+
+    def plain(kind: pa.DataType, values: Any) -> pa.Array:
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+    def column(field: pa.Field) -> pa.Array:
+        values = columns[field.name]
+        if field.name not in _LISTS:
+            return plain(field.type, values)
+        offsets = np.arange(size + 1, dtype=np.int32) * np.int32(len(values) // size)
+        items = plain(field.type.value_type, values)
+        return pa.Array.from_buffers(field.type, size, [None, pa.py_buffer(offsets)], children=[items])
+
+    return pa.RecordBatch.from_arrays([column(field) for field in ROWS], schema=ROWS)
+
+
+def pack(table: Table) -> bytes:
+    """Return all rows of a table as one Arrow IPC file in memory."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, ROWS) as writer, table.snapshot() as rows:
+        for part in rows:
+            writer.write_batch(_to_batch(part))
+    return bytes(sink.getvalue())
+
+
+def unpack(table: Table, packed: bytes) -> None:
+    """Add the rows from `pack` to a table of the same width and rules."""
+    for batch in arrow_ipc.open_bytes(packed):
+        _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
+
+
+def keep_rows(rows: Iterable[Columns], table: Table, wanted: Callable[[Columns], Any]) -> None:
+    """Copy the wanted rows into another table of the same kind; `wanted` returns a mask."""
+    for part in rows:
+        batch = _to_batch(part).filter(pa.array(wanted(part)))
+        if batch.num_rows:
+            _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
+
+
+def write_changed(out: atomic.FolderWriter, changed: Any, deleted: Any) -> None:
+    keys = np.concatenate([changed, deleted])
+    flags = np.arange(len(keys)) >= len(changed)
+    sink = out.file("changed.arrow")
+    with pa.ipc.new_file(sink, CHANGED) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([pa.array(keys), pa.array(flags)], schema=CHANGED))
+    sink.close()
+
+
+def _restore(table: Table, batch: pa.RecordBatch, first: int, last: int) -> None:
+    def column(name: str) -> Any:
+        values = batch.column(name)
+        return (values.flatten() if name in _LISTS else values).to_numpy()
+
+    put(table, {name: column(name) for name in ROWS.names}, first, last)
+
+
+def put(table: Table, columns: Columns, first: int = 0, last: int = _core.VIRTUAL_SHARDS) -> None:
+    """Add the rows of the given virtual shards to a table. All rows must be short, or all full; the columns are those of row files."""
+    full = len(columns["embedx"]) > 0 or table.factors == 0
+    rows = len(columns["key"])
+    widths = {
+        "embed_state": table.core.embed_state,
+        "embedx": table.factors * full,
+        "embedx_state": table.core.embedx_state * full,
+    }
+    for name, width in widths.items():
+        if len(columns[name]) != rows * width:
+            raise CheckpointError(f"the checkpoint's {name} does not fit the table: expected {width} floats per row")
+    order = ("key", "slot", "show", "click", "unseen_days", "delta_score", "published", "embed_w", *_LISTS)
+    table.core.restore(full, *(columns[name] for name in order), first, last)
+
+
+def batches_of(path: Path, key: int, files: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the only file that may hold a key."""
+    mixed = np.empty(1, np.uint64)
+    _core.mix64(np.array([key], np.uint64), mixed)
+    shard = int(mixed[0]) % _core.VIRTUAL_SHARDS
+    return batches(path / _name(shard * files // _core.VIRTUAL_SHARDS, files), ROWS)
+
+
+def _in_shards(keys: Any, first: int, last: int) -> Any:
+    mixed = np.empty_like(keys)
+    _core.mix64(keys, mixed)
+    shard = mixed % _core.VIRTUAL_SHARDS
+    return (shard >= first) & (shard < last)

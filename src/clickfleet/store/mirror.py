@@ -1,0 +1,303 @@
+"""A run folder on remote storage: written to a local folder, and mirrored at a URL that fsspec supports.
+
+Files are uploaded in an order that keeps the URL consistent: the files of a checkpoint, then its manifest, then the labels that point
+at it. Files removed here are removed there afterwards, the manifest first. So a run can resume on any machine from whatever a killed
+process left at the URL.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hashlib
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from clickfleet.data import files
+from clickfleet.data.files import filesystem, replacing
+from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.store import atomic, checkpoint
+from clickfleet.store.lock import Lock
+
+PUSH_S = 30.0
+TRIES = 5
+LOG = "published/LOG.jsonl"
+PASSING = "spool/"
+"""Not uploaded: records of passes, which are in their topic."""
+_URL = re.compile(r"^([a-z][a-z0-9+]+):/+(?=[^/])")
+_folders: dict[str, str] = {}  # local folder -> URL
+
+
+def url_of(path: str | Path) -> str | None:
+    """Return the URL if `path` is one, even after a conversion to Path; else None.
+
+    >>> url_of(Path("s3://logs/run")), url_of("file:///mnt/run"), url_of("runs/deepfm")
+    ('s3://logs/run', 'file:///mnt/run', None)
+    """
+    text = str(path)
+    found = _URL.match(text)
+    if found is None or Path(text).exists():
+        return None
+    root = "/" if found[1] in ("file", "local") else ""
+    return f"{found[1]}://{root}{text[found.end() :]}"
+
+
+def home(url: str) -> Path:
+    """Return the local folder of a run at a URL. It is the same for all processes of a user, and private to that user."""
+    name = hashlib.blake2b(url.rstrip("/").encode(), digest_size=8).hexdigest()
+    return files.temporary() / f"run-{name}"
+
+
+def origin(path: str | Path) -> str | None:
+    """Return the URL of a path inside a mirrored folder, or None."""
+    for folder, url in _folders.items():
+        if Path(path).is_relative_to(folder):
+            inner = Path(path).relative_to(folder).as_posix()
+            return url if inner == "." else f"{url}/{inner}"
+    return None
+
+
+class Mirror:
+    """A local folder that is removed when the process ends, and the URL where its content stays."""
+
+    def __init__(self, url: str, folder: Path | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._fs, self._root = filesystem(self.url)
+        self._shared = folder is not None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="clickfleet-run-"))
+        _folders[str(self.folder)] = self.url
+        atexit.register(self._discard)
+        self._there: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._stop, self._woken = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _discard(self) -> None:
+        if not self._shared:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        with (
+            suppress(CheckpointError, OSError),
+            Lock(self.folder / ".lock", "trains"),
+        ):  # not while another process trains
+            self.empty()
+
+    def empty(self) -> None:
+        """Remove what an earlier process left in the local folder; the URL is authoritative."""
+        for path in self.folder.iterdir():
+            if path.name != ".lock":
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def start(self, log: Callable[[str], None], apart: bool = False) -> None:
+        """Upload new files periodically in the background until `close`. Log errors and retry later.
+
+        `apart`: leave out checkpoints, whose row files come from other hosts. The caller uploads them with `push` when complete.
+        """
+
+        def work() -> None:
+            while not self._stop.is_set():
+                self._woken.wait(PUSH_S)
+                self._woken.clear()
+                try:
+                    self.push(apart)
+                except CheckpointError as error:
+                    log(f"warning: {error}")
+
+        self._thread = threading.Thread(target=work, name="clickfleet-mirror", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Upload soon, because something is complete."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """Upload the rest. If that fails, keep the local folder."""
+        self._stop.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        try:
+            self.push()
+        except CheckpointError as error:
+            atexit.unregister(self._discard)
+            raise CheckpointError(f"{error}", f"the whole run is in {self.folder}: copy it to the URL") from error
+
+    def fetch(self, rows: bool = True, must: bool = True) -> None:
+        """Download what a run needs to resume: its newest checkpoint, logs and metrics; row files only with `rows`.
+
+        Raise CheckpointError if there is no checkpoint and `must` is set.
+        """
+        names = self._names()
+        begun = f"checkpoints/{checkpoint.LATEST}" in names
+        latest = self._read("checkpoints/LATEST").split(" ")[0] if begun or must else ""
+        for name in names:
+            if not begun and name.startswith("checkpoints/"):  # incomplete: no label points at it
+                continue
+            old = name.startswith("checkpoints/step-") and not name.startswith(f"checkpoints/{latest}/")
+            is_rows = Path(name).name.startswith("rows-")
+            if (old and not name.endswith(atomic.MANIFEST)) or (is_rows and not rows):
+                continue
+            self._get(name)
+
+    def fetch_model(self, label: str | None = None) -> Path:
+        """Download the model at the URL: a checkpoint, or a published log or entry. Return the local folder.
+
+        Of a run, download the checkpoint that `label` names. Default: the best if it is kept, else the newest.
+        """
+        names = self._names()
+        labels = (checkpoint.BEST, checkpoint.LATEST) if label is None else (label,)
+        pointers = (f"{prefix}{name}" for name in labels for prefix in ("", "checkpoints/"))
+        pointer = next((one for one in pointers if one in names), None)
+        wanted = names
+        if pointer is not None:
+            inner = Path(pointer).with_name(self._read(pointer).split(" ")[0]).as_posix()
+            wanted = [pointer, *(name for name in names if name.startswith(f"{inner}/"))]
+        elif label is not None:
+            raise CheckpointError(f"{self.url} has no {label}", "name the URL of a run that keeps this checkpoint")
+        for name in wanted:
+            self._get(name)
+        return self.folder
+
+    def steps(self) -> bool:
+        """Return whether the URL has a checkpoint."""
+        return f"checkpoints/{checkpoint.LATEST}" in self._names()
+
+    def push(self, apart: bool = False) -> None:
+        """Bring the URL up to date with what is complete here; `apart` leaves out checkpoints."""
+        with self._lock, self._errors("write"):
+            for attempt in range(TRIES):
+                try:
+                    self._push("checkpoints/" if apart else PASSING)
+                    break
+                except FileNotFoundError:  # a file was removed during its upload: list the folder again
+                    if attempt == TRIES - 1:
+                        raise CheckpointError(
+                            f"cannot write {self.url}: files keep disappearing from {self.folder}"
+                        ) from None
+
+    def _push(self, but: str) -> None:
+        # Labels are written after what they point at. Read first, they name only files that are uploaded below.
+        left_out = (PASSING, but)
+        names = {n: (self.folder / n).read_bytes() for n in self._pointers() if not n.startswith(left_out)}
+        here = {}
+        for path in self.folder.rglob("*"):
+            name = path.relative_to(self.folder).as_posix()
+            if (
+                path.is_file()
+                and not name.startswith(left_out)
+                and not any(p.startswith(".") for p in Path(name).parts)
+            ):
+                facts = path.stat()
+                here[name] = (facts.st_size, facts.st_mtime_ns)
+        for name in sorted((name for name in here if not _points(name)), key=_last):
+            if self._there.get(name) != here[name]:
+                self._upload(name, partial(self._fs.put_file, str(self.folder / name)))
+                self._there[name] = here[name]
+        for name, content in reversed(names.items()):
+            facts_of = (len(content), hash(content))
+            if self._there.get(name) != facts_of:
+                self._upload(name, partial(self._pipe, content))
+                self._there[name] = facts_of
+        gone = {name for name in self._there if not name.startswith(left_out)} - here.keys() - names.keys()
+        for name in sorted(gone, key=lambda name: not name.endswith(atomic.MANIFEST)):
+            self._remove(name)
+
+    def _upload(self, name: str, put: Callable[[str], Any]) -> None:
+        """Upload a file atomically. Object stores replace files atomically; a folder needs a temporary file."""
+        folder, _, inner = f"{self._root}/{name}".rpartition("/")
+        self._fs.makedirs(folder, exist_ok=True)
+        if "file" not in self._fs.protocol:
+            put(f"{folder}/{inner}")
+            return
+        with replacing(Path(folder) / inner) as temporary:
+            put(str(temporary))
+
+    def _pipe(self, content: bytes, to: str) -> None:
+        self._fs.pipe_file(to, content)
+
+    def _pointers(self) -> list[str]:
+        """Return the checkpoints' labels, then the log.
+
+        They are read in this order and uploaded in reverse, so that no checkpoint knows entries that the log lacks.
+        """
+        labels = sorted(path.name for path in (self.folder / "checkpoints").glob("*") if checkpoint.is_label(path.name))
+        return [f"checkpoints/{name}" for name in labels] + [LOG] * (self.folder / LOG).exists()
+
+    def _remove(self, name: str) -> None:
+        del self._there[name]
+        whole = name.startswith("checkpoints/step-") and name.endswith(atomic.MANIFEST)
+        try:
+            self._fs.rm_file(f"{self._root}/{name}")
+            if whole:  # other hosts may have uploaded row files
+                self._fs.rm(f"{self._root}/{Path(name).parent.as_posix()}", recursive=True)
+            elif "file" in self._fs.protocol:  # object stores have no empty folders
+                self._fs.rmdir(f"{self._root}/{Path(name).parent.as_posix()}")
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno != errno.ENOTEMPTY:
+                raise
+
+    def _names(self) -> list[str]:
+        with self._errors("read"):
+            self._fs.invalidate_cache()
+            found = [str(name) for name in self._fs.find(self._root)] if self._fs.exists(self._root) else []
+        if found == [self._root]:
+            return []
+        names = sorted(name[name.index(self._root) + len(self._root) + 1 :] for name in found if name[-1:] != "/")
+        for name in names:
+            files.check_name(name, self.url)
+        return [name for name in names if not Path(name).name.startswith(".")]  # incomplete uploads
+
+    def _read(self, name: str) -> str:
+        try:
+            with self._errors("read"):
+                return bytes(self._fs.cat_file(f"{self._root}/{name}")).decode().strip()
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.url} holds no checkpoint yet") from None
+
+    def _get(self, name: str) -> None:
+        path = files.inside(self.folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._errors("read"):
+            self._fs.get_file(f"{self._root}/{name}", str(path))
+        facts = path.stat()
+        self._there[name] = (facts.st_size, facts.st_mtime_ns)
+
+    def _errors(self, action: str) -> AbstractContextManager[None]:
+        return _storage_errors(self.url, action)
+
+
+@contextmanager
+def _storage_errors(url: str, action: str) -> Iterator[None]:
+    """Turn errors of the storage into CheckpointErrors. FileNotFoundError is left to the caller."""
+    try:
+        yield
+    except (ClickfleetError, FileNotFoundError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"cannot {action} {url}: {error}") from error
+
+
+def _points(name: str) -> bool:
+    folder, _, inner = name.rpartition("/")
+    return name == LOG or (folder == "checkpoints" and checkpoint.is_label(inner))
+
+
+def _last(name: str) -> tuple[bool, str]:
+    return Path(name).name == atomic.MANIFEST, name
+
+
+def put(files: list[Path], url: str) -> None:
+    """Upload files of this host into a folder at a URL."""
+    fs, root = filesystem(url)
+    with _storage_errors(url, "write"):
+        fs.makedirs(root, exist_ok=True)
+        for file in files:
+            fs.put_file(str(file), f"{root}/{file.name}")

@@ -1,0 +1,712 @@
+"""The published log: the model for consumers, as a base followed by deltas. Each entry is a folder that names its predecessor.
+
+    <published>/000007-delta/  manifest.json  rows.arrow  deleted.arrow  dense.onnx  golden.arrow  info.json
+    <published>/LOG.jsonl      a header, then a line per entry, in order
+
+`rows.arrow` is an Arrow IPC file with the rows to set: key uint64 · slot uint16 (65535: none) · embed_w float32 · embedx list<float32>
+(empty in a short row), all without nulls. A record batch holds only full rows or only short rows. Each kind ascends by mix64(key) through
+the file, and every batch of a kind except its last has exactly 2^20 rows. A client that maps the file finds row r of a kind in that
+kind's batch r >> 20. A model without factors has one kind. `deleted.arrow` has the keys to delete. An entry sets a key once or deletes
+it once, never both. `golden.arrow` has requests and their expected results: dense list<float32> · keys list<uint64> · counts
+list<uint32> (keys per slot) · one list<float32> per output.
+
+`dense.onnx` is the whole network, with inputs dense[B, F], first[B, S], factors[B, S, D] and the outputs that the manifest names. A
+delta may refer to the last whole network of its chain instead (format version 2): `dense` in its manifest names that entry, with the
+size and checksum of the file. Without `dense.xor` the network is the same. With it, the network is the XOR of the unpacked `dense.xor`
+and that file, and `network` has its size and checksum. `dense.xor` holds every fourth byte beginning with the first, then every fourth
+beginning with the second and so on (zeros pad the last four), compressed by zstd.
+
+The manifest covers all files except info.json, which tells when, where and by which versions the entry was written. So a replay gives
+equal hashes. info.json holds the manifest's hash and its own. The fact `sealed` in the manifest marks this; entries without it are older.
+Further facts: kind, sequence, parent (hash of the previous manifest, null in the first), chain, schema, model, factors, rows, deleted,
+step, outputs. All entries of a chain have the same schema and model; a change starts a new chain with a base.
+
+The header of the log holds the sequence of its first line, the hash that this line follows, and the sequence from which folders are
+`kept`. Retention rewrites the file without the oldest lines, then removes folders. Logs without a header are older. A line repeats
+sequence, kind, name, hash, parent and chain. The header and each line hold their own BLAKE2b-256. Bytes after the last complete line
+were not published. A folder is complete before its line is written, so a killed writer leaves at most one entry without a line, the next
+one in order. The next writer adds that line. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypedDict, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from clickfleet import _core
+from clickfleet.data import arrow_ipc
+from clickfleet.data.arrow_ipc import FLOATS, batches, columns
+from clickfleet.data.files import inside
+from clickfleet.errors import CheckpointError
+from clickfleet.store import atomic
+from clickfleet.store.table import Columns, Floats, Keys
+
+Bytes = NDArray[np.uint8]
+
+
+def make(new: bytes, old: bytes) -> bytes:
+    """Return the difference between `new` and `old`, which have the same length."""
+    planes = np.ascontiguousarray((_padded(new) ^ _padded(old)).reshape(-1, 4).T)
+    packed: bytes = pa.compress(planes.tobytes(), codec="zstd", asbytes=True)
+    return packed
+
+
+def apply(difference: bytes, old: bytes, path: Path) -> bytes:
+    """Return the new content; `path` names the file with the difference in errors."""
+    before = _padded(old)
+    try:
+        raw = pa.decompress(difference, decompressed_size=len(before), codec="zstd", asbytes=True)
+        planes = np.frombuffer(raw, np.uint8).reshape(4, -1)
+        return (np.ascontiguousarray(planes.T).reshape(-1) ^ before).tobytes()[: len(old)]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def _padded(content: bytes) -> Bytes:
+    return np.frombuffer(content + bytes(-len(content) % 4), np.uint8)
+
+
+LOG = "LOG.jsonl"
+KIND = "published"
+VERSION = 2
+"""Newest readable format of an entry."""
+BATCH_ROWS = 1 << 20
+NAME = re.compile(r"(\d{6,})-(base|delta)")
+DENSE, XOR, INFO = "dense.onnx", "dense.xor", "info.json"
+LARGE_NETWORK = 1 << 16
+"""Smallest network, in bytes, for which a difference is written."""
+WORTH = 0.85
+"""A difference is used if it takes at most this fraction of the whole network."""
+
+ROWS = columns({"key": pa.uint64(), "slot": pa.uint16(), "embed_w": pa.float32(), "embedx": FLOATS})
+DELETED = columns({"key": pa.uint64()})
+
+
+class NetworkFile(TypedDict, total=False):
+    """The entry that has a network, with the size and checksum of its file; empty if there is none."""
+
+    entry: str
+    bytes: int
+    xxh3_128: str
+
+
+class PublishedRows(Protocol):
+    """What an entry sets and deletes: `Changes` of a table, or a part of them."""
+
+    base: bool
+
+    def __iter__(self) -> Iterator[Columns]: ...
+    @property
+    def deleted(self) -> Keys:
+        """Available after the last rows were read."""
+        ...
+
+
+class Sample:
+    """A few rows of every slot, and the deleted keys, from which golden requests are made."""
+
+    PER_SLOT, ROWS = 4, 1 << 16
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[tuple[int, Floats]]] = {}
+        """Slot -> pairs of a key and its [embed_w, factors] (no factors in a short row)."""
+        self.deleted: Keys = np.empty(0, np.uint64)
+        self._left = self.ROWS
+
+    def look_at(self, columns: Columns, width: int) -> None:
+        """Add a few of these rows, which have `width` factors each."""
+        size = min(len(columns["key"]), self._left)
+        self._left -= size
+        for slot in np.unique(columns["slot"][:size]).tolist():
+            taken = self.rows.setdefault(slot, [])
+            for i in np.flatnonzero(columns["slot"][:size] == slot)[: self.PER_SLOT - len(taken)]:
+                factors = columns["embedx"][i * width : (i + 1) * width]
+                taken.append((int(columns["key"][i]), np.append(columns["embed_w"][i], factors).astype(np.float32)))
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an entry contains besides its rows."""
+
+    schema: Mapping[str, object]
+    model: Mapping[str, object]
+    factors: int
+    step: int
+    graph: bytes
+    golden: Callable[[Sample], pa.Table]
+    outputs: tuple[str, ...]
+    info: Mapping[str, object] = field(default_factory=dict)
+    more: Mapping[str, object] = field(default_factory=dict)
+    """Further facts for the manifest."""
+
+    def identity(self) -> dict[str, object]:
+        """Return what all entries of a chain have in common."""
+        return {"schema": self.schema, "model": self.model, "factors": self.factors, "outputs": list(self.outputs)}
+
+
+class Entry:
+    """One published entry. Opening it checks its manifest; `verify` checks every byte."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.manifest = atomic.read_manifest(self.path, KIND, VERSION)
+        self.hash = atomic.digest(self.manifest)
+
+    def __repr__(self) -> str:
+        return f"Entry({self.path.name}, {self.manifest['rows']:,} rows)"
+
+    @property
+    def base(self) -> bool:
+        return bool(self.manifest["kind"] == "base")
+
+    @property
+    def sequence(self) -> int:
+        return int(self.manifest["sequence"])
+
+    @property
+    def size(self) -> int:
+        """Size of its files in bytes."""
+        return sum(int(file["bytes"]) for file in self.manifest["files"].values())
+
+    def verify(self) -> atomic.Manifest:
+        """Check every byte. Return the manifest."""
+        atomic.verify_files(self.path, self.manifest)
+        if DENSE not in self.manifest["files"]:
+            self.graph()
+        _ = self.info
+        return self.manifest
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, mapped from the file."""
+        return batches(self.path / "rows.arrow", ROWS)
+
+    def deleted(self) -> Any:
+        """Return the keys that consumers must delete."""
+        parts = [batch.column("key").to_numpy() for batch in batches(self.path / "deleted.arrow", DELETED)]
+        return np.concatenate([np.empty(0, np.uint64), *parts])
+
+    def dense(self) -> NetworkFile:
+        """Return the name of the entry with the chain's last whole network, and the size and checksum of that file."""
+        files = self.manifest["files"]
+        if DENSE not in files:
+            return cast(NetworkFile, self.manifest.get("dense") or {})
+        return {"entry": self.path.name, "bytes": files[DENSE]["bytes"], "xxh3_128": files[DENSE]["xxh3_128"]}
+
+    def graph(self) -> bytes:
+        """Return the network: from this entry, or from the entry it refers to, with the difference applied if there is one."""
+        whole = self.whole_network()
+        if XOR not in self.manifest["files"]:
+            return whole
+        network = apply(self._bytes(XOR), whole, self.path / XOR)
+        if atomic.checksum(network) != self.manifest.get("network"):
+            raise CheckpointError(f"{self.path / XOR} is damaged: it does not produce the network of {self.path.name}")
+        return network
+
+    def whole_network(self) -> bytes:
+        """Return the last whole network of the chain."""
+        if DENSE in self.manifest["files"]:
+            return self._bytes(DENSE)
+        place = self.dense()
+        if not NAME.fullmatch(str(place.get("entry"))):
+            raise CheckpointError(f"{self.path / atomic.MANIFEST} does not name the entry with its network")
+        file: Path = self.path.parent / str(place["entry"]) / DENSE
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read {file}, the network of {self.path.name}: {error.strerror}",
+                "leave entries in the folder they were published to",
+            ) from error
+        if atomic.checksum(content) != {key: place.get(key) for key in ("bytes", "xxh3_128")}:
+            raise CheckpointError(f"{file} is damaged: it is not the network of {self.path.name}")
+        return content
+
+    def golden(self) -> pa.Table:
+        """Return the golden requests with their expected results."""
+        try:
+            found = arrow_ipc.open_bytes(self._bytes("golden.arrow"))
+            return pa.Table.from_batches(found, found.schema)
+        except (pa.ArrowException, ValueError, MemoryError) as error:
+            raise CheckpointError(f"{self.path / 'golden.arrow'} is damaged: {error}") from error
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """When, where and by which versions it was written."""
+        content = self._bytes(INFO)
+        try:
+            if "sealed" not in self.manifest:  # written before info.json had a hash
+                return dict(json.loads(content))
+            facts = atomic.unseal(content)
+            if facts.pop("entry", None) != self.hash:
+                raise ValueError("it belongs to another entry")
+            return facts
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                f"{self.path / INFO} is damaged: {error}", "restore the entry from a copy, or publish a base"
+            ) from error
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return inside(self.path, name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path / name}: {error.strerror}") from error
+
+
+def _signed(facts: Mapping[str, object]) -> bytes:
+    return atomic.canonical({**facts, "line": atomic.digest(facts)}) + b"\n"
+
+
+def _checked(text: bytes) -> atomic.Manifest:
+    facts: atomic.Manifest = json.loads(text)
+    if facts.pop("line") != atomic.digest(facts):
+        raise ValueError("its hash does not match")
+    return facts
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line of a log."""
+
+    begins: int = 1
+    """Sequence of the first line."""
+    kept: int = 1
+    """Sequence of the oldest entry whose folder exists; retention removed the older ones."""
+    parent: str | None = None
+    """Hash of the entry before the first line."""
+
+    def text(self) -> bytes:
+        return _signed({"format": "clickfleet/log", "version": 1, **vars(self)})
+
+    @classmethod
+    def parse(cls, text: bytes, path: Path) -> Header | None:
+        """Return the header, or None if the line belongs to an entry, because the log has no header."""
+        try:
+            facts = _checked(text)
+            if "begins" not in facts:
+                return None
+            form, version = facts.pop("format"), facts.pop("version")
+            if form != "clickfleet/log" or version > 1:
+                raise ValueError(f"{form} {version} is unknown; upgrade clickfleet to read it")
+            return cls(**facts)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is damaged: line 1: {error}", HOW_TO_REPAIR) from error
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the log."""
+
+    sequence: int
+    kind: str
+    name: str
+    hash: str
+    parent: str | None
+    chain: str
+
+    def text(self) -> bytes:
+        return _signed(vars(self))
+
+    @classmethod
+    def of(cls, entry: Entry) -> Line:
+        """Return the line of an entry, which follows from its manifest."""
+        facts = entry.manifest
+        return cls(entry.sequence, facts["kind"], entry.path.name, entry.hash, facts["parent"], facts["chain"])
+
+    @classmethod
+    def parse(cls, text: bytes, path: Path) -> Line:
+        try:
+            line = cls(**_checked(text))
+            if line.kind not in ("base", "delta") or line.name != name_of(line.sequence, line.kind):
+                raise ValueError(f"{line.name!r} is not a name of entry {line.sequence}")
+            return line
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} has a damaged line: {error}", HOW_TO_REPAIR) from error
+
+    def follows(self, before: Line) -> bool:
+        return self.parent == before.hash and self.sequence == before.sequence + 1
+
+
+HOW_TO_REPAIR = "clickfleet verify RUN --repair rebuilds it from the entries"
+
+
+def name_of(sequence: int, kind: str) -> str:
+    return f"{sequence:06d}-{kind}"
+
+
+def since_base(lines: Sequence[Line]) -> Sequence[Line]:
+    """Return the last base and the deltas after it; empty if there is no base."""
+    bases = [i for i, line in enumerate(lines) if line.kind == "base"]
+    return lines[bases[-1] :] if bases else []
+
+
+class Log:
+    """A published folder, for any number of consumers and one writer, which must hold the lock. Each line is read and checked once."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / LOG
+        self._forget()
+        self._swept: tuple[int, int] | None = None
+        """Inode and size of the log when every entry was known to have its line."""
+
+    def _forget(self) -> None:
+        self.header: Header | None = None
+        self._lines: list[Line] = []
+        self._stamp: tuple[int, int, int] | None = None
+        self._size = 0  # of all whole lines
+        self._last = b""
+
+    def refresh(self) -> bool:
+        """Read the lines added since the last call. Return whether anything changed. A log that was rewritten is read from the start."""
+        try:
+            if _stamp(os.stat(self.path)) == self._stamp:
+                return False
+            with self.path.open("rb") as file:
+                stamp = _stamp(os.fstat(file.fileno()))
+                file.seek(max(0, self._size - len(self._last)))
+                grown = file.read()
+                replaced = self._stamp is not None and stamp[0] != self._stamp[0]
+                if replaced or not self._last or not grown.startswith(self._last):
+                    file.seek(0)
+                    self._forget()
+                    grown = file.read()
+        except FileNotFoundError:
+            there = self._stamp is not None
+            self._forget()
+            return there
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from error
+        for text in grown[len(self._last) :].split(b"\n")[:-1]:
+            self._add(text)
+        self._stamp = stamp
+        return True
+
+    def _add(self, text: bytes) -> None:
+        header = Header.parse(text, self.path) if self._size == 0 else None
+        if header is not None:
+            self.header = header
+        else:
+            line = Line.parse(text, self.path)
+            if not self._lines and (line.sequence, line.parent) != self._first():
+                raise CheckpointError(f"{self.path} does not begin with entry {self._first()[0]}", HOW_TO_REPAIR)
+            if self._lines and not line.follows(self._lines[-1]):
+                raise CheckpointError(
+                    f"{self.path}: entry {line.sequence} does not follow entry {self._lines[-1].sequence}",
+                    HOW_TO_REPAIR,
+                )
+            self._lines.append(line)
+        self._last = text + b"\n"
+        self._size += len(self._last)
+
+    def _first(self) -> tuple[int, str | None]:
+        """Return the sequence and parent that the first line must have."""
+        header = self.header or Header()
+        return header.begins, header.parent
+
+    def lines(self) -> list[Line]:
+        """Return all lines, oldest first; each names the one before as its parent."""
+        self.refresh()
+        return list(self._lines)
+
+    def kept(self) -> list[Line]:
+        """Return the lines whose folders must exist."""
+        lines = self.lines()
+        if self.header is not None:
+            return [line for line in lines if line.sequence >= self.header.kept]
+        there = [i for i, line in enumerate(lines) if line.kind == "base" and (self.folder / line.name).exists()]
+        return (
+            lines[there[0] :] if there else lines
+        )  # older logs have no header; missing folders are the only trace of retention
+
+    def entry(self, line: Line) -> Entry:
+        """Open the entry of a line. Raise CheckpointError if its hash differs."""
+        entry = Entry(self.folder / line.name)
+        if entry.hash != line.hash:
+            raise CheckpointError(
+                f"{entry.path} is not the entry that {self.path.name} names", "restore the entry from a copy"
+            )
+        return entry
+
+    def newest(self) -> list[Entry]:
+        """Return the newest base and the deltas after it: the newest published model."""
+        lines = since_base(self.lines())
+        if not lines:
+            raise CheckpointError(f"{self.folder} holds no published base")
+        return [self.entry(line) for line in lines]
+
+    def append(self, rows: PublishedRows, content: Content) -> Entry:
+        """Write an entry and its line. The cost does not depend on the length of the log."""
+        head = self.recover()
+        before = None if head is None else self.entry(head)
+        parent = None if head is None else head.hash
+        sequence = self._first()[0] if head is None else head.sequence + 1
+        kind = "base" if rows.base else "delta"
+        named = self._chain(before, kind, sequence, content)
+        path = self.folder / name_of(sequence, kind)
+        place = {"sequence": sequence, "parent": parent, "chain": named}
+        entry = write(path, rows, content, before, **place)
+        try:
+            self._write_line(Line.of(entry))
+        except CheckpointError:
+            atomic.remove(entry.path)  # it is not published without its line
+            raise
+        return entry
+
+    def _write_line(self, line: Line) -> None:
+        """Append a line after those that `recover` found. A failure leaves the file unchanged."""
+        text = (b"" if self._size else Header().text()) + line.text()
+        with atomic.write_errors(self.path), open(self.path, "r+b", opener=_made) as out:
+            out.seek(self._size)
+            try:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            except OSError:
+                out.truncate(self._size)
+                raise
+            self._swept = (os.fstat(out.fileno()).st_ino, self._size + len(text))
+
+    def _chain(self, before: Entry | None, kind: str, sequence: int, content: Content) -> str:
+        identity = content.identity()
+        if before is not None and {k: before.manifest.get(k) for k in identity} == _plain(identity):
+            return str(before.manifest["chain"])
+        if kind != "base":
+            raise CheckpointError(
+                f"cannot append a delta to {self.folder}: its schema, model or width differs", "publish a base first"
+            )
+        return chain(content, sequence)
+
+    def recover(self) -> Line | None:
+        """Repair what a killed writer left, and return the last line. Never remove an entry that may have been published.
+
+        An incomplete line at the end is removed. A complete entry that follows the last line gets its line.
+        """
+        with atomic.write_errors(self.path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self.refresh()
+        if (
+            self._stamp is None or self._swept != self._stamp[:2]
+        ):  # another process wrote to the log, or was killed while writing
+            self._sweep()
+        return self._lines[-1] if self._lines else None
+
+    def _sweep(self) -> None:
+        last = self._lines[-1].sequence if self._lines else self._first()[0] - 1
+        beyond = [(number, path) for number, path in directories(self.folder) if number > last]
+        follower = self._follower(last, beyond)
+        if self._stamp is not None:
+            with atomic.write_errors(self.path):
+                os.truncate(self.path, self._size)
+            self._swept = (self._stamp[0], self._size)
+        if follower is not None:
+            self._write_line(Line.of(follower))
+        self.refresh()
+
+    def _follower(self, last: int, beyond: list[tuple[int, Path]]) -> Entry | None:
+        """Return the entry without a line that a killed writer left. Raise CheckpointError for any other mismatch."""
+        if not beyond:
+            return None
+        names = f"{beyond[0][1].name} to {beyond[-1][1].name}" if len(beyond) > 1 else beyond[0][1].name
+        cut_off = CheckpointError(
+            f"{self.path} ends with entry {last or 'none'}, but {self.folder} holds {names}: the log was truncated. "
+            "Nothing was published or removed",
+            f"{HOW_TO_REPAIR}; or move those entries away",
+        )
+        if len(beyond) > 1 or beyond[0][0] != last + 1:
+            raise cut_off
+        entry = Entry(beyond[0][1])
+        line = Line.of(entry)
+        fits = line.follows(self._lines[-1]) if self._lines else (line.sequence, line.parent) == self._first()
+        if not fits or line.name != name_of(line.sequence, line.kind):
+            raise cut_off
+        entry.verify()
+        return entry
+
+    def begin(self, begins: int, kept: int) -> None:
+        """Drop the lines before sequence `begins` and record that folders are kept from sequence `kept` on, atomically."""
+        lines = self.lines()
+        first = next((line for line in lines if line.sequence >= begins), None)
+        if first is None or self.header == (header := Header(first.sequence, kept, first.parent)):
+            return
+        self.rewrite(header, [line for line in lines if line.sequence >= begins])
+
+    def rewrite(self, header: Header, lines: Sequence[Line]) -> None:
+        """Replace the whole log."""
+        atomic.write_file(self.path, header.text() + b"".join(line.text() for line in lines))
+        self.refresh()
+        assert self._stamp is not None
+        self._swept = (self._stamp[0], self._size)
+
+    def text(self) -> bytes:
+        """Return the header and lines, for a copy of the log."""
+        self.refresh()
+        header = b"" if self.header is None else self.header.text()
+        return header + b"".join(line.text() for line in self._lines)
+
+
+def _made(path: str, flags: int) -> int:
+    """Open a file; create it if it does not exist."""
+    return os.open(path, flags | os.O_CREAT, 0o644)
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def directories(folder: Path) -> list[tuple[int, Path]]:
+    """Return all entries in a folder by sequence, whether or not the log names them."""
+    if not folder.is_dir():
+        return []
+    found = ((NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def chain(content: Content, first: int) -> str:
+    """Return the name of the chain that starts with entry `first`."""
+    return atomic.digest({**content.identity(), "first": first})
+
+
+def write(path: Path, rows: PublishedRows, content: Content, before: Entry | None = None, **place: Any) -> Entry:
+    """Write an entry, for a log or on its own. A delta may refer to the network of the entry `before` it."""
+    with atomic.write_folder(path, KIND) as out:
+        network = _write_network(out, content.graph, None if rows.base else before)
+        sample = Sample()
+        written = _write_rows(out, rows, content.factors, sample)
+        gone = sample.deleted = rows.deleted
+        if len(np.unique(gone)) != len(gone):
+            raise CheckpointError(f"{path} would delete a key twice", "this is a bug in clickfleet; please report it")
+        _write_table(out, "deleted.arrow", pa.table({"key": pa.array(gone, pa.uint64())}, DELETED))
+        _write_table(out, "golden.arrow", content.golden(sample))
+        out.beside(INFO, content.info)
+        out.facts = {
+            "kind": "base" if rows.base else "delta",
+            **content.identity(),
+            "step": content.step,
+            "rows": written,
+            "deleted": len(gone),
+            "sealed": [INFO],
+            **network,
+            **content.more,
+            **place,
+        }
+    return Entry(path)
+
+
+def _write_network(out: atomic.FolderWriter, graph: bytes, before: Entry | None) -> dict[str, object]:
+    """Write the whole network, or its difference from the last whole one. Return facts for the manifest."""
+    dense: NetworkFile = {} if before is None else before.dense()
+    if dense.items() >= (checksum := atomic.checksum(graph)).items():
+        return {"version": VERSION, "dense": dense}
+    if before is not None and len(graph) >= LARGE_NETWORK and dense.get("bytes") == len(graph):
+        content = make(graph, before.whole_network())
+        if len(content) <= WORTH * len(graph):
+            out.put(XOR, content)
+            return {"version": VERSION, "dense": dense, "network": checksum}
+    out.put(DENSE, graph)
+    return {}
+
+
+class _Gathered:
+    """Collects rows of one kind until they fill a record batch."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.size = width, 0
+        self._parts: list[Columns] = []
+        self._last = -1
+        """Largest hash so far."""
+
+    def add(self, columns: Columns) -> Iterator[pa.RecordBatch]:
+        self._check(columns)
+        self._parts.append(columns)
+        self.size += len(columns["key"])
+        while self.size >= BATCH_ROWS:
+            yield self.take(BATCH_ROWS)
+
+    def _check(self, columns: Columns) -> None:
+        """Raise CheckpointError for rows that consumers would reject: not ordered by hash, or of another width."""
+        keys = np.ascontiguousarray(columns["key"])
+        if not len(keys):
+            return
+        mixed = np.empty_like(keys)
+        _core.mix64(keys, mixed)
+        if int(mixed[0]) <= self._last or not (mixed[1:] > mixed[:-1]).all():
+            raise CheckpointError(
+                "rows to publish are not ordered by their hashes",
+                "this is a bug in clickfleet; please report it",
+            )
+        if len(columns["embedx"]) != len(keys) * self.width:
+            raise CheckpointError(f"rows to publish have a width other than {self.width}")
+        self._last = int(mixed[-1])
+
+    def take(self, size: int) -> pa.RecordBatch:
+        whole = {name: np.concatenate([part[name] for part in self._parts]) for name in ROWS.names}
+        cuts = {name: size * (self.width if name == "embedx" else 1) for name in ROWS.names}
+        self._parts = [{name: values[cuts[name] :] for name, values in whole.items()}]
+        self.size -= size
+        plain = [pa.array(whole[name][: cuts[name]], ROWS.field(name).type) for name in ROWS.names[:-1]]
+        offsets = pa.array(np.arange(size + 1, dtype=np.int32) * np.int32(self.width))
+        factors = pa.ListArray.from_arrays(
+            offsets, pa.array(whole["embedx"][: cuts["embedx"]], pa.float32()), type=FLOATS
+        )
+        return pa.RecordBatch.from_arrays([*plain, factors], schema=ROWS)
+
+
+def _write_rows(out: atomic.FolderWriter, rows: Iterable[Columns], factors: int, sample: Sample) -> int:
+    kinds = (_Gathered(0), _Gathered(factors))
+    written = 0
+    sink = out.file("rows.arrow")
+    with pa.ipc.new_file(sink, ROWS) as writer:
+        for columns in rows:
+            written += len(columns["key"])
+            kind = kinds[bool(columns["full"]) or factors == 0]
+            sample.look_at(columns, kind.width)
+            for batch in kind.add(columns):
+                writer.write_batch(batch)
+        for kind in kinds:
+            if kind.size:
+                writer.write_batch(kind.take(kind.size))
+    sink.close()
+    return written
+
+
+def _write_table(out: atomic.FolderWriter, name: str, table: pa.Table) -> None:
+    sink = out.file(name)
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    sink.close()
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(atomic.canonical(value))
+
+
+SPARE = 2
+"""Number of bases whose lines stay in the log after their folders were removed. A run that resumes before them compares hashes."""
+
+
+def prune(log: Log, keep: int) -> list[str]:
+    """Keep the newest `keep` bases and their deltas. Return the names of the removed entries.
+
+    The log is rewritten first, then the folders are removed. A consumer that still uses one of them keeps the files it has mapped,
+    and finds the newest base at its next poll. The caller must hold the lock of the log.
+    """
+    lines = log.lines()
+    bases = [line.sequence for line in lines if line.kind == "base"]
+    if len(bases) < keep:
+        return []
+    kept = bases[-keep]
+    log.begin(bases[-keep - SPARE] if len(bases) >= keep + SPARE else lines[0].sequence, kept)
+    gone = [path for number, path in directories(log.folder) if number < kept]
+    for path in gone:
+        atomic.remove(path)
+    return [path.name for path in gone]

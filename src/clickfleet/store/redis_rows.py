@@ -1,0 +1,192 @@
+"""Rows in Redis, for tables larger than a machine's memory: written from a published log, read by key.
+
+    clickfleet:head                     {"prefix", "sequence", "hash", "chain", "factors"}
+    clickfleet:<prefix>:<8 bytes>       embed_w, and embedx where the row has it, as little-endian float32
+
+The prefix names the base; deltas change rows under it. A new base is written beside the old one, then the head changes, then the old
+rows are deleted. Deltas change rows in place, so a reply may mix rows of two sequences while a delta is written. If that matters, serve
+from files.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import numpy as np
+
+from clickfleet.data.batch import Floats, Keys
+from clickfleet.errors import CheckpointError, MissingError, PublishError
+from clickfleet.store.published import LOG, Entry, Log, since_base
+
+HEAD = b"clickfleet:head"
+
+
+class RedisHead(TypedDict):
+    """The entry that the rows in Redis belong to."""
+
+    prefix: str
+    sequence: int
+    hash: str
+    chain: str
+    factors: int
+
+
+class FillResult(TypedDict):
+    url: str
+    sequence: int
+    entries: int
+    rows: int
+    deleted: int
+
+
+CHUNK = 5000
+
+
+def connect(url: str) -> Any:
+    try:
+        import redis
+    except ModuleNotFoundError:
+        raise MissingError("redis", "redis") from None
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=10, socket_connect_timeout=3)
+        client.ping()
+    except (redis.RedisError, ValueError, OSError) as error:
+        raise PublishError(f"cannot reach {url}: {error}") from None
+    return client
+
+
+def head(client: Any) -> RedisHead | None:
+    """Return the facts of the entry that the rows belong to; None if there is none yet."""
+    found = client.get(HEAD)
+    if found is None:
+        return None
+    try:
+        facts = json.loads(found)
+        return cast(RedisHead, {**facts, "prefix": str(facts["prefix"])})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{HEAD.decode()} in Redis is damaged: {error}", "fill Redis again") from None
+
+
+def names(prefix: str, keys: Keys) -> list[bytes]:
+    start, raw = f"clickfleet:{prefix}:".encode(), keys.astype("<u8").tobytes()
+    return [start + raw[at : at + 8] for at in range(0, len(raw), 8)]
+
+
+def fill(
+    url: str,
+    published: Log | Path | str,
+    say: Callable[[str], None] = lambda text: None,
+    check: Callable[[Entry], object] = Entry.verify,
+) -> FillResult:
+    """Bring Redis to the newest entry of a log, or to a single entry: by deltas if possible, else by the base.
+
+    `check` raises for an entry that must not be written.
+    """
+    client = connect(url)
+    before = head(client)
+    todo, last, anew = _todo(published, None if before is None else before["hash"])
+    prefix = todo[0].hash[:16] if before is None or anew else before["prefix"]
+    written = deleted = 0
+    for entry in todo:
+        check(entry)
+        if entry.base:
+            _remove(client, prefix)  # left by an interrupted call
+        written += _write(client, prefix, entry)
+        gone = np.asarray(entry.deleted(), np.uint64)
+        for at in range(0, len(gone), CHUNK):
+            deleted += int(client.delete(*names(prefix, gone[at : at + CHUNK])))
+        facts: RedisHead = {
+            "prefix": prefix,
+            "sequence": entry.sequence,
+            "hash": entry.hash,
+            "chain": entry.manifest["chain"],
+            "factors": entry.manifest["factors"],
+        }
+        client.set(HEAD, json.dumps(facts))
+        say(f"entry {entry.sequence}: {entry.manifest['rows']:,} rows, {entry.manifest['deleted']:,} deleted")
+    if before is not None and before["prefix"] != prefix:
+        _remove(client, before["prefix"])
+    return {"url": url, "sequence": last, "entries": len(todo), "rows": written, "deleted": deleted}
+
+
+def _todo(published: Log | Path | str, there: str | None) -> tuple[list[Entry], int, bool]:
+    """Return the entries to write after the one with hash `there`, the last sequence, and whether they start with a base."""
+    if not isinstance(published, Log):
+        folder = Path(published)
+        if not (folder / LOG).is_file():
+            entry = Entry(folder)
+            if not entry.base:
+                raise PublishError(f"{folder} is a delta", "name the log it belongs to")
+            return ([], entry.sequence, False) if entry.hash == there else ([entry], entry.sequence, True)
+        published = Log(folder)
+    lines = since_base(published.lines())
+    if not lines:
+        raise CheckpointError(f"{published.folder} holds no published base")
+    at = next((i for i, line in enumerate(lines) if line.hash == there), -1)
+    return [published.entry(line) for line in lines[at + 1 :]], lines[-1].sequence, at < 0
+
+
+def _write(client: Any, prefix: str, entry: Entry) -> int:
+    written = 0
+    for keys, rows in rows_of(entry):
+        for at in range(0, len(keys), CHUNK):
+            some = names(prefix, keys[at : at + CHUNK])
+            client.mset(dict(zip(some, (row.tobytes() for row in rows[at : at + CHUNK]), strict=True)))
+            written += len(some)
+    return written
+
+
+def rows_of(entry: Entry) -> Iterator[tuple[Keys, Floats]]:
+    """Yield, for each record batch, the keys and their [embed_w, embedx] or [embed_w]."""
+    for batch in entry.batches():
+        keys = np.frombuffer(batch.column("key").buffers()[1], np.uint64, len(batch), 8 * batch.column("key").offset)
+        weight = batch.column("embed_w")
+        weights = np.frombuffer(weight.buffers()[1], np.float32, len(batch), 4 * weight.offset)
+        factors = batch.column("embedx").flatten()
+        values = (
+            np.frombuffer(factors.buffers()[1], np.float32, len(factors), 4 * factors.offset) if len(factors) else None
+        )
+        columns = [weights[:, None], *([] if values is None else [values.reshape(len(batch), -1)])]
+        yield keys, np.concatenate(columns, axis=1).astype("<f4")
+
+
+def _remove(client: Any, prefix: str) -> None:
+    some: list[bytes] = []
+    for name in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK):
+        some.append(name)
+        if len(some) == CHUNK:
+            client.delete(*some)
+            some = []
+    if some:
+        client.delete(*some)
+
+
+def read(client: Any, prefix: str, keys: Keys, factors: int) -> tuple[Floats, Any]:
+    """Return the rows of distinct keys (zeros if missing) and a mask of those found. Uses one MGET per few thousand keys."""
+    width = 1 + factors
+    out = np.zeros((len(keys), width), np.float32)
+    known = np.zeros(len(keys), bool)
+    for at in range(0, len(keys), CHUNK):
+        for place, found in enumerate(client.mget(names(prefix, keys[at : at + CHUNK])), start=at):
+            if found is None:
+                continue
+            if len(found) not in (4, 4 * width):
+                raise CheckpointError(
+                    f"a row in Redis has {len(found)} bytes, not 4 or {4 * width}", "fill Redis again"
+                )
+            row = np.frombuffer(found, "<f4")
+            out[place, : len(row)] = row
+            known[place] = True
+    return out, known
+
+
+def count(client: Any, prefix: str) -> int:
+    """Count the rows by scanning all names."""
+    return sum(1 for _ in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK))
+
+
+def all_keys(client: Any, prefix: str) -> Iterable[int]:
+    start = len(f"clickfleet:{prefix}:")
+    for name in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK):
+        yield int.from_bytes(name[start:], "little")

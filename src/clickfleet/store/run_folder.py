@@ -1,0 +1,149 @@
+"""The folder of a run: local and locked, and mirrored if the run is at a URL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clickfleet.config.load import Config, checked, dump, with_new_names
+from clickfleet.config.load import read as read_yaml
+from clickfleet.data.schema import Schema
+from clickfleet.errors import CheckpointError
+from clickfleet.store import atomic, checkpoint, mirror, published
+from clickfleet.store.lock import Lock
+from clickfleet.store.mirror import Mirror
+
+State = dict[str, Any]
+
+
+def resolve(model: str | Path) -> Path:
+    """Return the folder that MODEL names: a checkpoint, or a published entry or log.
+
+    A run folder means its best checkpoint if that is kept, else its newest. RUN/LATEST, RUN/BEST and RUN/EPOCH-0000 name one checkpoint.
+    """
+    if (url := mirror.url_of(model)) is not None:
+        there, _, label = url.rpartition("/")
+        if checkpoint.is_label(label):
+            return resolve(mirror.Mirror(there).fetch_model(label) / label)
+        return resolve(mirror.Mirror(url).fetch_model())
+    path = Path(model)
+    if (path / atomic.MANIFEST).is_file() or (path / published.LOG).is_file():
+        return path
+    if checkpoint.is_label(path.name):
+        for folder in (path.parent, path.parent / "checkpoints"):
+            if (folder / path.name).is_file():
+                return checkpoint.labelled(folder, path.name)
+    for folder in (path, path / "checkpoints"):
+        if (found := checkpoint.chosen(folder)) is not None:
+            return found
+    raise CheckpointError(
+        f"{model} holds no model" if path.exists() else f"{model} does not exist",
+        "name a run folder with a checkpoint, RUN/LATEST, RUN/BEST if it is kept, a checkpoint, or a published log or entry",
+    )
+
+
+def describe(path: Path) -> str:
+    """Describe a resolved path for the user: its URL or path, and whether it is the run's best or newest checkpoint."""
+    labels = {checkpoint.BEST: "the best test AUC", checkpoint.LATEST: "the newest"}
+    named = next((words for label, words in labels.items() if checkpoint.is_named(path, label)), None)
+    return f"{mirror.origin(path) or path}" + (f" ({named})" if named else "")
+
+
+def read_config(path: Path, trust: bool = False) -> Config:
+    """Read the configuration of the run that wrote a checkpoint. Without `trust`, code that it names is not run."""
+    text = checkpoint.parsed(path, "config.yaml", bytes.decode)
+    raw = with_new_names(read_yaml(text, str(path)))
+    return checked(Config, raw, source=str(path), origin="" if trust else str(path / "config.yaml"))
+
+
+def read_schema(path: Path) -> Schema:
+    manifest = atomic.read_manifest(path, "checkpoint")
+    if "schema" not in manifest:
+        raise CheckpointError(f"{path} is the checkpoint of a table, not of a training run")
+    with atomic.damage_errors(path / atomic.MANIFEST):
+        return Schema.from_dict(manifest["schema"], str(path))
+
+
+def entries(path: Path) -> list[published.Entry] | None:
+    """Return the published entries that make up the model at `path`; None if it is a checkpoint."""
+    if (path / published.LOG).is_file():
+        return published.Log(path).newest()
+    if atomic.read_kind(path) != published.KIND:
+        return None
+    entry = published.Entry(path)
+    if entry.base:
+        return [entry]
+    log = published.Log(path.parent)
+    before = [other for other in log.lines() if other.sequence <= entry.sequence]
+    bases = [i for i, other in enumerate(before) if other.kind == "base"]
+    if not bases or before[-1].hash != entry.hash:
+        raise CheckpointError(f"{path} is a delta without its base", "leave it in the folder it was published to")
+    return [log.entry(other) for other in before[bases[-1] :]]
+
+
+def whole(path: Path) -> Path:
+    """Return a checkpoint that has its row files; download it if they are only at its URL."""
+    return path if any(path.glob("rows-*")) else resolve(mirror.origin(path) or path)
+
+
+def step(path: Path) -> int:
+    """Return the step of the model at a resolved path."""
+    chain = entries(path)
+    return int(atomic.read_manifest(path, "checkpoint")["step"] if chain is None else chain[-1].manifest["step"])
+
+
+def read_state(path: Path) -> State:
+    """Read the progress of the run from a checkpoint."""
+    state: State = checkpoint.parsed(path, "state.json", json.loads)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path / 'state.json'} is damaged: it holds {type(state).__name__}, not an object")
+    return state
+
+
+NO_CHECKPOINT = "no checkpoint in {} yet: starting from the beginning"
+
+
+def home_of(where: str | Path) -> Path:
+    """Return the local folder of a run."""
+    url = mirror.url_of(where)
+    return Path(where).absolute() if url is None else mirror.home(url)
+
+
+@contextmanager
+def at_home(where: str | Path, resume: bool | None = None, rows: bool = True) -> Iterator[tuple[Path, Mirror | None]]:
+    """Lock and yield the local folder of a run, and its mirror if the run is at a URL.
+
+    A run at a URL is downloaded first and uploaded at the end. `resume`: whether there must be a checkpoint (True), must be none (False)
+    or either (None). `rows`: whether this machine needs the row files.
+    """
+    url, folder = mirror.url_of(where), home_of(where)
+    with Lock(folder / ".lock", "trains" if url is None else f"trains {url}"):
+        if url is None:
+            yield folder, None
+            return
+        copy = Mirror(url, folder)
+        copy.empty()
+        if resume is False and copy.steps():
+            raise CheckpointError(f"{url} already holds a run", "resume it with --resume, or choose another run.dir")
+        if resume is not False:
+            copy.fetch(rows, must=resume is True)
+        try:
+            yield folder, copy
+        finally:
+            copy.close()
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write the configuration into a run folder, atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write_file(folder / "config.yaml", dump(at_origin(config)).encode())
+
+
+def at_origin(config: Config) -> Config:
+    """Return the configuration with the URL of its run instead of the local folder."""
+    url = mirror.origin(config.run.dir)
+    return config if url is None else replace(config, run=replace(config.run, dir=url))

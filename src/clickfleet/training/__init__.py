@@ -1,0 +1,1 @@
+"""Training on one machine: network, learner, loop, modes, metrics, saving, export, report."""

@@ -1,0 +1,205 @@
+"""Building blocks that several models share: MLP, first-order part, field vectors, pairs, initial values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clickfleet.training.fused import Buffers, FusedTower, Sink, infer
+
+Init = Callable[[Tensor], object]
+"""Fills a tensor in place."""
+
+
+def normal(std: float) -> Init:
+    return lambda tensor: nn.init.normal_(tensor, std=std)
+
+
+def truncated(std: float) -> Init:
+    """Normal, truncated at two standard deviations."""
+    return lambda tensor: nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
+
+
+def constant(value: float) -> Init:
+    return lambda tensor: nn.init.constant_(tensor, value)
+
+
+def by_fan_in(gain: float, kind: Callable[[float], Init] = normal) -> Init:
+    """`kind` with standard deviation gain/√fan_in of a weight [out, in]."""
+    return lambda weight: kind(gain / math.sqrt(weight.shape[1]))(weight)
+
+
+def factor_std(dim: int) -> float:
+    """0.1/√d: the standard deviation of initial factors in PaddleRec."""
+    return 0.1 / math.sqrt(dim)
+
+
+def side_by_side(*parts: Tensor) -> Tensor:
+    """Concatenate parts [B, …] to one [B, n]. Skip empty parts: an exported graph must not use an empty axis.
+
+    >>> side_by_side(torch.ones(2, 3, 2), torch.ones(2, 0), torch.ones(2, 1)).shape
+    torch.Size([2, 7])
+    """
+    there = [part.flatten(1) for part in parts if math.prod(part.shape[1:])]
+    return torch.cat(there, 1) if len(there) > 1 else there[0]
+
+
+class Tower(nn.Module):
+    """An MLP with ReLU over the concatenated inputs; see `tower`."""
+
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        relu_last: bool = False,
+        init: Init | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.relu_last = relu_last
+        active = widths[1:] if relu_last else widths[1:-1]
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in active) if batch_norm else None
+        self.dropout = dropout
+        self.buffers_ = Buffers()
+        self.sink: Sink | None = None  # set by the owner of the gradients, `optimizer.Flat`
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            if init is not None:
+                init(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *parts: Tensor) -> Tensor: ...
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        ours = parts[0].device.type == "cpu" and len(parts[0]) > 0 and not torch.compiler.is_compiling()
+        if ours and self.norms is None and not (self.training and self.dropout > 0):
+            params: list[Any] = [p for layer in self.layers for p in (layer.weight, layer.bias)]
+            if not torch.is_grad_enabled():
+                return infer(self.buffers_, self.relu_last, parts, params)
+            if self.training:
+                return FusedTower.apply(self.buffers_, self.relu_last, self.sink, len(parts), *parts, *params)  # type: ignore[no-any-return, no-untyped-call]
+        h = side_by_side(*parts)
+        for i, layer in enumerate(self.layers):
+            h = F.linear(h, layer.weight, layer.bias)  # type: ignore[arg-type]
+            if i < len(self.layers) - 1 or self.relu_last:
+                h = F.relu(h)
+                if self.norms is not None:
+                    h = self.norms[i](h)
+                h = F.dropout(h, self.dropout, self.training)
+        return h
+
+
+def tower(
+    inputs: int,
+    *widths: int,
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+    relu_last: bool = False,
+    init: Init | None = None,
+) -> Tower:
+    """Return an MLP `inputs → widths…` with ReLU, then batch norm, then dropout after every layer but the last.
+
+    It accepts its inputs in parts, [B, …] each, and concatenates them. Training runs as one fused node unless dropout
+    or batch norm require plain layers. Scoring reuses buffers. Export uses standard operators.
+
+    >>> tower(7, 4, 1)(torch.ones(2, 3, 2), torch.ones(2, 1)).shape
+    torch.Size([2, 1])
+    """
+    return Tower((inputs, *widths), dropout, batch_norm, relu_last, init)
+
+
+class DroppedTower(nn.Module):
+    """The MLP of some original networks: dropout after each linear layer and after each ReLU."""
+
+    def __init__(self, widths: tuple[int, ...], dropout: float, relu_last: bool = False) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            linear = nn.Linear(a, b)
+            by_fan_in(1.0, normal)(linear.weight)
+            nn.init.zeros_(linear.bias)
+            layers += [linear, nn.Dropout(dropout), nn.ReLU(), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*(layers if relu_last else layers[:-2]))
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        out: Tensor = self.layers(side_by_side(*parts))
+        return out
+
+
+class Wide(nn.Module):
+    """The first-order part Σ_j w_j + a·x + b: w are the first-order weights of the rows, x the dense values.
+
+    The sum leaves out what the schema lacks. Without slots and dense columns it is b alone, one number for all rows.
+    """
+
+    def __init__(self, dense: int, init: Init | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dense))
+        self.bias = nn.Parameter(torch.zeros(1))
+        if init is not None and dense:
+            init(self.weight)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, first: Tensor | None, dense: Tensor) -> Tensor: ...
+
+    def forward(self, first: Tensor | None, dense: Tensor) -> Tensor:
+        parts = [] if first is None or not first.shape[1] else [first.sum(1)]
+        if len(self.weight):
+            parts.append(dense @ self.weight)
+        return reduce(torch.add, [*parts, self.bias])
+
+
+class FieldVectors(nn.Module):
+    """Every field as a vector, [B, S+F, d]: the pooled factors of a slot, or x_i·A_i for a dense value x_i."""
+
+    def __init__(self, dense: int, width: int, init: Init) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.zeros(dense, width))
+        if dense and width:
+            init(self.vectors)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, factors: Tensor, dense: Tensor) -> Tensor: ...
+
+    def forward(self, factors: Tensor, dense: Tensor) -> Tensor:
+        if not len(self.vectors):
+            return factors
+        vectors = dense.unsqueeze(2) * self.vectors
+        return torch.cat([factors, vectors], 1) if factors.shape[1] else vectors
+
+
+def fm_pairs(fields: Tensor) -> Tensor:
+    """Return Σ_{f<g} ⟨e_f, e_g⟩ of field vectors [B, n, d] in O(n·d): half of squared sum minus sum of squares.
+
+    >>> fm_pairs(torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]))  # 11 + 17 + 39
+    tensor([67.])
+    """
+    return (fields.sum(1).square() - fields.square().sum(1)).sum(1) / 2
+
+
+class Pairs(nn.Module):
+    """All index pairs i < j of n items, row by row: (0,1), (0,2), …, (1,2), …"""
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        left, right = torch.triu_indices(n, n, 1)
+        self.register_buffer("left", left, persistent=False)
+        self.register_buffer("right", right, persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.left)

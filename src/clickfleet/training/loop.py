@@ -1,0 +1,665 @@
+"""The training loop, and the job that a mode trains.
+
+`Loop.run` is the loop of every kind of training: on one machine, over a stream, and on a cluster. It trains one stretch after
+another. A stretch ends where an evaluation, a checkpoint or the end of an epoch is due, or after a signal.
+
+A `Job` hands out batches, holds the table and the trainer threads, and counts what was trained.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Generic, NoReturn, Protocol, TypedDict, TypeVar
+
+import torch
+
+from clickfleet.config.load import Config
+from clickfleet.data.batch import Batch, Floats, SourceState
+from clickfleet.data.dataset import Source
+from clickfleet.errors import CheckpointError, DataError, TrainingError
+from clickfleet.store.run_folder import State
+from clickfleet.training.learner import Learner
+from clickfleet.training.metrics import Metrics
+from clickfleet.training.monitor import PHASES, Monitor, Progress
+from clickfleet.training.optimizer import clip
+from clickfleet.training.predict import Results
+from clickfleet.training.saving import Saver
+from clickfleet.training.sharding import Gradient, Link
+from clickfleet.training.step import Result, Step
+
+S = TypeVar("S")
+
+
+class Loop(ABC, Generic[S]):
+    """The loop that all training shares."""
+
+    def run(self) -> None:
+        """Train all epochs that are left."""
+        for epoch in self.epochs():  # after a resume: the rest of one, then the others; online: passes
+            self.train_epoch(epoch)
+        self.finish()
+
+    def train_epoch(self, epoch: int) -> None:
+        """Train what is left of an epoch."""
+        for stretch in self.stretches(epoch):  # each until an evaluation, a checkpoint or the end is due
+            self.train(stretch)
+            self.evaluate_if_due()
+            self.save_if_due()
+
+    @abstractmethod
+    def epochs(self) -> Iterator[int]:
+        """Yield the number of each epoch, or pass, that is to be trained."""
+
+    @abstractmethod
+    def stretches(self, epoch: int) -> Iterator[S]:
+        """Yield what to train next until the epoch ends or the run stops."""
+
+    @abstractmethod
+    def train(self, stretch: S) -> None:
+        """Train one stretch."""
+
+    @abstractmethod
+    def evaluate_if_due(self) -> None:
+        """Evaluate between two stretches, and conclude an epoch that has ended."""
+
+    @abstractmethod
+    def save_if_due(self) -> None:
+        """Write a checkpoint between two stretches."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write the last checkpoint."""
+
+
+class Clock:
+    """Where the time of one trainer thread goes."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.cpu_seconds = dict.fromkeys(PHASES, 0.0)
+        """Of this thread alone."""
+        self.last = time.perf_counter()
+        self._cpu = time.thread_time()
+
+    def start(self) -> None:
+        self.last, self._cpu = time.perf_counter(), time.thread_time()
+
+    def lap(self, phase: str) -> None:
+        """Count the time since the last lap as spent on `phase`."""
+        now, cpu = time.perf_counter(), time.thread_time()
+        self.seconds[phase] += now - self.last
+        self.cpu_seconds[phase] += cpu - self._cpu
+        self.last, self._cpu = now, cpu
+
+
+class Trainer:
+    """What one trainer thread has for itself."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.clock = step, Clock()
+
+
+class Job:
+    """One run of training, from its first step to its last. Its trainer threads may use it concurrently."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        source: Source,
+        metrics: Metrics,
+        report: Callable[[Job], None] = lambda job: None,
+        *,
+        trainers: int = 1,
+        threads: int = 1,
+    ) -> None:
+        self.learner, self.source, self.metrics = learner, source, metrics
+        self.table, self.optimizer = learner.table, learner.optimizer
+        self.trainers = [Trainer(step) for step in learner.steps(trainers)]
+        self.threads_inside = max(1, threads // trainers)
+        self.steps = 0
+        """Batches handed out since the run began."""
+        self.rows = 0
+        self.loss = self.weight = 0.0
+        """Sums since this job began."""
+        self.stop_at: int | None = None
+        """The step before which the stretch ends."""
+        self.stop_when: Callable[[], bool] = lambda: False
+        """Whether the stretch ends at once."""
+        self.epoch_ended = False
+        self._report = report
+        self._stream: Iterator[Batch] | None = None
+        self._ahead: tuple[Batch, SourceState] | None = None  # a batch read to see whether there is one
+        self._reading, self._reporting = threading.Lock(), threading.Lock()
+        self._failure: BaseException | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether the stretch ends, apart from `stop_at`."""
+        return self.epoch_ended or self.stop_when()
+
+    @property
+    def epoch(self) -> int:
+        return self.source.epoch
+
+    @property
+    def bytes_read(self) -> int:
+        return int(self.source.counters.bytes)
+
+    @property
+    def bad_lines(self) -> int:
+        return int(self.source.counters.bad_lines)
+
+    @property
+    def auc(self) -> float:
+        return self.metrics.buckets.auc
+
+    @property
+    def sliding_auc(self) -> float | None:
+        """The AUC of the last batches, if it is measured."""
+        return None if self.metrics.sliding is None else self.metrics.sliding.auc
+
+    def table_stats(self) -> dict[str, int]:
+        return self.table.stats()
+
+    def together(self, work: Callable[[Trainer], None]) -> None:
+        """Run `work` in all trainer threads. The first error ends them all."""
+
+        def run(trainer: Trainer) -> None:
+            torch.set_num_threads(self.threads_inside)  # of this thread
+            trainer.clock.start()
+            try:
+                work(trainer)
+            except BaseException as error:
+                self._failure = self._failure or error
+
+        if len(self.trainers) == 1:
+            before = torch.get_num_threads()
+            run(self.trainers[0])
+            torch.set_num_threads(before)
+        else:
+            workers = [
+                threading.Thread(target=run, args=(trainer,), name=f"clickfleet-trainer-{i}", daemon=True)
+                for i, trainer in enumerate(self.trainers)
+            ]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        if self._failure is not None:
+            self.close()
+            raise self._failure
+
+    def batches(self, clock: Clock) -> Iterator[Batch]:
+        """Yield the next batches for this thread until the stretch ends."""
+        while True:
+            with self._reading:
+                clock.lap("wait")
+                if self._failure is not None or self.steps == self.stop_at or self.stop_when():
+                    return
+                batch = self._next()
+                if batch is None:
+                    return
+                self.steps += 1
+            clock.lap("read")
+            yield batch
+
+    def _next(self) -> Batch | None:
+        if self._ahead is not None:
+            (batch, _), self._ahead = self._ahead, None
+            return batch
+        if self._stream is None:
+            self._stream = iter(self.source)
+        following = next(self._stream, None)
+        self.epoch_ended = following is None
+        return following
+
+    def look_ahead(self) -> None:
+        """Find out whether the epoch has ended. Call it while no trainer works."""
+        if self._ahead is None and not self.epoch_ended:
+            position = self.source.state()
+            batch = self._next()
+            self._ahead = None if batch is None else (batch, position)
+
+    def position(self) -> SourceState:
+        """Return the state of the source after the last batch trained."""
+        return self.source.state() if self._ahead is None else self._ahead[1]
+
+    def begin_epoch(self) -> None:
+        """Start over: the next batch is the first of the next epoch."""
+        self._stream, self.epoch_ended = None, False
+
+    def report(self, batch: Batch, result: Result) -> None:
+        """Count a batch that was trained."""
+        with self._reporting:
+            if result.labels is not None:
+                self.metrics.update(result.scores, result.labels)
+            else:
+                assert batch.labels is not None
+                self.metrics.update(result.scores, batch.labels, batch.weights, batch.groups)
+            self.rows += len(batch)
+            self.loss += result.loss
+            self.weight += result.push.n
+            self._report(self)
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of the trainers' time in each phase."""
+        sums = {phase: sum(trainer.clock.seconds[phase] for trainer in self.trainers) for phase in PHASES}
+        total = sum(sums.values()) or 1.0
+        return {phase: seconds / total for phase, seconds in sums.items()}
+
+    def close(self) -> None:
+        """Stop reading. The position stays where the last batch was handed out."""
+        if self._stream is not None and hasattr(self._stream, "close"):
+            self._stream.close()
+        self._stream = None
+
+
+@dataclass
+class RunProgress:
+    """How far a run has come, besides its steps. Part of every checkpoint."""
+
+    epoch: int = 0
+    best_auc: float | None = None
+    best_step: int | None = None
+    waited: int = 0
+    """Evaluations since the best."""
+    evaluated_at: int = -1
+    stopped_early: bool = False
+    train: Results | None = None
+    """Metrics of the last whole epoch."""
+    test: Results | None = None
+    best_test: Results | None = None
+    """The test metrics behind best_auc."""
+
+    @classmethod
+    def resumed(cls, saved: Mapping[str, Any], config: Config) -> RunProgress:
+        """Return the progress of a checkpoint. The patience may have changed since it was written."""
+        found, patience = cls(**saved), config.train.patience
+        found.stopped_early = patience is not None and found.waited >= patience
+        return found
+
+    def end_epoch(self, run: Progress, metrics: Metrics, monitor: Monitor, trained_s: float) -> None:
+        """Count an epoch that has ended, and record its metrics."""
+        if run.rows == 0:
+            raise DataError("there are no rows to train on", "check data.train: the files are empty")
+        self.train = dict(metrics.results())
+        monitor.end_epoch(run, {"epoch": self.epoch, "step": run.steps, **self.train}, trained_s)
+        monitor.log(f"epoch {self.epoch} done: step {run.steps:,}, {words(self.train)}")
+        self.epoch += 1
+
+    def take_test(self, results: Results, epoch: int, step: int, patience: int | None, monitor: Monitor) -> None:
+        """Record the results of an evaluation. Stop the run early if the best one is too long ago."""
+        self.test, self.evaluated_at = results, step
+        if self.best_auc is None or results["auc"] > self.best_auc:
+            self.best_auc, self.best_step, self.waited, self.best_test = results["auc"], step, 0, results
+        else:
+            self.waited += 1
+        shown = {key: value for key, value in results.items() if key != "slices"}
+        monitor.record("test", {"epoch": epoch, "step": step, **shown})
+        monitor.log(f"test after step {step:,}: {words(results)}")
+        if patience is not None and self.waited >= patience:
+            self.stopped_early = True
+            monitor.log(
+                f"stopped: no better test AUC than {self.best_auc:.4f} of step {self.best_step:,} in {self.waited} evaluations"
+            )
+
+
+def keeps_best(config: Config) -> bool:
+    """Return whether a run keeps its checkpoint with the best test AUC. If so, the run folder names that model."""
+    return config.train.patience is not None if config.run.keep_best is None else config.run.keep_best
+
+
+class Arrangement(TypedDict, total=False):
+    """What decides the last bits of a result: threads, kind of CPU and version of torch; on a cluster, the mode."""
+
+    deterministic: bool
+    threads: int
+    hogwild: int
+    cpu: str
+    mode: str
+
+
+class SessionJob(Protocol):
+    """What a session needs of the job it trains: a `Job` of this process, or the workers of a cluster."""
+
+    learner: Learner
+    steps: int
+    stop_at: int | None
+    stop_when: Callable[[], bool]
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def epoch_ended(self) -> bool: ...
+    def look_ahead(self) -> None: ...
+    def position(self) -> SourceState: ...
+
+
+J = TypeVar("J", bound=SessionJob)
+
+
+class Session(Loop[J]):
+    """Trains a job by a mode, and saves it: what epochs over files and passes of a stream have in common."""
+
+    def __init__(
+        self,
+        config: Config,
+        job: J,
+        mode: Callable[[J], None],
+        monitor: Monitor,
+        saver: Saver | None,
+        arrangement: Arrangement,
+    ) -> None:
+        self.config, self.job, self.mode, self.monitor, self.saver = config, job, mode, monitor, saver
+        self.arrangement = arrangement
+        self.progress = RunProgress()
+        self.signal: int | None = None
+        """The signal that interrupted the run."""
+        self.trained_s = self.last_save_s = 0.0
+        """Seconds of training, without evaluations and the last checkpoint; seconds of the last checkpoint."""
+        self._begun = False
+        self._saved_at = self._saved_step = 0.0
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return self.saver is not None
+
+    def _start(self) -> None:
+        self._saved_at, self._saved_step, self._begun = time.monotonic(), self.job.steps, False
+        self.job.stop_when = lambda: self.signal is not None or self._time_is_due()
+
+    def _time_is_due(self) -> bool:
+        every = self.config.run.checkpoint_every
+        return self.saves and every is not None and time.monotonic() - self._saved_at >= every
+
+    def _checkpoint_due(self) -> bool:
+        if not self.saves or self._saved_step == self.job.steps:
+            return False
+        return self._time_is_due() or is_due(self.config.run.checkpoint_every_steps, self.job.steps)
+
+    def _save(self, epoch: int | None = None, last: bool = False) -> None:
+        if not self.saves:
+            return
+        begin = time.monotonic()
+        if not torch.isfinite(self.job.learner.flat.values).all():
+            raise TrainingError(
+                f"step {self.job.steps}: a dense weight is not finite; no checkpoint of it was written",
+                "lower dense.lr or set dense.clip_norm, and resume from the last checkpoint with --resume",
+            )
+        try:
+            state = self.state()
+        except (
+            CheckpointError
+        ) as error:  # the disk is full: metrics that are not on disk cannot be part of a checkpoint
+            if last:
+                raise
+            self.monitor.log(f"no checkpoint: {error}")
+            self._saved_at = time.monotonic()
+            return
+        self._write(state, epoch)
+        if last:
+            self._wait(last=True)
+        took = time.monotonic() - begin
+        self._saved_at, self._saved_step = time.monotonic(), self.job.steps
+        if last:
+            self.last_save_s = took
+        else:
+            self.trained_s += took
+
+    @abstractmethod
+    def _write(self, state: State, epoch: int | None) -> None:
+        """Start to write a checkpoint; `epoch` is the one that ends with it."""
+
+    def _wait(self, last: bool = False) -> None:
+        """Wait until the checkpoint is written. Unless it is the last one, a failure is only logged."""
+        if self.saver is not None:
+            self.saver.wait(last)
+
+    def state(self) -> State:
+        """Return the state of the run for a checkpoint."""
+        self.monitor.mark(self.job.steps)
+        return {
+            "version": 1,
+            "step": self.job.steps,
+            "rows": self.job.rows,
+            "reader": self.job.position(),
+            "progress": vars(self.progress),
+            "arrangement": self.arrangement,
+        }
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Save and stop after the step at the first SIGTERM, SIGINT or SIGHUP. The second one has its usual effect."""
+
+        def stop(number: int) -> None:
+            self.signal = number
+
+        return interruptible(stop)
+
+
+def is_due(every: int | None, steps: int) -> bool:
+    """Return whether something that happens every so many steps happens after this one."""
+    return every is not None and steps > 0 and steps % every == 0
+
+
+class TrainingSession(Session[Job]):
+    """Epochs over the training data. `evaluate` returns the test metrics; it is None without test data."""
+
+    def __init__(
+        self,
+        config: Config,
+        job: Job,
+        mode: Callable[[Job], None],
+        monitor: Monitor,
+        saver: Saver | None,
+        arrangement: Arrangement,
+        evaluate: Callable[[], Results] | None,
+    ) -> None:
+        super().__init__(config, job, mode, monitor, saver, arrangement)
+        self.evaluate = evaluate
+        self._keeps_best = keeps_best(config)
+        self._ended: int | None = None
+        """The epoch that has just ended."""
+
+    def epochs(self) -> Iterator[int]:
+        self._start()
+        self.monitor.start(self.job)
+        while not self._over():
+            yield self.progress.epoch
+            if self.signal is not None:
+                return
+
+    def stretches(self, epoch: int) -> Iterator[Job]:
+        job, config = self.job, self.config
+        self._begun = True
+        while True:
+            periods = [config.train.eval_every if self.evaluate else None]
+            periods.append(config.run.checkpoint_every_steps if self.saves else None)
+            job.stop_at = min(((job.steps // every + 1) * every for every in periods if every), default=None)
+            yield job
+            if self.progress.epoch > epoch or self.stops:
+                return
+
+    @property
+    def stops(self) -> bool:
+        """Whether no more is to be trained."""
+        return self.signal is not None or self._over()
+
+    def _over(self) -> bool:
+        return self.progress.epoch >= self.config.train.epochs or self.progress.stopped_early
+
+    def train(self, stretch: Job) -> None:
+        begin = time.monotonic()
+        self.mode(stretch)
+        self.trained_s += time.monotonic() - begin
+        stretch.look_ahead()
+        if self.signal is not None and not stretch.epoch_ended:
+            self.monitor.point(stretch)
+
+    def evaluate_if_due(self) -> None:
+        steps = self.job.steps
+        self._ended = None
+        if self.job.epoch_ended:
+            self._end_epoch()
+        elif is_due(self.config.train.eval_every, steps) and self.progress.evaluated_at != steps:
+            self._test(self.progress.epoch)
+
+    def _end_epoch(self) -> None:
+        job = self.job
+        self._ended = epoch = self.progress.epoch
+        self.progress.end_epoch(job, job.metrics, self.monitor, self.trained_s)
+        if self.progress.evaluated_at != job.steps:
+            self._test(epoch)
+        if not self.config.train.metrics.continuous:
+            job.metrics.reset()
+        job.begin_epoch()
+
+    def _test(self, epoch: int) -> None:
+        if self.evaluate is not None:
+            self.progress.take_test(self.evaluate(), epoch, self.job.steps, self.config.train.patience, self.monitor)
+
+    def save_if_due(self) -> None:
+        if self._ended is not None and self.config.run.keep_epochs and not self._over():
+            self._save(epoch=self._ended)
+        is_new_best = self._is_best() and self._saved_step != self.job.steps
+        if not self.stops and (self._checkpoint_due() or is_new_best):
+            self._save()
+
+    def finish(self) -> None:
+        if self._begun:
+            epochs = self.progress.epoch
+            self._save(epoch=epochs - 1 if epochs and self.signal is None else None, last=True)
+
+    def _is_best(self) -> bool:
+        return self._keeps_best and self.progress.best_step == self.job.steps
+
+    def _write(self, state: State, epoch: int | None) -> None:
+        assert self.saver is not None
+        self.saver.save(self.job.learner, self.job.metrics, state, epoch, best=self._is_best())
+
+    def restore(self, state: State) -> None:
+        """Resume from the state of a checkpoint."""
+        job = self.job
+        job.steps, job.rows = state["step"], state["rows"]
+        job.source.restore(state["reader"])
+        self.progress = RunProgress.resumed(state["progress"], self.config)
+        if self.saver is not None and self._is_best():  # a kill may have come before it was labelled
+            self.saver.label_best()
+        self.monitor.forget_after(state["step"], state.get("metrics_bytes"))
+
+
+def words(results: Results) -> str:
+    loss = "" if results["logloss"] is None else f", log loss {results['logloss']:.4f}"
+    sliding = f", last batches {results['sliding_auc']:.4f}" if "sliding_auc" in results else ""
+    return f"{results['rows']:,} rows, AUC {results['auc']:.4f}{loss}{sliding}"
+
+
+class WorkerJob(Job):
+    """The part of a run that one worker trains: streams of batches, and links to the shards, one per trainer."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        source: Source,
+        metrics: Metrics,
+        report: Callable[[Job], None] = lambda job: None,
+        *,
+        links: list[Link],
+        worker: int = 0,
+        workers: int = 1,
+        trainers: int = 1,
+        wanted: Callable[[], int] = lambda: 0,
+        took: Callable[[int, SourceState], None] = lambda cut, position: None,
+    ) -> None:
+        super().__init__(learner, source, metrics, report, trainers=trainers, threads=trainers)
+        self.links, self.worker, self.workers = links, worker, workers
+        self.trained = 0
+        """Batches trained. `steps` counts those handed out."""
+        self.wanted = wanted
+        """Returns the number of the checkpoint that is asked for, or 0."""
+        self.took = took
+        """Called when a checkpoint contains all batches up to a position and none after it."""
+        self.saved: dict[str, bytes] = {}
+        """Files of the mode in the checkpoint that training resumes from."""
+        self.carried: dict[str, Any] = {}
+        """State that the mode keeps from one epoch to the next."""
+        self.keep: Callable[[], dict[str, bytes]] = dict
+        """Returns the files of the mode for a checkpoint."""
+        self.queued: Callable[[], int] = lambda: 0
+        """Returns how many gradients are not acknowledged yet."""
+        self.before_checkpoint: Callable[[], None] = lambda: None
+        """Sends what the mode must send before a checkpoint."""
+
+    def report(self, batch: Batch, result: Result) -> None:
+        super().report(batch, result)
+        self.trained += 1
+
+    def adopt(self, values: Floats | None) -> None:
+        """Adopt dense values of the shards."""
+        if values is not None:
+            with torch.no_grad():
+                self.learner.flat.values.copy_(torch.from_numpy(values))
+
+    def gradient(self, trainer: Trainer, result: Result) -> Gradient:
+        """Return the dense gradient of the trainer's last step, clipped. It is valid until the next step."""
+        grads, scale = trainer.step.flat.grads, result.dense_scale
+        config = self.optimizer.config
+        if config.clip_norm is not None or config.clip_value is not None:
+            clip(config, grads.mul_(scale))
+            scale = 1.0
+        return Gradient(grads.numpy(), result.push.n, scale)
+
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+
+
+@contextmanager
+def interruptible(
+    stop: Callable[[int], None],
+    limit_s: Callable[[], float] | None = None,
+    force: Callable[[int], None] = lambda number: None,
+) -> Iterator[None]:
+    """Call `stop` at the first SIGTERM, SIGINT or SIGHUP. The second one has its usual effect.
+
+    If the block has not ended `limit_s` seconds after the first signal, another thread calls `force`. Ignored signals stay ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    ended = threading.Event()
+
+    def monitor(number: int, limit: float) -> None:
+        if not ended.wait(limit):
+            force(number)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if limit_s is not None:
+            threading.Thread(target=monitor, args=(number, limit_s()), daemon=True, name="clickfleet-stop").start()
+        stop(number)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        ended.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leave(number: int) -> NoReturn:
+    """End the program as a signal does: by KeyboardInterrupt after SIGINT, otherwise by SystemExit with 128 plus its number."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)

@@ -1,0 +1,83 @@
+"""Losses of a batch, as sums over its rows. The table needs the gradient of the sum; `Loss.dense_scale` turns it into a mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clickfleet.config import sections
+from clickfleet.errors import ConfigError
+
+
+def log_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None, epsilon: float = 0.0) -> Tensor:
+    """Σ weight·(−y ln p − (1−y) ln(1−p)), p = σ(logit); with `epsilon`, ln(p+ε) and ln(1−p+ε) as in PaddleRec.
+
+    >>> log_loss(torch.zeros(4), torch.tensor([0.0, 0.0, 1.0, 1.0])) / 4  # ln 2
+    tensor(0.6931)
+    """
+    if not epsilon:
+        return F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
+    p = torch.sigmoid(logits)
+    losses = -labels * torch.log(p + epsilon) - (1 - labels) * torch.log(1 - p + epsilon)
+    return (losses if weights is None else losses * weights).sum()
+
+
+def l2(tensors: Iterable[Tensor], strength: float) -> Tensor:
+    """strength/2 · Σ‖w‖², whose gradient is strength·w."""
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum() * (strength / 2)
+
+
+Config = sections.LossSettings
+
+
+class Loss:
+    """The objective of a step.
+
+    If only a fraction r of the negatives was kept, the odds in the data are 1/r times too high. The loss is therefore
+    computed at logit − ln r. The model learns the logits of the full traffic; evaluation and serving need no correction.
+    """
+
+    def __init__(self, config: Config, model_epsilon: float = 0.0) -> None:
+        if not 0.0 < config.negatives_kept <= 1.0:
+            raise ConfigError(
+                f"train.loss.negatives_kept must be in (0, 1], not {config.negatives_kept:g}",
+                "set it to the fraction of negatives that the training data still contains, such as 0.1",
+            )
+        self.config = config
+        self.epsilon = model_epsilon if config.epsilon is None else config.epsilon
+        self.shift = -math.log(config.negatives_kept)
+
+    def total(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
+        extra: Tensor | None = None,
+        matrices: Iterable[Tensor] = (),
+    ) -> Tensor:
+        """Return the sum over the rows. Regularisers have the scale of the mean loss of a row, so they are multiplied by Σ weights.
+
+        `extra` is the model's `extra_loss()`; `matrices` are the weights to which `l2` applies.
+        """
+        loss = log_loss(self.sampled(logits), labels, weights, self.epsilon)
+        penalty = extra
+        if self.config.l2:
+            decay = l2(matrices, self.config.l2)
+            penalty = decay if penalty is None else penalty + decay
+        return loss if penalty is None else loss + penalty * self.rows(labels, weights)
+
+    def sampled(self, logits: Tensor) -> Tensor:
+        """Return the logits on the scale of the down-sampled data, for metrics on training data."""
+        return logits + self.shift if self.shift else logits
+
+    def dense_scale(self, labels: Tensor, weights: Tensor | None = None) -> float:
+        """Return the factor for the dense gradients of `total` before the optimizer sees them. Σ weights = 0 counts as 1."""
+        return 1.0 if self.config.reduction == "sum" else 1.0 / (float(self.rows(labels, weights)) or 1.0)
+
+    @staticmethod
+    def rows(labels: Tensor, weights: Tensor | None) -> float | Tensor:
+        return len(labels) if weights is None else weights.sum()

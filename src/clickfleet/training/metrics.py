@@ -1,0 +1,373 @@
+"""AUC, log loss, calibration and related metrics: streaming, mergeable, in bounded memory.
+
+Scores fall into buckets floor(p·thresholds), 4097 by default. AUC is exact except for ties within a bucket.
+A score outside [0, 1] counts only as invalid. Updates run in the native core without the GIL.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NotRequired, TypedDict, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clickfleet import _core
+from clickfleet.config.load import Config
+from clickfleet.data.schema import Schema
+from clickfleet.errors import CheckpointError, ConfigError
+
+State = dict[str, NDArray[Any]]
+
+
+class MetricResults(TypedDict):
+    """Every metric by name; None if the rows do not determine it."""
+
+    rows: int
+    invalid: int
+    auc: float
+    logloss: float | None
+    ne: float | None
+    accuracy: float | None
+    calibration: float | None
+    bucket_error: float | None
+    actual_ctr: float | None
+    predicted_ctr: float | None
+    mae: float | None
+    rmse: float | None
+    sliding_auc: NotRequired[float]
+    gauc: NotRequired[float]
+
+
+TOTALS = ("rows", "invalid", "weight", "clicks", "predicted", "absolute", "squared", "correct", "loss")
+assert len(TOTALS) == _core.BUCKET_TOTALS
+LARGE_ENOUGH = 0.05
+"""Highest relative standard error of the expected clicks at which a group of rows is used to judge calibration."""
+
+
+class Buckets:
+    """The metrics that follow from sums and buckets.
+
+    >>> scores, labels = np.array([0.9, 0.8, 0.4, 0.1], np.float32), np.array([1, 0, 1, 0], np.float32)
+    >>> buckets = Buckets()
+    >>> buckets.update(scores, labels)
+    >>> buckets.results()["auc"], buckets.results()["accuracy"]
+    (0.75, 0.5)
+    """
+
+    def __init__(self, thresholds: int = 4096) -> None:
+        if thresholds < 1:
+            raise ConfigError(f"train.metrics.thresholds must be at least 1, not {thresholds}", "the default is 4096")
+        self.thresholds = thresholds
+        self.core = _core.Buckets(thresholds)
+
+    def update(
+        self, scores: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+    ) -> None:
+        """Add the rows of a batch. A label above 0 is a click."""
+        self.core.update(scores, labels, weights)
+
+    def merge(self, other: Buckets) -> None:
+        """Add the rows of another worker."""
+        check_equal("thresholds", other.thresholds, self.thresholds)
+        self.core.merge(other.core)
+
+    def reset(self) -> None:
+        self.core.reset()
+
+    @property
+    def auc(self) -> float:
+        """The AUC; 0.5 if one of the two classes is missing."""
+        return cast(float, self.core.auc())
+
+    def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the weight of clicks and of other rows per bucket, for ROC, calibration curve and histogram."""
+        numbers = self.state()["buckets"][len(TOTALS) :]
+        return numbers[: self.thresholds + 1], numbers[self.thresholds + 1 :]
+
+    def results(self) -> MetricResults:
+        """Return every metric by name; None if the rows do not determine it.
+
+        `ne` is the log loss divided by that of always predicting the mean CTR. `calibration` is COPC: actual clicks over
+        predicted clicks. `bucket_error` is None until there are enough rows to judge it; 0 would mean a perfect model.
+        """
+        sums = dict(zip(TOTALS, self.state()["buckets"].tolist(), strict=False))
+        rows, invalid, n = int(sums["rows"]), int(sums["invalid"]), sums["weight"]
+        if n <= 0:
+            return {
+                "rows": rows,
+                "invalid": invalid,
+                "auc": self.auc,
+                "logloss": None,
+                "ne": None,
+                "accuracy": None,
+                "calibration": None,
+                "bucket_error": None,
+                "actual_ctr": None,
+                "predicted_ctr": None,
+                "mae": None,
+                "rmse": None,
+            }
+        actual, predicted, loss = sums["clicks"] / n, sums["predicted"] / n, sums["loss"] / n
+        entropy = -sum(p * math.log(p) for p in (actual, 1 - actual) if p > 0)
+        return {
+            "rows": rows,
+            "invalid": invalid,
+            "auc": self.auc,
+            "logloss": loss,
+            "ne": loss / entropy if entropy else None,
+            "accuracy": sums["correct"] / n,
+            "calibration": actual / predicted if predicted > 1e-6 else 0.0,
+            "bucket_error": self._bucket_error(sums),
+            "actual_ctr": actual,
+            "predicted_ctr": predicted,
+            "mae": sums["absolute"] / n,
+            "rmse": math.sqrt(sums["squared"] / n),
+        }
+
+    def _bucket_error(self, sums: dict[str, float]) -> float | None:
+        """Return the mean relative error of the predicted CTR over groups of similar scores; None if no group is large enough.
+
+        If most rows are in groups that are too small, such as those with scores near 0, these groups are judged as one.
+        """
+        error, shown, expected, clicked = self.core.calibration_groups()
+        left = sums["weight"] - shown
+        blur = shown / (2 * (self.thresholds + 1))  # groups use the lower edge of each score's bucket
+        predicted = sums["predicted"] - expected - blur
+        if left > shown and 0 < predicted < left and blur < LARGE_ENOUGH * predicted:
+            mean = predicted / left
+            if math.sqrt((1 - mean) / predicted) < LARGE_ENOUGH:
+                error += abs((sums["clicks"] - clicked) / predicted - 1) * left
+                shown += left
+        return error / shown if shown > 0 else None
+
+    def state(self) -> State:
+        out = np.empty(len(TOTALS) + 2 * (self.thresholds + 1))
+        self.core.write(out)
+        return {"buckets": out}
+
+    def restore(self, state: State) -> None:
+        check_size("buckets", state, len(TOTALS) + 2 * (self.thresholds + 1))
+        self.core.read(state["buckets"])
+
+
+class Sliding:
+    """AUC over the last `size` batches."""
+
+    def __init__(self, size: int = 20, thresholds: int = 4096) -> None:
+        if size < 1:
+            raise ConfigError(f"train.metrics.sliding must be at least 1, not {size}", "the default is 20")
+        self.size = size
+        self.numbers = size * (len(TOTALS) + 2 * (thresholds + 1))
+        self.core = _core.Window(thresholds, size)
+
+    def update(
+        self, scores: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+    ) -> None:
+        self.core.update(scores, labels, weights)
+
+    @property
+    def auc(self) -> float:
+        return cast(float, self.core.auc())
+
+    def state(self) -> State:
+        out = np.empty(self.numbers)
+        self.core.write(out)
+        return {"window": out, "next": np.array([self.core.next])}
+
+    def restore(self, state: State) -> None:
+        check_size("window", state, self.numbers)
+        check_size("next", state, 1)
+        self.core.read(state["window"], int(state["next"][0]))
+
+
+class Groups:
+    """GAUC: the AUC within each group of rows, such as those of a user, averaged by weight over groups with both classes.
+
+    It is exact up to `limit` rows (16 bytes each). Beyond that it uses a fair sample of whole groups, the same on every worker.
+    """
+
+    def __init__(self, limit: int = 10_000_000) -> None:
+        self.core = _core.Groups(limit)
+
+    def update(
+        self,
+        groups: NDArray[np.uint64],
+        scores: NDArray[np.float32],
+        labels: NDArray[np.float32],
+        weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        self.core.update(groups, scores, labels, weights)
+
+    def merge(self, other: Groups) -> None:
+        self.core.merge(other.core)
+
+    def reset(self) -> None:
+        self.core.reset()
+
+    @property
+    def gauc(self) -> float:
+        return cast(float, self.core.gauc())
+
+    def state(self) -> State:
+        n = len(self.core)
+        groups, scores, weights = np.empty(n, np.uint64), np.empty(n, np.float32), np.empty(n, np.float32)
+        self.core.write(groups, scores, weights)
+        return {"groups": groups, "scores": scores, "weights": weights, "level": np.array([self.core.level])}
+
+    def restore(self, state: State) -> None:
+        for key in ("scores", "weights"):
+            check_size(key, state, len(state["groups"]))
+        self.core.reset()
+        self.core.append(state["groups"], state["scores"], state["weights"], int(state["level"][0]))
+
+
+class Slices:
+    """The metrics per value of a column, for the first `limit` values seen. Later values are counted together as None."""
+
+    def __init__(self, limit: int = 1000, thresholds: int = 1024) -> None:
+        self.limit, self.thresholds = limit, thresholds
+        self.core = _core.Slices(thresholds, limit)
+
+    def update(
+        self,
+        values: NDArray[np.uint64],
+        scores: NDArray[np.float32],
+        labels: NDArray[np.float32],
+        weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        self.core.update(values, scores, labels, weights)
+
+    def merge(self, other: Slices) -> None:
+        check_equal("thresholds", other.thresholds, self.thresholds)
+        self.core.merge(other.core)
+
+    def reset(self) -> None:
+        self.core = _core.Slices(self.thresholds, self.limit)
+
+    def results(self) -> dict[int | None, MetricResults]:
+        """Return the metrics by value, in order of appearance. None holds the values beyond the limit, if any."""
+        state, out = self.state(), {}
+        for value, numbers in zip([*state["values"].tolist(), None], state["slices"], strict=True):
+            buckets = Buckets(self.thresholds)
+            buckets.restore({"buckets": numbers})
+            out[value] = buckets.results()
+        if not out[None]["rows"] and not out[None]["invalid"]:
+            del out[None]
+        return out
+
+    def state(self) -> State:
+        values = np.empty(len(self.core), np.uint64)
+        self.core.ids(values)
+        slices = np.empty((len(values) + 1, len(TOTALS) + 2 * (self.thresholds + 1)))
+        for row, value in zip(slices, values.tolist(), strict=False):
+            self.core.write(value, False, row)
+        self.core.write(0, True, slices[-1])
+        return {"values": values, "slices": slices}
+
+    def restore(self, state: State) -> None:
+        values, slices = state["values"], state["slices"]
+        if slices.shape != (len(values) + 1, len(TOTALS) + 2 * (self.thresholds + 1)) or len(values) > self.limit:
+            raise CheckpointError(
+                f"the saved slices have shape {slices.shape}, which does not match {self.thresholds} thresholds and "
+                f"at most {self.limit} slices",
+                "resume with the metric settings of the saved run",
+            )
+        self.reset()
+        for row, value in zip(slices, values.tolist(), strict=False):
+            self.core.read(value, False, row)
+        self.core.read(0, True, slices[-1])
+
+
+class Metrics:
+    """All metrics over one stream of batches.
+
+    >>> metrics = Metrics(sliding=2)
+    >>> metrics.update(np.array([0.2, 0.9], np.float32), np.array([0, 1], np.float32))
+    >>> metrics.results()["auc"], metrics.results()["sliding_auc"]
+    (1.0, 1.0)
+    """
+
+    def __init__(
+        self, thresholds: int = 4096, sliding: int | None = None, groups: bool = False, slices: bool = False
+    ) -> None:
+        self.buckets = Buckets(thresholds)
+        self.sliding = Sliding(sliding, thresholds) if sliding else None
+        self.groups = Groups() if groups else None
+        self.slices = Slices() if slices else None
+
+    def update(
+        self,
+        scores: NDArray[np.float32],
+        labels: NDArray[np.float32],
+        weights: NDArray[np.float32] | None = None,
+        groups: NDArray[np.uint64] | None = None,
+        slices: NDArray[np.uint64] | None = None,
+    ) -> None:
+        """Add a batch. `groups` and `slices` hold a key per row; they are required if these metrics are on."""
+        self.buckets.update(scores, labels, weights)
+        if self.sliding is not None:
+            self.sliding.update(scores, labels, weights)
+        for name, metric, keys in (("groups", self.groups, groups), ("slices", self.slices, slices)):
+            if metric is not None:
+                if keys is None:
+                    raise ConfigError(f"metrics by {name} need a key per row, but the batch has none", "name a column")
+                metric.update(keys, scores, labels, weights)
+
+    def merge(self, other: Metrics) -> None:
+        """Add the rows of another worker, except for the sliding AUC: batches of two workers have no common order."""
+        self.buckets.merge(other.buckets)
+        for mine, theirs in ((self.groups, other.groups), (self.slices, other.slices)):
+            if mine is not None and theirs is not None:
+                mine.merge(theirs)  # type: ignore[arg-type]
+
+    def reset(self) -> None:
+        """Discard all rows except those of the sliding window."""
+        for metric in (self.buckets, self.groups, self.slices):
+            if metric is not None:
+                metric.reset()
+
+    def results(self) -> MetricResults:
+        out = self.buckets.results()
+        if self.sliding is not None:
+            out["sliding_auc"] = self.sliding.auc
+        if self.groups is not None:
+            out["gauc"] = self.groups.gauc
+        return out
+
+    def state(self) -> State:
+        """Return arrays by dotted name, such as `buckets.buckets`."""
+        return {f"{part}.{key}": array for part, m in self.parts().items() for key, array in m.state().items()}
+
+    def restore(self, state: State) -> None:
+        for part, metric in self.parts().items():
+            own = {key.split(".", 1)[1]: array for key, array in state.items() if key.startswith(part + ".")}
+            if not own:
+                raise CheckpointError(
+                    f"the saved metrics have no {part}", "resume with the metric settings of the saved run"
+                )
+            metric.restore(own)
+
+    def parts(self) -> dict[str, Buckets | Sliding | Groups | Slices]:
+        parts = {"buckets": self.buckets, "sliding": self.sliding, "groups": self.groups, "slices": self.slices}
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+def check_equal(what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise ConfigError(f"cannot merge metrics with {what} {found} and {expected}", f"use the same {what}")
+
+
+def check_size(key: str, state: State, numbers: int) -> None:
+    if key not in state or state[key].shape != (numbers,):
+        found = "none" if key not in state else str(state[key].size)
+        raise CheckpointError(
+            f"the saved metrics hold {found} numbers for {key}, expected {numbers}",
+            "resume with the metric settings of the saved run",
+        )
+
+
+def make_metrics(config: Config, schema: Schema) -> Metrics:
+    """Return the metrics that a configuration asks for."""
+    settings = config.train.metrics
+    return Metrics(settings.thresholds, settings.sliding or None, groups=schema.group is not None)

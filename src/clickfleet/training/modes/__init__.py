@@ -1,0 +1,109 @@
+"""Training modes, one file each. A mode decides when a trainer pulls weights and when it pushes gradients.
+
+A mode file has three public names:
+
+    Config  a frozen dataclass; its fields are the settings in the section `mode`
+    NEEDS   `Needs(...)`: what the mode requires of the rest of the program
+    train   `train(job, config)`, which trains until the job has no more batches for now
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from clickfleet.config.load import Config, checked, plain
+from clickfleet.config.plugins import extensions, module
+from clickfleet.errors import ConfigError
+from clickfleet.training.loop import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a mode requires. All fields but the first two apply to distributed modes only."""
+
+    distributed: bool
+    """Run `train` in every worker of a cluster, with a `WorkerJob`. Otherwise run it in this process, with a `Job`."""
+    deterministic: bool = False
+    """Equal seeds give equal results, so `train.deterministic` is allowed."""
+    shards_wait: bool = False
+    """A shard applies a round only after every worker has sent its part, and then as one batch."""
+    link_per_trainer: bool = False
+    """Each trainer thread has its own link to the shards. Otherwise the worker has one link for all of them."""
+    replicates_rows: bool = False
+    """Workers keep copies of rows. The shards track which worker holds which row and send back what others changed."""
+    marks_checkpoints: bool = False
+    """`train` polls `job.wanted()` and marks the checkpoint itself. Otherwise the worker stops the trainers and marks it."""
+
+    def __post_init__(self) -> None:
+        extra = [name for name in _CLUSTER_ONLY if getattr(self, name)]
+        if extra and not self.distributed:
+            raise ConfigError(
+                f"a mode needs {', '.join(extra)}, which only distributed modes have",
+                "add distributed=True to its NEEDS",
+            )
+
+
+_CLUSTER_ONLY = ("shards_wait", "link_per_trainer", "replicates_rows", "marks_checkpoints")
+
+
+def load(config: Config) -> Callable[[Job], None]:
+    """Return the training function of the configured mode, with its settings bound."""
+    found, settings = _module(config), resolve(config)
+    if not found.NEEDS.distributed:
+        check_deterministic(config)
+
+    def train(job: Job) -> None:
+        found.train(job, settings)
+
+    return train
+
+
+def resolve(config: Config) -> Any:
+    """Return the settings of the mode. The configuration overrides the environment; the environment overrides defaults."""
+    found = _module(config)
+    known = {field.name for field in dataclasses.fields(found.Config)}
+    environment = {key: value for settings in extensions("mode_settings") for key, value in settings(known).items()}
+    return checked(found.Config, {**environment, **config.mode.settings}, "mode", config.mode.name)
+
+
+def settled(config: Config) -> Config:
+    """Return the configuration with every setting of its mode written out, so that no other environment changes it."""
+    settings = {key: value for key, value in plain(resolve(config)).items() if value is not None}
+    return dataclasses.replace(config, mode=dataclasses.replace(config.mode, settings=settings))
+
+
+def needs(config: Config) -> Needs:
+    """Return what the configured mode declares."""
+    found: Needs = _module(config).NEEDS
+    return found
+
+
+def distributed(config: Config) -> bool:
+    """Return whether the mode runs on a cluster."""
+    return needs(config).distributed
+
+
+def check_deterministic(config: Config) -> None:
+    """Refuse `train.deterministic` in a mode whose results depend on timing."""
+    if config.train.deterministic and not needs(config).deterministic:
+        raise ConfigError(f"train.deterministic is not supported in mode {config.mode.name}", "use mode sync or local")
+
+
+def _module(config: Config) -> Any:
+    found: Any = module("modes", config.mode)
+    for name, what in _CONTRACT.items():
+        if not hasattr(found, name):
+            raise ConfigError(f"{found.__file__}: a mode needs {name}", what)
+    if not isinstance(found.NEEDS, Needs):
+        raise ConfigError(f"{found.__file__}: NEEDS is a {type(found.NEEDS).__name__}", _CONTRACT["NEEDS"])
+    return found
+
+
+_CONTRACT = {
+    "Config": "add a frozen dataclass Config; its fields are the settings of the mode",
+    "NEEDS": "add NEEDS = Needs(distributed=...), with Needs from clickfleet.training.modes",
+    "train": "add train(job, config), which trains on the batches of the job",
+}

@@ -1,0 +1,229 @@
+"""A worker's replica: its copy of the rows and dense weights it uses, and their values on the shards at the last exchange."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import numpy as numpy_tensors
+
+from clickfleet import _core
+from clickfleet.data.batch import Floats, Keys
+from clickfleet.store import checkpoint
+from clickfleet.store.rules import rule
+from clickfleet.store.table import NO_SLOT, Table
+from clickfleet.training.embedding import Push
+from clickfleet.training.loop import WorkerJob
+from clickfleet.training.sharding import Gradient, Kind, Request, Ticket, merged, unique
+
+
+class Fetch(NamedTuple):
+    """A request for rows that are not in the replica yet."""
+
+    keys: Keys
+    ticket: Ticket | None
+
+
+class Replica:
+    """Fetch rows on first use, ship differences to the shards and receive what other workers changed."""
+
+    def __init__(self, job: WorkerJob, limit: int | None) -> None:
+        self.job, self.link, self.limit = job, job.links[0], limit
+        like = job.table.describe() | {"memory_limit": None, "snapshot_reserve": None}
+        like["policy"] = {**like["policy"], "admission": "birth"}
+        self._like = like
+        plain = rule("sgd").to_dict()
+        self._like_old = {**like, "rule": plain, "embed_rule": plain}
+        self.rows, self.blank, self.old = Table.like(like), Table.like(like), Table.like(self._like_old)
+        self.dense = job.learner.flat.values  # the live weights
+        self.old_dense = self.dense.clone()
+        self._touched: list[Push] = []
+        self._steps = job.steps
+        self._ticket: Ticket | None = None
+        self._sent: tuple[Keys, Floats] | None = None
+        """Differences in flight. They are added to `old` with the answer, which replaces nearly all of it."""
+        self._late: list[Keys] = []
+        """Keys fetched since that shipment. Its answer may hold older values of them, if they were dropped before."""
+        self._lock = threading.RLock()  # guards the link and exchanges; trainers take it only for missing rows
+        self._begun = False
+
+    def begin(self) -> None:
+        """Load the dense weights from the shards, and a saved replica if there is one. Later calls do nothing."""
+        if self._begun:
+            return
+        self._begun = True
+        reply = self.link.ask(Request(values=True)).wait()
+        self.job.adopt(reply.values)
+        self.old_dense.copy_(self.dense)
+        if self.job.saved:
+            self._restore(self.job.saved)
+
+    def ask(self, batches: Sequence[Keys]) -> Fetch:
+        """Request the rows of some batches that the replica lacks."""
+        unknown = [keys[~self.rows.known(keys)] for keys in batches]
+        keys = unique(np.concatenate([np.empty(0, np.uint64), *unknown]))[0]
+        with self._lock:
+            return Fetch(keys, self.link.ask(Request(pull=keys)) if len(keys) else None)
+
+    def put(self, fetch: Fetch) -> None:
+        """Store requested rows. Call it before training on their batches."""
+        keys, ticket = fetch
+        if ticket is None:
+            return
+        with self._lock:
+            rows = ticket.wait().rows
+            assert rows is not None
+            new = ~self.rows.known(keys)  # an earlier batch fetched the others, and they were trained since
+            if len(self.job.trainers) == 1:
+                # A row with its initial value need not be stored, unless another trainer could push it first.
+                new &= (rows != self.blank.pull(keys)).any(axis=1)
+            for table in (self.old, self.rows):
+                table.move(keys[new], rows[new], add=False, distinct=True)
+            if self.limit is not None and self._ticket is not None:
+                self._late.append(keys)
+
+    def pull(self, keys: Keys, out: Floats) -> Floats:
+        return self.rows.pull(keys, out=out)
+
+    def push(self, push: Push) -> None:
+        """Apply one step of the rule to the replica."""
+        self.rows.push(**push._asdict())
+        none = np.empty((len(push.keys), 0), np.float32)
+        counts = Push(push.keys.copy(), none, push.show.copy(), push.click.copy(), push.slots.copy(), push.n)
+        with self._lock:
+            self._touched.append(counts)
+
+    def waiting(self) -> int:
+        return int(self._ticket is not None)
+
+    def ship(self) -> None:
+        """Send 1/N of the progress since the last shipment, and all counts."""
+        self.receive(wait=True)
+        if self._touched:
+            used, self._touched = merged(self._touched), []
+            self._send(used, 1.0 / self.job.workers)
+            self.rows.end_day()  # an age counts shipments without use
+            if self.limit is not None and self.rows.stats()["bytes"] > self.limit:
+                self._drop()
+
+    def _send(self, used: Push, share: float, dense: bool = True) -> None:
+        delta = self.rows.pull(used.keys)
+        delta -= self.old.pull(used.keys)
+        delta *= np.float32(share)
+        self._sent = used.keys, delta
+        batches = self.job.steps - self._steps
+        gradient = None
+        if dense:
+            change = (self.dense - self.old_dense) * share
+            self.old_dense += change
+            gradient = Gradient(change.numpy(), used.n, 1.0, batches)
+            self._steps = self.job.steps
+        request = Request(Kind.SHIP, push=used._replace(grads=delta), dense=gradient, values=dense)
+        self._ticket = self.link.ask(request)
+
+    def receive(self, wait: bool = True) -> None:
+        """Apply the answer to the last shipment. Without `wait`, only if it has arrived."""
+        if self._ticket is None:
+            return
+        with self._lock:
+            if self._ticket is None or not (wait or self._ticket.ready()):
+                return
+            reply, self._ticket = self._ticket.wait(), None
+            assert reply.keys is not None
+            assert reply.rows is not None
+            assert reply.deleted is not None
+            keys, rows, here = reply.keys, reply.rows, self.rows.known(reply.keys)
+            if self._late:
+                here &= ~np.isin(keys, np.concatenate(self._late))
+                self._late = []
+            if not here.all():  # dropped rows are fetched again on their next use
+                keys, rows = keys[here], rows[here]
+            self._take(keys, rows)
+            gone = reply.deleted[self.rows.known(reply.deleted)]
+            for table in (self.rows, self.old):
+                table.move(gone, self.blank.pull(gone), add=False)
+            if reply.values is not None:
+                values = torch.from_numpy(reply.values.copy())
+                self.dense += values - self.old_dense
+                self.old_dense.copy_(values)
+
+    def _take(self, keys: Keys, rows: Floats) -> None:
+        """Move the replica to the values that the shards have now."""
+        old = self.old.pull(keys)
+        if self._sent is not None:
+            (sent, delta), self._sent = self._sent, None
+            at = unique(np.concatenate([keys, sent]))[1][len(keys) :]
+            there = at < len(keys)
+            if not there.all():
+                self.old.move(sent[~there], delta[~there], add=True, distinct=True)
+                at, delta = at[there], delta[there]
+            _core.add_rows(at, delta, old)
+        self.rows.move(keys, np.subtract(rows, old, out=old), add=True, distinct=True)
+        self.old.move(keys, rows, add=False, distinct=True)
+
+    def exchange(self) -> None:
+        """Ship and receive. Call it while no trainer works."""
+        self.ship()
+        self.receive()
+
+    def _keys(self) -> Keys:
+        with self.rows.snapshot() as snapshot:
+            return np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
+
+    def _drop(self) -> None:
+        """Shrink the replica: ship the least recently used rows completely, then drop them."""
+        assert self.limit is not None
+        self.receive()
+        with self.rows.snapshot() as snapshot:
+            parts = list(snapshot)
+        ages = np.concatenate([part["unseen_days"] for part in parts])
+        keep = max(1, int(len(ages) * 0.8 * self.limit / self.rows.stats()["bytes"]))
+        oldest = int(np.partition(ages, keep - 1)[keep - 1])
+        keys = np.concatenate([part["key"] for part in parts])
+        gone = keys[ages > oldest] if oldest else keys[:0]
+        if not len(gone):
+            return
+        self._send(_uncounted(gone), 1.0, dense=False)
+        self.receive()
+        stay = keys[ages <= oldest]
+        old = Table.like(self._like_old)
+        old.move(stay, self.old.pull(stay), add=False, distinct=True)
+        rows = Table.like(self._like)
+        with self.rows.snapshot() as snapshot:
+            checkpoint.keep_rows(snapshot, rows, lambda part: part["unseen_days"] <= oldest)
+        self.rows, self.old = rows, old
+
+    def save(self) -> dict[str, bytes]:
+        """Return the replica with the state of its rule as files of a checkpoint. Call it right after `exchange`."""
+        optimizer = {key: value.numpy() for key, value in self.job.optimizer.state().items()}
+        arrays = {"dense": self.dense.numpy(), "old_dense": self.old_dense.numpy(), **optimizer}
+        return {
+            "rows.arrow": checkpoint.pack(self.rows),
+            "old.arrow": checkpoint.pack(self.old),
+            "dense.safetensors": numpy_tensors.save({key: np.ascontiguousarray(a) for key, a in arrays.items()}),
+        }
+
+    def _restore(self, saved: dict[str, bytes]) -> None:
+        """Load a saved replica and move it to the values that the shards have now."""
+        checkpoint.unpack(self.rows, saved["rows.arrow"])
+        checkpoint.unpack(self.old, saved["old.arrow"])
+        arrays = {
+            key: torch.from_numpy(array.copy()) for key, array in numpy_tensors.load(saved["dense.safetensors"]).items()
+        }
+        mine, old = arrays.pop("dense"), arrays.pop("old_dense")
+        self.job.optimizer.restore(arrays)
+        with torch.no_grad():
+            self.dense += mine - old  # the shards' values plus what was not shipped yet
+        keys = self._keys()
+        rows = self.link.ask(Request(pull=keys)).wait().rows
+        assert rows is not None
+        self._take(keys, rows)
+
+
+def _uncounted(keys: Keys) -> Push:
+    """Return a push of these keys without counts; the caller fills in the differences."""
+    none = np.zeros(len(keys), np.float32)
+    return Push(keys, np.empty((len(keys), 0), np.float32), none, none, np.full(len(keys), NO_SLOT, np.uint16), 0.0)

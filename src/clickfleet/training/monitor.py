@@ -1,0 +1,295 @@
+"""Show and record the progress of training: a bar or a line per interval, log.txt, metrics.jsonl, curves for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol, cast
+
+from clickfleet.data.progress import INTERVAL_S, LiveBar, amount
+from clickfleet.store import atomic
+from clickfleet.store.atomic import Appender
+from clickfleet.training.tensorboard import Events
+
+BAR_INTERVAL_S = 0.5
+MARK = "checkpoint"
+"""The kind of the line that marks a checkpoint."""
+
+
+class Progress(Protocol):
+    """What a monitor shows: the sums and counters of a run, on one machine or on a cluster."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def bad_lines(self) -> int: ...
+    @property
+    def auc(self) -> float: ...
+    @property
+    def sliding_auc(self) -> float | None: ...
+    def table_stats(self) -> dict[str, int]: ...
+    def shares(self) -> dict[str, float]: ...
+
+
+class Mark(NamedTuple):
+    """The sums of a run at one moment. Speed and loss are means since a mark."""
+
+    time: float = 0.0
+    rows: int = 0
+    loss: float = 0.0
+    weight: float = 0.0
+
+    @classmethod
+    def of(cls, run: Progress, now: float) -> Mark:
+        return cls(now, run.rows, run.loss, run.weight)
+
+
+class Monitor:
+    """Shows progress on stderr and records it in the run folder, if there is one."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        total_bytes: int | None = None,
+        *,
+        epochs: int = 1,
+        quiet: bool = False,
+        stream: IO[str] | None = None,
+    ) -> None:
+        self.folder, self.total_bytes, self.epochs, self.quiet = folder, total_bytes, epochs, quiet
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty() and not quiet
+        self._lines = None if folder is None else Appender(folder / "metrics.jsonl")
+        self._words = None if folder is None else Appender(folder / "log.txt")
+        self.listen: Callable[[str, dict[str, object]], None] = lambda kind, facts: None
+        """Called with every record."""
+        self._events: Events | None = None
+        self._told_full = False
+        self._bar: LiveBar | None = None
+        self._begin = self._lined = self._pointed = Mark()
+        self._shown = 0.0
+        self._first_bytes = self._steps = self._pointed_step = 0
+        self._epoch_rows: int | None = None
+
+    def start(self, run: Progress) -> None:
+        """Start to measure speed."""
+        self._begin = self._lined = self._pointed = Mark.of(run, time.monotonic())
+        self._first_bytes, self._steps = run.bytes_read, run.steps
+        self._pointed_step = run.steps
+        if self.live:
+            self._bar = LiveBar(self.stream)
+
+    def tick(self, run: Progress) -> None:
+        """Show progress when it is time to. Call it after every step."""
+        now = time.monotonic()
+        self._steps += 1  # steps done; run.steps counts those begun
+        if self._bar is not None and now - self._shown >= BAR_INTERVAL_S:
+            self._shown = now
+            facts = self.facts(run, now, self._lined)
+            self._bar.show(self._share_done(run), self.words(facts))
+        if now - self._lined.time >= INTERVAL_S:
+            facts = self.facts(run, now, self._lined)
+            self._lined = Mark.of(run, now)
+            self.log(self.words(facts), show=not self.live)
+            self._point(run, now)
+        elif last_on_curve(self._steps) > self._pointed_step:
+            self._point(run, now)
+
+    def words(self, facts: dict[str, object]) -> str:
+        """Return the facts as one line."""
+        return describe(facts)
+
+    def point(self, run: Progress) -> None:
+        """Add a point to the curves unless this step has one. For a run that stops early."""
+        if self._steps > self._pointed_step:
+            self._point(run, time.monotonic())
+
+    def _point(self, run: Progress, now: float) -> None:
+        self.record("train", self.facts(run, now, self._pointed))
+        self._pointed, self._pointed_step = Mark.of(run, now), self._steps
+
+    def end_epoch(self, run: Progress, facts: dict[str, object], trained_s: float) -> None:
+        """Record the metrics and costs of an epoch. `trained_s` is the time of training since `start`."""
+        if run.epoch:
+            self._epoch_rows = run.rows // run.epoch
+        rate = (run.rows - self._begin.rows) / max(trained_s, 1e-9)
+        table = run.table_stats()
+        more = {"table_rows": table["rows"], "table_bytes": table["bytes"], "rows_per_s": rate, "shares": run.shares()}
+        # `rows` counts the whole run, as in other records; the metrics cover `epoch_rows`
+        self.record("epoch", {**facts, "rows": run.rows, "epoch_rows": facts["rows"], **more})
+
+    def _share_done(self, run: Progress) -> float | None:
+        if self.total_bytes:
+            return min(run.bytes_read / self.total_bytes, 1.0)
+        if self._epoch_rows:  # sizes of files do not help: the rows of the first epoch do
+            return min(run.rows / (self._epoch_rows * self.epochs), 1.0)
+        return None
+
+    def _seconds_left(self, run: Progress, now: float) -> float | None:
+        elapsed, share = max(now - self._begin.time, 1e-9), self._share_done(run)
+        if share is None:
+            return None
+        if self.total_bytes:
+            first = self._first_bytes / self.total_bytes
+        else:
+            first = self._begin.rows / ((self._epoch_rows or 1) * self.epochs)
+        return (1 - share) * elapsed / (share - first) if share > first else None
+
+    def facts(self, run: Progress, now: float, since: Mark) -> dict[str, object]:
+        """Return the facts of this moment. Speed and loss are means since a mark."""
+        table = run.table_stats()
+        weight = run.weight - since.weight
+        return {
+            "epoch": run.epoch,
+            "step": self._steps,
+            "rows": run.rows,
+            "rows_per_s": (run.rows - since.rows) / max(now - since.time, 1e-9),
+            "loss": (run.loss - since.loss) / weight if weight else None,
+            "auc": run.auc,
+            "sliding_auc": run.sliding_auc,
+            "table_rows": table["rows"],
+            "table_bytes": table["bytes"],
+            "seconds_left": self._seconds_left(run, now),
+            "bad_lines": run.bad_lines,
+            "shares": run.shares(),
+        }
+
+    def record(self, kind: str, facts: dict[str, object]) -> None:
+        """Write a line to metrics.jsonl, and points of the curves."""
+        self.listen(kind, facts)
+        if self.folder is not None and self._lines is not None:
+            clean = {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in facts.items()
+            }
+            line = json.dumps({"kind": kind, "time": round(time.time(), 3), **clean})
+            self._lines.add(line.encode() + b"\n")
+            self._tell_full(self._lines)
+            self._events = self._events or Events(self.folder / "tensorboard")
+            numbers = {key: value for key, value in clean.items() if isinstance(value, int | float)}
+            phases = cast(Mapping[str, float], facts.get("shares", {}))
+            shares = {f"share_{phase}": share for phase, share in phases.items()}
+            curves = {
+                f"{kind}/{key}": float(x) for key, x in {**numbers, **shares}.items() if key not in ("epoch", "step")
+            }
+            self._events.add(cast(int, facts["step"]), curves)
+
+    def mark(self, step: int) -> None:
+        """Mark in metrics.jsonl the lines that belong to the checkpoint of a step. All of them must be on disk.
+
+        A checkpoint does not hold the size of the file, which differs between equal runs.
+        """
+        if self._lines is None:
+            return
+        line = json.dumps({"kind": MARK, "time": round(time.time(), 3), "step": step})
+        self._lines.add(line.encode() + b"\n")
+        if not self._lines.flush():
+            assert self._lines.problem is not None
+            raise atomic.write_error(self._lines.problem, self._lines.path)
+
+    def _tell_full(self, file: Appender) -> None:
+        if bool(file.waiting) and not self._told_full and not self.quiet:
+            print(
+                f"warning: the disk is full: lines of {file.path} wait until there is space",
+                file=self.stream,
+                flush=True,
+            )
+        self._told_full = bool(file.waiting)
+
+    def forget_after(self, step: int, size: int | None = None) -> None:
+        """Truncate metrics.jsonl to the lines of the checkpoint of a step, or to a size, which old checkpoints hold."""
+        if self._lines is None or not self._lines.path.is_file():
+            return
+        size = known_bytes(self._lines.path, step) if size is None else size
+        if self._lines.path.stat().st_size > size:
+            os.truncate(self._lines.path, size)
+
+    def log(self, text: str, show: bool = True) -> None:
+        """Print a line and write it to log.txt."""
+        if self._words is not None:
+            self._words.add((time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n").encode())
+            self._tell_full(self._words)
+        if show and not self.quiet:
+            if self._bar is not None:
+                self._bar.print(text)
+            else:
+                print(text, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        for file in (self._lines, self._words):
+            if file is not None:
+                file.flush()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def known_bytes(path: Path, step: int) -> int:
+    """Return where the lines of the checkpoint of a step end in metrics.jsonl.
+
+    That is after its mark; without one, before the first line of a later step.
+    """
+    end = marked = later = 0
+    with path.open("rb") as lines:
+        for text in lines:
+            try:
+                line = json.loads(text)
+            except ValueError:  # cut off by a kill
+                break
+            end += len(text)
+            if line.get("step", 0) <= step:
+                later = end if later == end - len(text) else later
+            if (line.get("kind"), line.get("step")) == (MARK, step):
+                marked = end
+    return marked or later
+
+
+def last_on_curve(step: int) -> int:
+    """Return the last step up to this one with a point on the curves: all early steps, then eight for each doubling.
+
+    >>> [step for step in range(1, 50) if last_on_curve(step) == step][12:]
+    [13, 14, 15, 16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40, 44, 48]
+    """
+    spacing = 1 << max(step.bit_length() - 4, 0)
+    return step // spacing * spacing
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """Return the facts as one line."""
+    words = [
+        f"epoch {facts['epoch']}",
+        f"step {facts['step']:,}",
+        f"{facts['rows']:,} rows",
+        f"{facts['rows_per_s']:,.0f} rows/s",
+    ]
+    if facts["loss"] is not None:
+        words.append(f"loss {facts['loss']:.4f}")
+    words.append(f"AUC {facts['auc']:.4f}")
+    if facts["sliding_auc"] is not None:
+        words.append(f"last batches {facts['sliding_auc']:.4f}")
+    words.append(f"table {facts['table_rows']:,} rows {amount(facts['table_bytes'], 'bytes')}")
+    if facts["bad_lines"]:
+        words.append(f"{facts['bad_lines']:,} bad lines")
+    if facts["seconds_left"] is not None:
+        minutes, seconds = divmod(int(max(facts["seconds_left"], 0)), 60)
+        words.append(f"{minutes}:{seconds:02} left")
+    words.append(" ".join(f"{phase} {facts['shares'][phase]:.0%}" for phase in PHASES))
+    return "  ".join(words)
+
+
+PHASES = ("read", "pull", "compute", "push", "wait")

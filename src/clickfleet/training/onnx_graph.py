@@ -1,0 +1,262 @@
+"""Export a network to ONNX once, and replace its weights whenever they change.
+
+Inputs are dense[B, F], first[B, S] and factors[B, S, D]. Outputs are `score`, `logit` and layers by their name in the
+model. Every weight is an initializer with its name in torch, so that `read_weights` can return them.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import inliner, numpy_helper, shape_inference
+from torch import Tensor, nn
+
+from clickfleet.errors import CheckpointError, ConfigError, MissingError, TrainingError
+from clickfleet.store import atomic
+from clickfleet.store.onnx import Engine, parse, soil
+from clickfleet.training.network import Inputs, Model, Shape
+
+INPUTS = ("dense", "first", "factors")
+OUTPUTS = ("score", "logit")
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
+
+
+class Kept:
+    """The dense columns and slots that stay inputs. `fill` replaces the other dense columns, zeros the other slots."""
+
+    def __init__(self, dense: Sequence[int], slots: Sequence[int], fill: Sequence[float]) -> None:
+        self.dense, self.slots, self.fill = tuple(dense), tuple(slots), tuple(fill)
+
+
+class Graph:
+    """The exported network of a model, to be written with any weights. The file `cache` saves a resumed run the export."""
+
+    def __init__(
+        self,
+        model: Model,
+        shape: Shape,
+        outputs: Sequence[str] = OUTPUTS,
+        kept: Kept | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        model = copy.deepcopy(model).cpu().eval()
+        self.outputs = tuple(outputs)
+        known = [*OUTPUTS, *_layers(model, shape)]
+        for name in self.outputs:
+            if name not in known:
+                raise ConfigError(f"the model has no output {name}", f"outputs: {', '.join(known)}")
+        if len(set(self.outputs)) < len(self.outputs) or not self.outputs:
+            raise ConfigError("name at least one output, and each only once")
+        self._module = _Exported(model, shape, self.outputs, kept).eval()
+        self._shape = shape
+        found = None if cache is None else _read(cache)
+        if found is not None:
+            self._proto = found
+            try:
+                self.bytes(model.state_dict())
+                self._check(kept)
+            except Exception:  # the cache belongs to another model or version: export again
+                found = None
+        if found is None:
+            self._proto = _export(self._module, _example(shape, kept), self.outputs)
+            self._check(kept)
+            if cache is not None:
+                with suppress(CheckpointError):  # the disk is full: the next run exports again
+                    atomic.write_file(cache, self._proto.SerializeToString(deterministic=True))
+
+    def bytes(self, weights: Mapping[str, Tensor]) -> bytes:
+        """Return the content of the ONNX file with these parameters and buffers."""
+        for tensor in self._proto.graph.initializer:
+            name = tensor.name.removeprefix("model.")
+            if name in weights:
+                tensor.CopyFrom(numpy_helper.from_array(weights[name].detach().contiguous().numpy(), tensor.name))
+        return bytes(self._proto.SerializeToString(deterministic=True))
+
+    def _check(self, kept: Kept | None) -> None:
+        """Compare the outputs with torch's if ONNX Runtime is installed, because torch's exporter has had errors."""
+        refuse_empty(self._proto)
+        try:
+            session = Engine().session(self._proto.SerializeToString())
+        except MissingError:
+            return
+        soil(session, _arrays(_example(self._shape, kept)))
+        for rows in (3, 1, 7):
+            example = _example(self._shape, kept, rows)
+            given = _arrays(example)
+            found = session.run(list(self.outputs), given)
+            with torch.inference_mode():
+                wanted = [out.numpy() for out in self._module(*example)]
+            for name, mine, right in zip(self.outputs, found, wanted, strict=True):
+                if not np.allclose(mine, right, rtol=1e-4, atol=1e-5):
+                    raise TrainingError(
+                        f"the ONNX graph computes a different {name} than the model",
+                        "please report this together with the file of the model",
+                    )
+
+    @torch.inference_mode()
+    def run(self, weights: Mapping[str, Tensor], x: Inputs) -> list[NDArray[np.float32]]:
+        """Return the outputs of torch for these inputs."""
+        self._module.model.load_state_dict(weights)
+        return [out.numpy() for out in self._module(*x)]
+
+
+def read_weights(graph: bytes) -> dict[str, Tensor]:
+    """Return the parameters, buffers and constants of an ONNX file, by name."""
+    return {
+        tensor.name.removeprefix("model."): torch.from_numpy(numpy_helper.to_array(tensor).copy())
+        for tensor in parse(graph).graph.initializer
+    }
+
+
+class _Exported(nn.Module):
+    """The model with separate tensors as inputs, as in the graph."""
+
+    def __init__(self, model: Model, shape: Shape, outputs: tuple[str, ...], kept: Kept | None) -> None:
+        super().__init__()
+        self.model, self.shape, self.outputs, self.kept = model, shape, outputs, kept
+        self._seen: dict[str, Tensor] = {}
+        for name in outputs:
+            if name not in OUTPUTS:
+                model.get_submodule(name).register_forward_hook(self._keep(name))
+
+    def _keep(self, name: str) -> Any:
+        def hook(layer: nn.Module, given: Any, out: Tensor) -> None:
+            self._seen[name] = out
+
+        return hook
+
+    def forward(self, dense: Tensor, first: Tensor, factors: Tensor) -> tuple[Tensor, ...]:
+        x = Inputs(dense, first, factors) if self.kept is None else self._all_inputs(self.kept, dense, first, factors)
+        logit = self.model(x)
+        found = {"score": torch.sigmoid(logit), "logit": logit, **self._seen}
+        return tuple(found[name] for name in self.outputs)
+
+    def _all_inputs(self, kept: Kept, dense: Tensor, first: Tensor, factors: Tensor) -> Inputs:
+        """Return the inputs of the model, with the omitted columns filled in."""
+        fill = torch.tensor(kept.fill, dtype=dense.dtype)
+        slots = torch.zeros(self.shape.slots)
+        return Inputs(
+            _filled(dense, kept.dense, fill),
+            _filled(first, kept.slots, slots),
+            _filled(factors, kept.slots, slots.unsqueeze(1).expand(-1, self.shape.factors)),
+        )
+
+
+def _filled(given: Tensor, places: Sequence[int], fill: Tensor) -> Tensor:
+    """Return `fill` [n, …] for every row, with the columns at `places` replaced by `given` [B, k, …]."""
+    if len(places) == len(fill):
+        return given
+    others = fill.expand(given.shape[0], *fill.shape)
+    if not places:
+        return others
+    picked = [places.index(i) if i in places else len(places) + i for i in range(len(fill))]
+    return torch.cat([given, others], 1).index_select(1, torch.tensor(picked))
+
+
+def _example(shape: Shape, kept: Kept | None = None, rows: int = 3) -> tuple[Tensor, ...]:
+    dense, slots = (shape.dense, shape.slots) if kept is None else (len(kept.dense), len(kept.slots))
+    own = torch.Generator().manual_seed(rows)  # leaves the global generator to training
+    sizes = (rows, dense), (rows, slots), (rows, slots, shape.factors)
+    return tuple(torch.rand(size, generator=own) for size in sizes)
+
+
+def refuse_empty(proto: onnx.ModelProto) -> None:
+    """Reject a graph with an operator on an empty axis: in ONNX Runtime the result of some is undefined."""
+    graph = shape_inference.infer_shapes(inliner.inline_local_functions(proto), data_prop=True).graph
+    empty = {tensor.name for tensor in graph.initializer if tensor.data_type in _FLOATS and 0 in tensor.dims}
+    for item in (*graph.input, *graph.value_info):
+        kind = item.type.tensor_type
+        if kind.elem_type in _FLOATS and any(
+            axis.HasField("dim_value") and not axis.dim_value for axis in kind.shape.dim
+        ):
+            empty.add(item.name)
+    for node in graph.node:
+        touched = empty.intersection((*node.input, *node.output))
+        if touched and node.op_type != "Shape":
+            raise TrainingError(
+                f"the network applies the operator {node.op_type} to {min(touched)}, which is empty; the result is undefined",
+                "skip dense columns or slots that the schema does not have in the model's forward()",
+            )
+
+
+def _arrays(inputs: tuple[Tensor, ...]) -> dict[str, NDArray[np.float32]]:
+    return {name: tensor.numpy() for name, tensor in zip(INPUTS, inputs, strict=True)}
+
+
+def _read(cache: Path) -> onnx.ModelProto | None:
+    try:
+        return parse(cache.read_bytes())  # type: ignore[no-any-return]
+    except Exception:  # missing or truncated
+        return None
+
+
+def _layers(model: Model, shape: Shape) -> list[str]:
+    """Return the layers that compute one tensor per row."""
+    found: list[str] = []
+    inputs = _example(shape)
+
+    def monitor(name: str) -> Any:
+        def hook(layer: nn.Module, given: Any, out: Any) -> None:
+            if isinstance(out, Tensor) and out.ndim and len(out) == len(inputs[0]):
+                found.append(name)
+
+        return hook
+
+    hooks = [layer.register_forward_hook(monitor(name)) for name, layer in model.named_modules() if name]
+    with torch.inference_mode():
+        model(Inputs(*inputs))
+    for hook in hooks:
+        hook.remove()
+    return sorted(set(found))
+
+
+def _export(module: nn.Module, example: tuple[Tensor, ...], outputs: tuple[str, ...]) -> onnx.ModelProto:
+    noisy = logging.getLogger("torch.onnx")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)  # it warns that torchvision is missing
+    try:
+        with warnings.catch_warnings():  # torch's exporter warns about torch's code
+            warnings.simplefilter("ignore")
+            program: Any = torch.onnx.export(
+                module,
+                example,
+                dynamo=True,
+                verbose=False,
+                optimize=False,  # folding would hide the weights
+                input_names=INPUTS,
+                output_names=outputs,
+                dynamic_shapes=({0: "batch"}, {0: "batch"}, {0: "batch"}),
+            )
+    finally:
+        noisy.setLevel(level)
+    proto: onnx.ModelProto = program.model_proto
+    return _bare(proto)
+
+
+def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Remove metadata that names files and versions of this machine."""
+    proto.producer_name, proto.producer_version = "clickfleet", ""
+    parts: list[Any] = [proto, proto.graph, *proto.functions]
+    for part in parts[1:]:
+        parts += [
+            *part.node,
+            *getattr(part, "value_info", ()),
+            *getattr(part, "input", ()),
+            *getattr(part, "output", ()),
+        ]
+    for part in parts + list(proto.graph.initializer):
+        if hasattr(part, "metadata_props"):
+            del part.metadata_props[:]
+        if hasattr(part, "doc_string"):
+            part.doc_string = ""
+    return proto

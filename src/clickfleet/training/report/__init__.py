@@ -1,0 +1,200 @@
+"""Write report.html: learning curves, quality on test data and time per phase of a run, in one self-contained file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+
+import clickfleet
+from clickfleet.config.machine import free_memory
+from clickfleet.data.dataset import Data
+from clickfleet.data.progress import amount
+from clickfleet.errors import CheckpointError, hide
+from clickfleet.store import checkpoint, run_folder
+from clickfleet.training.model import SavedModel, load, rows_per_slot
+from clickfleet.training.monitor import Monitor
+from clickfleet.training.report import charts, page, stream
+from clickfleet.training.report.charts import Series
+from clickfleet.training.report.evidence import Evidence, Importance, calibration, curve, read_lines, roc, scores
+from clickfleet.training.report.stream import Lines
+
+NAME = "report.html"
+
+
+def rebuild(
+    run: str | Path, data: Data = None, say: Callable[[str], None] = lambda text: None, trust: bool = False
+) -> Path:
+    """Write the report of a run folder again, on its own or on other test data. `trust` allows code that the run names."""
+    folder = Path(run)
+    if not (folder / "checkpoints").is_dir():
+        raise CheckpointError(f"{run} is not a run folder", "name the folder that training wrote (run.dir)")
+    model, evidence = load(folder, trust), Evidence()
+    assert model.path is not None
+    say(f"model: {run_folder.describe(model.path)}")
+    tested = data or model.config.data.test or None
+    if tested is not None:
+        evidence.gather(model, tested)
+    return write(folder, model, evidence)
+
+
+def write(folder: Path, model: SavedModel, evidence: Evidence) -> Path:
+    """Draw the charts and write the page into the run folder."""
+    lines = read_lines(folder)
+    step = max((line["step"] for kind in lines.values() for line in kind), default=0)
+    config = (folder / "config.yaml").read_text(encoding="utf-8") if (folder / "config.yaml").is_file() else ""
+    name = model.config.model.name
+    made = time.strftime("%Y-%m-%d %H:%M")
+    best = model.path is not None and checkpoint.is_named(model.path, checkpoint.BEST)
+    of = f", model of {model.path.name}, the best on test data" if best and model.path is not None else ""
+    parts = [
+        f"<h1>{escape(Path(name).stem)} — {escape(folder.absolute().name)}</h1>",
+        f'<p class="soft">{escape(str(folder.absolute()))}, step {step:,}{of}, {made}, clickfleet {clickfleet.__version__}</p>',
+        page.tiles(_numbers(model, evidence, lines)),
+        page.section("Learning", page.charts(*_learning(lines))),
+        page.section("Passes", page.charts(*stream.passes(lines))),
+        page.section("Published", page.charts(*stream.entries(lines))),
+        page.section(
+            "Freshness", page.charts(*stream.freshness(lines, model.config.publish.freshness_slo)), stream.alarms(lines)
+        ),
+        page.section("On test data", page.charts(*_test(evidence))),
+        page.section("Fields", _fields(model, evidence)),
+        page.section("Where the time went", _shares(lines)),
+        page.section("Configuration", page.details("config.yaml", hide(config)) if config else ""),
+    ]
+    return page.write(folder / NAME, page.page(f"{Path(name).stem} — {folder.absolute().name}", parts))
+
+
+def _numbers(model: SavedModel, evidence: Evidence, lines: Lines) -> dict[str, str | None]:
+    test = evidence.results
+    trained = lines["epoch"][-1] if lines["epoch"] else {}
+    speeds = lines["epoch"] or lines["train"]
+    speed = next((line["rows_per_s"] for line in reversed(speeds) if line.get("rows_per_s")), None)
+    stats = model.learner.table.stats()
+    rows = max((line["rows"] for kind in ("train", "epoch") for line in lines[kind]), default=None)
+    return {
+        "test AUC": page.number(test.get("auc")),
+        "test log loss": page.number(test.get("logloss")),
+        "normalised entropy": page.number(test.get("ne")),
+        "calibration (actual / predicted)": page.number(test.get("calibration"), 3),
+        "training AUC": page.number(trained.get("auc")),
+        "rows trained on": page.number(rows),
+        "rows per second": None if speed is None else f"{speed:,.0f}",
+        "rows in the table": page.number(stats["rows"]),
+        "memory of the table": amount(stats["bytes"], "bytes"),
+        "dense parameters": page.number(sum(p.numel() for p in model.learner.model.parameters())),
+        **stream.numbers(lines),
+    }
+
+
+def _learning(lines: Lines) -> list[str]:
+    train, test = lines["train"], lines["test"]
+    auc = [
+        Series("training", curve(train, "auc") or curve(lines["epoch"], "auc"), "a"),
+        Series("last batches", curve(train, "sliding_auc"), "c"),
+        Series("test", curve(test, "auc"), "b", dots=True),
+    ]
+    loss = [
+        Series("training", curve(train, "loss") or curve(lines["epoch"], "logloss"), "a"),
+        Series("test", curve(test, "logloss"), "b", dots=True),
+    ]
+    figures = []
+    for title, series in (("AUC", auc), ("Log loss", loss)):
+        drawn = [one for one in series if one.points]
+        if drawn:
+            figures.append(charts.lines(title, drawn, "step"))
+    return figures
+
+
+def _test(evidence: Evidence) -> list[str]:
+    if evidence.buckets is None:
+        return []
+    clicks, others = evidence.buckets.counts()
+    figures = []
+    if points := roc(clicks, others):
+        title = f"ROC, AUC {evidence.buckets.auc:.4f}"
+        names = ("share of other rows above the threshold", "share of clicks")
+        figures.append(charts.lines(title, [Series("", points, "a")], *names, x=(0, 1), y=(0, 1), diagonal=True))
+    points, spans = calibration(clicks, others)
+    if points:
+        top = max(max(point) for point in points) * 1.05
+        series = [Series("bins of equal weight, ± two standard errors", points, "a", dots=True)]
+        names, square = ("predicted click rate", "actual"), (0.0, top)
+        figures.append(charts.lines("Calibration", series, *names, x=square, y=square, diagonal=True, bars=spans))
+    edges, other, clicked = scores(clicks, others)
+    if edges:
+        both = [Series("not clicked", other, "a"), Series("clicked", clicked, "b")]
+        figures.append(charts.histogram("Scores", edges, both, "score", "share of the class"))
+    numbers = {key: page.number(value) for key, value in evidence.results.items() if key != "slices"}
+    cells = ((escape(key), value or "–") for key, value in numbers.items())
+    figures.append(page.card("Metrics", page.table(("metric", "value"), cells)))
+    return figures
+
+
+def _fields(model: SavedModel, evidence: Evidence) -> str:
+    rows, found = rows_per_slot(model.learner), evidence.importance(model)
+    if not found:  # no test data
+        ranked = sorted(rows.items(), key=lambda item: -item[1])
+        largest = max(rows.values(), default=1) or 1
+        cells = ((escape(name), f"{n:,}", page.fill(n / largest)) for name, n in ranked)
+        return page.table(("slot", "rows", ""), cells)
+    sample = 0 if evidence.sample is None else len(evidence.sample)
+    most = max((abs(one.auc_drop) for one in found), default=0.0) or 1.0
+    text = (
+        f'<p class="soft">Importance is the drop in test AUC when the values of a field are shuffled among {sample:,} test rows. '
+        "Fields that carry the same information share their importance.</p>"
+    )
+    head = ("field", "rows in the table", "AUC lost", "", "log loss gained")
+    return text + page.table(head, (_field(one, rows, most) for one in found))
+
+
+def _field(one: Importance, rows: dict[str, int], most: float) -> tuple[str, ...]:
+    held = f"{rows[one.name]:,}" if one.name in rows else "dense"
+    return escape(one.name), held, f"{one.auc_drop:.4f}", page.fill(one.auc_drop / most), f"{one.logloss_rise:.4f}"
+
+
+def _shares(lines: Lines) -> str:
+    found = next((line["shares"] for line in reversed([*lines["train"], *lines["epoch"]]) if line.get("shares")), None)
+    return page.shares(found) if found else ""
+
+
+def write_report(folder: Path, model: SavedModel, evidence: Evidence, log: Callable[[str], None]) -> None:
+    """Write the report at the end of a run. A failure is only logged, because the run is complete and saved."""
+    try:
+        write(folder, model, evidence)
+    except Exception as error:
+        log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
+
+
+def write_best_report(
+    folder: Path, model: SavedModel, test: Data, table_bytes: int, log: Callable[[str], None]
+) -> None:
+    """Write the report of the best model, which was loaded from its checkpoint in addition to the model in memory."""
+    if not _fits(folder, table_bytes, log):
+        return
+    try:
+        evidence = Evidence()
+        evidence.gather(model, test)
+        write(folder, model, evidence)
+    except Exception as error:
+        log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
+
+
+def write_cluster_report(
+    folder: Path, model: SavedModel, evidence: Evidence, table_bytes: int, monitor: Monitor
+) -> None:
+    """Write the report of a cluster run, if this machine has memory for the whole table."""
+    if _fits(folder, table_bytes, monitor.log):
+        write_report(folder, model, evidence, monitor.log)
+
+
+def _fits(folder: Path, table_bytes: int, log: Callable[[str], None]) -> bool:
+    """Return whether this machine has memory for a table; log it if not."""
+    if table_bytes <= free_memory() / 2:
+        return True
+    log(
+        f"no report: the table needs {amount(table_bytes, 'bytes')}; "
+        f"run clickfleet report {folder} on a machine with more memory"
+    )
+    return False

@@ -1,0 +1,298 @@
+"""Save the state of a run to checkpoints and load it again. The state is captured between two steps and written in the background."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors import numpy as numpy_tensors
+from safetensors import torch as torch_tensors
+from torch import Tensor
+
+from clickfleet.config import sections
+from clickfleet.config.load import Config, dump
+from clickfleet.config.plugins import Plugin
+from clickfleet.data.schema import Schema
+from clickfleet.errors import CheckpointError, ConfigError
+from clickfleet.store import atomic, checkpoint
+from clickfleet.store.published import Entry
+from clickfleet.store.rules import rule
+from clickfleet.store.run_folder import State, at_origin, entries, read_config, read_schema, read_state
+from clickfleet.store.table import Table
+from clickfleet.training import devices
+from clickfleet.training.learner import Learner, model_spec, network_of, table_spec
+from clickfleet.training.metrics import Metrics
+from clickfleet.training.onnx_graph import read_weights
+
+ROW_FILES = 8
+FREE = checkpoint.MEMORY
+"""Settings of the table that may change when a run resumes."""
+
+
+class Saver:
+    """Writes checkpoints into a folder, one at a time, in the background."""
+
+    def __init__(self, folder: Path, keep: int, keep_epochs: bool, warn: Callable[[str], None]) -> None:
+        self.folder, self.keep, self.keep_epochs, self.warn = folder, keep, keep_epochs, warn
+        self.last: tuple[int, Path] | None = None
+        """Step and path of the last checkpoint written."""
+        self.written: Callable[[], None] = lambda: None
+        """Called after each checkpoint."""
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(
+        self, learner: Learner, metrics: Metrics, state: State, epoch: int | None = None, best: bool = False
+    ) -> None:
+        """Capture the state, start writing it and return. `epoch` is the epoch that ends here; `best` labels the checkpoint as the best."""
+        self.wait()
+        epoch = epoch if self.keep_epochs else None
+        step = int(state["step"])
+        if self.last is not None and self.last[0] == step:  # nothing was learned since
+            if epoch is not None:
+                checkpoint.label_epoch(self.folder, epoch, self.last[1])
+            if best:
+                self.label_best()
+            return
+        attached = capture(learner, metrics, state)
+        snapshot = learner.table.snapshot(ROW_FILES)
+        facts = learner.facts
+
+        def write() -> None:
+            try:
+                with snapshot:
+                    path = checkpoint.write(
+                        learner.table,
+                        self.folder,
+                        step,
+                        keep=self.keep,
+                        epoch=epoch,
+                        best=best,
+                        attached=attached,
+                        snapshot=snapshot,
+                        files=ROW_FILES,
+                        **facts,
+                    )
+                self.last = (step, path)
+                self.written()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=write, name="clickfleet-checkpoint")
+        self._thread.start()
+
+    def label_best(self) -> None:
+        """Label the last checkpoint written as the best."""
+        assert self.last is not None
+        checkpoint.label_best(self.folder, self.last[1])
+
+    def wait(self, last: bool = False) -> None:
+        """Wait until the captured state is written. A failure is only a warning, because training can continue, unless `last`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if isinstance(error, CheckpointError) and not last:
+            self.warn(f"cannot write a checkpoint: {error}")
+        elif error is not None:
+            raise error
+
+
+def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes]:
+    """Return everything but the rows, as files by name."""
+    rng = {"rng": _text(torch.get_rng_state())}
+    if learner.device.type == "cuda":
+        rng["device_rng"] = _text(torch.cuda.get_rng_state(learner.device))
+    return {
+        "dense.safetensors": torch_tensors.save(learner.dense()),
+        "optimizer.safetensors": torch_tensors.save(learner.optimizer_state()),
+        "metrics.safetensors": numpy_tensors.save(metrics.state()),
+        "state.json": atomic.canonical({**state, **rng}),
+        "config.yaml": dump(at_origin(learner.config)).encode(),
+        **learner.model.checkpoint_files(learner.config),
+    }
+
+
+def load(path: Path, trust: bool = False) -> Learner:
+    """Load the model at a resolved path, to score with it or inspect it. `trust` allows code that the model names."""
+    chain = entries(path)
+    if chain is not None:
+        return load_published(chain, trust)
+    config, schema = read_config(path, trust), read_schema(path)
+    learner = Learner(config, schema, checkpoint.load(path), devices.or_cpu(config.train.device))
+    learner.restore_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
+    return learner
+
+
+def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tuple[Learner, State]:
+    """Return the learner of a checkpoint, under a configuration that must match it, and the state to resume from."""
+    table = checkpoint.load(path, **free(path, config, schema))
+    learner = Learner(config, schema, table)
+    return learner, resume_dense(path, learner, metrics)
+
+
+def free(path: Path, config: Config, schema: Schema) -> dict[str, Any]:
+    """Check that a configuration matches a checkpoint. Return the settings of the table that may differ."""
+    read_schema(path).check_same(schema, "the checkpoint", "the data")
+    table = table_spec(config, schema)
+    manifest = atomic.read_manifest(path, "checkpoint")
+    for what, mine, saved in (
+        ("model", model_spec(config), manifest["model"]),
+        ("table", table, manifest["table"]),
+    ):
+        for key in mine.keys() | saved.keys():
+            if key not in FREE and _plain(mine.get(key)) != saved.get(key):
+                raise ConfigError(
+                    f"{what}.{key} is {mine.get(key)!r}, but the checkpoint has {saved.get(key)!r}",
+                    "resume with the settings of the saved run, or start a new run with train.init_from",
+                )
+    for name, content in network_of(config)[0].checkpoint_files(config).items():
+        if checkpoint.read(path, name) != content:
+            raise ConfigError(
+                f"{name} differs from the one in the checkpoint",
+                "resume with the file of the saved run, or start a new run with train.init_from",
+            )
+    return {key: table[key] for key in FREE}
+
+
+def resume_dense(path: Path, learner: Learner, metrics: Metrics) -> State:
+    """Load everything but the rows of a checkpoint. Return the state to resume from."""
+    learner.restore_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
+    learner.restore_optimizer(checkpoint.parsed(path, "optimizer.safetensors", torch_tensors.load))
+    sums = checkpoint.parsed(path, "metrics.safetensors", numpy_tensors.load)
+    with atomic.damage_errors(path / "metrics.safetensors"):
+        metrics.restore(sums)
+    state = read_state(path)
+    with atomic.damage_errors(path / "state.json"):
+        torch.set_rng_state(_bytes(state.pop("rng")))
+    device_rng = state.pop("device_rng", None)
+    if device_rng is not None and learner.device.type == "cuda":
+        torch.cuda.set_rng_state(_bytes(device_rng), learner.device)
+    return state
+
+
+def start_from(path: Path, config: Config, schema: Schema) -> tuple[Learner, list[str]]:
+    """Return a new learner with the rows and dense tensors of an old model that fit, and a description of each part that does not."""
+    changes, anew = fitting(path, config, schema)
+    table = None if changes is None else checkpoint.load(path, **changes)
+    learner = Learner(config, schema, table)
+    anew += learner.adopt_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
+    return learner, anew
+
+
+def fitting(path: Path, config: Config, schema: Schema) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the description of an old model's table for a new run, or None if its rows do not fit, and what does not fit."""
+    if entries(path) is not None:
+        raise ConfigError(
+            f"{path} is a published model, which has no optimizer state", "start from a checkpoint of its run"
+        )
+    mine = table_spec(config, schema)
+    old, before = atomic.read_manifest(path, "checkpoint"), read_schema(path)
+    if before.keys != schema.keys:
+        raise ConfigError(
+            f"the keys of {path} are made by {before.keys}, those of the data by {schema.keys}",
+            "use the key rule of the saved model: the same key must mean the same value",
+        )
+    if old["table"]["factors"] != mine["factors"]:
+        return None, [
+            f"all rows: the old model has {old['table']['factors']} factors per row, this one {mine['factors']}"
+        ]
+    for part in ("rule", "embed_rule"):
+        if old["table"][part]["name"] != mine[part]["name"]:
+            raise ConfigError(
+                f"the rows of {path} were trained with {old['table'][part]['name']}, but table.{part} is {mine[part]['name']}",
+                f"use table.{part} of the saved run: the rows carry its state",
+            )
+    return mine, []
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def load_published(entries: Sequence[Entry], trust: bool = False) -> Learner:
+    """Load a base and the deltas after it, with every checksum verified. Code that they name runs only with `trust`."""
+    last = entries[-1]
+    if "pruned_from" in last.manifest:
+        raise CheckpointError(
+            f"{last.path} was exported with only some of the inputs and holds its network only as an ONNX graph",
+            "score it with clickfleet serve",
+        )
+    for entry in entries:
+        entry.verify()
+    settings = dict(last.manifest["model"])
+    name, dim = settings.pop("name"), settings.pop("dim")
+    origin = "" if trust else str(last.path)
+    config = Config(
+        data=sections.Data(format=Plugin.parse(last.info["format"], origin)),
+        model=Plugin(name, settings, origin),
+        table=sections.TableSettings(dim=dim, rule=Plugin("sgd", {})),
+    )
+    learner = Learner(config, Schema.from_dict(last.manifest["schema"], str(last.path)), rows(entries))
+    learner.restore_dense(_dense(learner, read_weights(last.graph())))
+    return learner
+
+
+def _dense(learner: Learner, saved: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the network's tensors from a graph. Empty tensors and counters for training are not in it and stay as they are."""
+    state = learner.model.state_dict()
+    absent = {name for name, mine in state.items() if name.endswith("num_batches_tracked") or not mine.numel()}
+    return {name: mine if name in absent else saved[name] for name, mine in state.items() if name in {*saved, *absent}}
+
+
+def rows(entries: Sequence[Entry]) -> Table:
+    """Return a table with the rows of a base and its deltas. They hold weights but no optimizer state."""
+    factors = int(entries[-1].manifest["factors"])
+    table = Table(factors, rule=rule("sgd"))
+    newer = np.empty(0, np.uint64)  # keys that a later entry sets or deletes
+    for entry in reversed(entries):
+        batches = list(entry.batches())
+        for batch in batches:
+            _restore(table, batch, newer)
+        keys = [batch.column("key").to_numpy() for batch in batches]
+        newer = np.unique(np.concatenate([newer, entry.deleted(), *keys])) if entry is not entries[0] else newer
+    return table
+
+
+def _restore(table: Table, batch: pa.RecordBatch, newer: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> None:
+    key = batch.column("key").to_numpy()
+    batch = batch.filter(pa.array(~np.isin(key, newer))) if len(newer) else batch
+    size = batch.num_rows
+    factors = batch.column("embedx").flatten().to_numpy()
+    full = len(factors) > 0 or table.factors == 0
+    if len(factors) != size * table.factors * full:
+        raise CheckpointError(f"the rows do not fit the model: expected {table.factors} factors per row")
+    plain = {name: batch.column(name).to_numpy() for name in ("key", "slot", "embed_w")}
+    zeros, none = np.zeros(size), np.empty(0, np.float32)
+    days, scores, flags = zeros.astype(np.uint16), zeros.astype(np.float32), zeros.astype(np.uint8)
+    table.core.restore(
+        full,
+        plain["key"],
+        plain["slot"],
+        zeros,
+        zeros,
+        days,
+        scores,
+        flags,
+        plain["embed_w"],
+        none,
+        factors,
+        none,
+        0,
+        1024,
+    )

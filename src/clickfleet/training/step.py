@@ -1,0 +1,141 @@
+"""One training step: rows in, loss and row gradients out. All training modes share it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clickfleet.data.batch import Batch, Floats
+from clickfleet.data.schema import Schema
+from clickfleet.store.table import Table
+from clickfleet.training import devices
+from clickfleet.training.embedding import Embedding, Push
+from clickfleet.training.losses import Loss
+from clickfleet.training.network import Inputs, Model
+from clickfleet.training.optimizer import Flat, Optimizer
+
+if TYPE_CHECKING:
+    from clickfleet.training.learner import Learner
+
+
+class Result(NamedTuple):
+    """The result of a batch. The gradients of the dense weights are in the step's `flat.grads`."""
+
+    loss: float
+    """The sum over the rows, including weights and regularisers."""
+    scores: Floats  # [B], on the scale of the training data: down-sampled negatives raise them
+    push: Push
+    dense_scale: float
+    """Factor for the dense gradients."""
+    labels: Floats | None = None
+    """The labels that belong to the scores, if they are not the labels of the batch."""
+
+
+class NotFiniteError(Exception):
+    """The loss of a batch is not finite. Nothing was learned from this batch."""
+
+    def __init__(self, batch: Batch, loss: float) -> None:
+        super().__init__(f"the loss is {loss}")
+        self.batch, self.loss = batch, loss
+
+
+class RowDecay(NamedTuple):
+    """L2 on rows: add strength·w to the gradient that the rule sees after it divided by shows or by the weight of the batch."""
+
+    strength: float
+    embed_scale: str
+    embedx_scale: str
+
+    def add(self, push: Push, rows: Floats) -> None:
+        for part, scale in ((slice(0, 1), self.embed_scale), (slice(1, None), self.embedx_scale)):
+            divisor = push.show[:, None] if scale == "show" else np.float32(push.n if scale == "batch" else 1.0)
+            push.grads[:, part] += self.strength * np.where(divisor > 0, divisor, np.float32(1.0)) * rows[:, part]
+
+
+class Step:
+    """The forward and backward pass of one trainer thread. Each thread has its own gradients of the dense weights."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        loss: Loss,
+        schema: Schema,
+        factors: int,
+        device: torch.device = devices.CPU,
+        decay: RowDecay | None = None,
+    ) -> None:
+        assert isinstance(flat.model, Model)
+        self.flat, self.model, self.loss, self.schema = flat, flat.model, loss, schema
+        self.decay = decay
+        self.device, self.factors = device, factors
+        self.embedding = self.spare()
+        self.score_first = False
+        """Take the scores from a separate forward pass in evaluation mode, before training on the batch."""
+        self.matrices = [p for p in self.model.parameters() if p.requires_grad and p.ndim > 1] if loss.config.l2 else []
+
+    @classmethod
+    def of(cls, learner: Learner, flat: Flat) -> Step:
+        """Return the step of a learner for one thread."""
+        table, l2 = learner.table, learner.l2_rows
+        decay = RowDecay(l2, table.embed_rule.scale, table.rule.scale) if l2 else None
+        return cls(flat, learner.loss, learner.schema, table.factors, learner.device, decay)
+
+    def train(self, batch: Batch, table: Table, optimizer: Optimizer, lap: Callable[[str], None]) -> Result:
+        """Train on a batch with a table of this process: pull, compute, push. `lap` is called with the name of each phase at its end."""
+        keys = self.embedding.unique(batch)
+        rows = table.pull(keys, out=self.embedding.room())
+        lap("pull")
+        result = self(batch, rows)
+        optimizer.step(self.flat.grads, result.dense_scale)
+        lap("compute")
+        table.push(**result.push._asdict())
+        lap("push")
+        return result
+
+    def __call__(self, batch: Batch, rows: Floats) -> Result:
+        """Compute loss and gradients. `rows` are those of `embedding.unique(batch)`. Raise `NotFiniteError` if the loss is not finite."""
+        assert batch.labels is not None
+        x = self.embedding.inputs(batch, rows)
+        labels, weights = self._tensor(batch.labels), None if batch.weights is None else self._tensor(batch.weights)
+        self.flat.zero_grads()
+        clean = self._evaluate(x) if self.score_first else None
+        logits = self.model(x)
+        loss = self.loss.total(logits, labels, weights, self.model.extra_loss(), self.matrices)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise NotFiniteError(batch, value)
+        loss.backward()  # type: ignore[no-untyped-call]
+        scores = torch.sigmoid(self.loss.sampled(logits.detach() if clean is None else clean)).cpu().numpy()
+        scale = self.loss.dense_scale(labels, weights)
+        push = self.embedding.push(batch, x)
+        if self.decay is not None:
+            self.decay.add(push, rows)
+        return Result(value, scores, push, scale)
+
+    def spare(self) -> Embedding:
+        """Return another `embedding`, to prepare the next batch during this one."""
+        return Embedding(self.schema, self.factors, self.device)
+
+    def flush(self) -> None:
+        """Write to the table what `train` has kept back. Call it before anyone else reads the table."""
+
+    def is_noisy(self) -> bool:
+        """Return whether scores differ between training and evaluation mode, because of dropout or batch norm."""
+        kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+        return any(isinstance(part, kinds) or getattr(part, "dropout", 0.0) for part in self.model.modules())
+
+    @torch.no_grad()
+    def _evaluate(self, x: Inputs) -> Tensor:
+        self.model.eval()
+        try:
+            return self.model(x)
+        finally:
+            self.model.train()
+
+    def _tensor(self, column: Floats) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).to(self.device)

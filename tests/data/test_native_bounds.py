@@ -1,0 +1,215 @@
+"""Every entry point of the core refuses arrays that do not fit each other, instead of reading past their ends."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from clickfleet import _core
+from clickfleet.errors import TableError
+from clickfleet.store.table import Table
+
+INT, U, U4, F, D, B = np.int64, np.uint64, np.uint32, np.float32, np.float64, np.uint8
+WILD = np.array([0, 2**63 - 1, -(2**63), -1, 1, 2, 2], INT)
+"""Offsets whose differences overflow to values that look harmless."""
+
+
+def keys(n: int) -> np.ndarray:
+    return np.arange(n, dtype=U)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.zeros(shape, F)
+
+
+def layout(*, label: bool = True) -> "_core.Layout":
+    made = _core.Layout(_core.KeyRule.hash64, 1)
+    made.label = label
+    made.add_dense("x", _core.Scale.none, 0.0, 1.0, 0.0)
+    made.add_slot("s", False, "s")
+    return made
+
+
+def layer(factors: int = 2) -> "_core.FrozenLayer":
+    full = [(keys(1), floats(1), floats(1, factors))]
+    return _core.FrozenLayer(full, [], keys(0), full)
+
+
+def words() -> "_core.Words":
+    return _core.Words(keys(2), keys(2) + np.uint64(2), np.ones(2), np.ones(2))
+
+
+def pairs() -> "_core.Pairs":
+    drawn = _core.Pairs(words(), 1, 1)
+    drawn.draw(np.array([0, 1], U), np.array([0, 2, 2], INT), 2, 7)
+    return drawn
+
+
+def moved() -> None:
+    drawn = pairs()
+    n = drawn.gather()
+    drawn.draw(np.array([0, 1], U), np.array([0, 2, 2], INT), 2, 8)  # other pairs than were gathered
+    drawn.gradient(floats(n, 3), False, floats(n, 3))
+
+
+def core(**settings: object) -> "_core.Table":
+    return Table(factors=2, **settings).core
+
+
+def rows_of(core: "_core.Table", **other: np.ndarray) -> None:
+    n = 2
+    made = {
+        "key": keys(n), "slot": np.zeros(n, np.uint16), "show": np.zeros(n), "click": np.zeros(n), "days": np.zeros(n, np.uint16),
+        "score": floats(n), "published": np.zeros(n, B), "w": floats(n), "state": floats(n * core.embed_state),
+        "x": floats(n * 2), "x_state": floats(n * core.embedx_state),
+    }  # fmt: skip
+    core.restore(True, *{**made, **other}.values(), 0, 1024)
+
+
+def split(owner: int, starts: int) -> None:
+    owners = np.full(_core.VIRTUAL_SHARDS, owner, np.uint16)
+    _core.split(keys(2), owners, keys(2), np.zeros(2, U4), np.zeros(starts, INT))
+
+
+def memory(size: int = 0) -> list[int]:
+    return [size] * (6 * 32) + [0]
+
+
+two = np.array([0, 1, 2], INT)
+SLOT = np.zeros(1, np.uint16)
+
+WRONG: dict[str, Callable[[], object]] = {
+    # offsets and indices
+    "pool: wild offsets": lambda: _core.pool(WILD, np.zeros(2, U4), None, None, floats(1, 3), floats(3, 2), floats(3, 2, 2)),
+    "pool: key outside rows": lambda: _core.pool(two, np.array([0, 1], U4), None, None, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: past the keys": lambda: _core.pool(two * 9, np.zeros(2, U4), None, None, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: no offsets": lambda: _core.pool(two[:0], np.zeros(2, U4), None, None, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: narrow rows": lambda: _core.pool(two, np.zeros(2, U4), None, None, floats(1, 2), floats(1, 2), floats(1, 2, 2)),
+    "pool: few values": lambda: _core.pool(two, np.zeros(2, U4), floats(1), None, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: few means": lambda: _core.pool(two, np.zeros(2, U4), None, np.zeros(1, B), floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: small output": lambda: _core.pool(two, np.zeros(2, U4), None, None, floats(1, 3), floats(1, 2), floats(1, 1, 2)),
+    "unpool: wild offsets": lambda: _core.unpool(WILD, np.zeros(2, U4), None, None, floats(3, 2), floats(3, 2, 2), floats(1, 3)),
+    "unpool: key outside": lambda: _core.unpool(two, np.array([0, 9], U4), None, None, floats(1, 2), floats(1, 2, 2), floats(1, 3)),
+    "count: wild offsets": lambda: _core.count(WILD, np.zeros(2, U4), 2, None, None, floats(1), floats(1), np.zeros(1, np.uint16)),
+    "count: few shows": lambda: _core.count(two, np.zeros(2, U4), 1, floats(1), None, floats(1), floats(1), np.zeros(1, np.uint16)),
+    "count: few clicks out": lambda: _core.count(two, np.zeros(2, U4), 1, None, None, floats(1), floats(0), np.zeros(1, np.uint16)),
+    "take_rows": lambda: _core.take_rows(np.array([3], U4), floats(3, 2), floats(1, 2)),
+    "take_rows: width": lambda: _core.take_rows(np.array([0], U4), floats(3, 2), floats(1, 1)),
+    "take_rows: room": lambda: _core.take_rows(np.zeros(3, U4), floats(3, 2), floats(1, 2)),
+    "put_rows": lambda: _core.put_rows(np.array([3], U4), floats(1, 2), floats(3, 2)),
+    "add_rows": lambda: _core.add_rows(np.array([0, 0], U4), floats(1, 2), floats(3, 2)),
+    "split: owner": lambda: split(2, 3),
+    "split: no starts": lambda: split(0, 0),
+    "pack_rows": lambda: _core.pack_rows(np.array([7], U4), keys(1), floats(1, 1), floats(1), floats(1), SLOT, np.zeros(22, B)),
+    "mix64": lambda: _core.mix64(keys(4), keys(3)),
+    # the table
+    "pull: rows": lambda: core().pull(keys(4), True, floats(3, 3)),
+    "pull: width": lambda: core().pull(keys(4), True, floats(4, 2)),
+    "push: grads": lambda: core().push(keys(4), floats(3, 3), None, None, None, 1.0, False),
+    "push: show": lambda: core().push(keys(4), floats(4, 3), floats(3), None, None, 1.0, False),
+    "push: slots": lambda: core().push(keys(4), floats(4, 3), None, None, np.zeros(3, np.uint16), 1.0, False),
+    "push: move": lambda: core().push(keys(4), floats(4, 3), None, None, None, 1.0, False, 3),
+    "known": lambda: core().known(keys(4), np.zeros(3, B)),
+    "restore: factors": lambda: rows_of(core(), x=floats(3)),
+    "restore: state": lambda: rows_of(core(), state=floats(0)),
+    "restore: slots": lambda: rows_of(core(), slot=np.zeros(1, np.uint16)),
+    "reserve": lambda: core().reserve(2**64 - 1, 2**63),
+    "prepare: numbers": lambda: core(memory_limit=1 << 26).prepare([0] * 5),
+    "prepare: too much": lambda: core(memory_limit=1 << 26).prepare(memory(1 << 40)),
+    "prepare: no limit": lambda: core().prepare(memory(1)),
+    "settle: numbers": lambda: core(memory_limit=1 << 26).settle([]),
+    "settle: too much": lambda: core(memory_limit=1 << 26).settle(memory(1 << 20)),
+    "table: factors": lambda: _core.Table({**Table(factors=2)._core_config(), "factors": -5}),
+    "table: admission": lambda: _core.Table({**Table(factors=2)._core_config(), "admission": "no such way"}),
+    "cut: kind": lambda: _core.Cut(core(), "all", 1),
+    "cut: no files": lambda: _core.Cut(core(), "snapshot", 0),
+    "cut: files": lambda: _core.Cut(core(), "snapshot", 3),
+    "rule: name": lambda: _core.rule_state("none such", {}, floats(1)),
+    "rule: level": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(1), floats(0), floats(1), 1.0, -1.0, 1.0, "avx1024"),
+    "rule: gradient": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(9), floats(0), floats(1), 1.0, -1.0, 1.0, "base"),
+    # published rows
+    "inputs: wild offsets": lambda: _core.FrozenRows((layer(),), 2).inputs(
+        keys(2), np.array([0, 2**63 - 1, -(2**63), -1, 1, 2, 2], INT), None, None, floats(3, 2), floats(3, 2, 2)
+    ),
+    "layer: width": lambda: _core.FrozenRows((layer(1),), 2),
+    "layer: none": lambda: _core.FrozenRows((None,), 2),
+    "layer: lengths": lambda: _core.FrozenLayer([(keys(2), floats(1), floats(2, 2))], [], keys(0), None),
+    "layer: two widths": lambda: _core.FrozenLayer([(keys(1), floats(1), floats(1, n)) for n in (1, 2)], [], keys(0), None),
+    "merge: none": lambda: _core.merge_frozen([None], 2, 0, 2**64 - 1, True),
+    "merge: width": lambda: _core.merge_frozen([layer(1)], 64, 0, 2**64 - 1, True),
+    # columns and plans
+    "text_keys: falling": lambda: layout().text_keys(0, np.array([0, 5, 2], np.int32), np.zeros(8, B), np.zeros((2, 1), U)),
+    "text_keys: negative": lambda: layout().text_keys(0, np.array([-9, 1, 2], np.int32), np.zeros(8, B), np.zeros((2, 1), U)),
+    "group_keys: outside": lambda: layout().group_keys(np.array([0, 99], np.int32), np.zeros(8, B), np.zeros((1, 1), U)),
+    "bucket: no column": lambda: layout().add_bucket(0, 7, 0.0, 1.0, 4, [], 0),
+    "bucket: no slot": lambda: layout().add_bucket(7, 0, 0.0, 1.0, 4, [], 0),
+    "bucket: limits": lambda: layout().add_bucket(0, 0, 1.0, 1.0, 4, [], 0),
+    "delimited: slot": lambda: _core.Delimited(layout(), [[(_core.Role.slot, 5)]], "\t", "\0", False),
+    "delimited: dense": lambda: _core.Delimited(layout(), [[(_core.Role.dense, -1)]], "\t", "\0", False),
+    "delimited: no label": lambda: _core.Delimited(
+        layout(label=False), [[(_core.Role.label, 0)], [(_core.Role.dense, 0)], [(_core.Role.slot, 0)]], "\t", "\0", False
+    ),
+    "delimited: nothing fills it": lambda: _core.Delimited(layout(), [[(_core.Role.label, 0)]], "\t", "\0", False),
+    "slotted: group": lambda: _core.Slotted(layout(), _core.Token.name_value, [[0]], [("x", _core.Role.dense, 1)]),
+    "slotted: column": lambda: _core.Slotted(layout(), _core.Token.name_value, [[4]], []),
+    "slotted: time": lambda: _core.Slotted(layout(), _core.Token.name_value, [[0]], [("t", _core.Role.time, 0)]),
+    "multislot: width": lambda: _core.MultiSlot(layout(), [[0]], [([(_core.Role.dense, 0)], 2)]),
+    "fields: place": lambda: _core.Fields(layout(), [("x", [1])], [("s", -1)]),
+    "fields: bucket": lambda: _core.Fields(layout(), [("x", [0])], [("s", 0)]),
+    "fields: slots": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1), ("t", -1)]),
+    "fields: none": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1)]).columns([None, None], 1),
+    "fields: product": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1)]).columns(
+        [_core.RequestColumn.of_list([], 4)] * 2, 2**62
+    ),
+    # metrics
+    "buckets: thresholds": lambda: _core.Buckets(-7),
+    "buckets: merge": lambda: _core.Buckets(1 << 20).merge(_core.Buckets(1)),
+    "slices: merge": lambda: _core.Slices(1 << 20, 4).merge(_core.Slices(1, 4)),
+    "window: size": lambda: _core.Window(8, 0),
+    "groups: not a number": lambda: _core.Groups(8).append(keys(2), np.array([0.5, np.nan], F), floats(2), 0),
+    # words
+    "words: chances": lambda: _core.Words(keys(2), keys(2), np.array([1, np.nan]), np.ones(2)),
+    "words: no noise": lambda: _core.Words(keys(2), keys(2), np.ones(2), np.zeros(2)),
+    "pairs: offsets": lambda: pairs().draw(keys(2), np.array([0, 9, 9], INT), 2, 7),
+    "pairs: no slots": lambda: pairs().draw(keys(2), np.array([0, 2], INT), 0, 7),
+    "pairs: window": lambda: _core.Pairs(words(), 0, 2**32 - 1),
+    "pairs: not gathered": moved,
+    "pairs: rows": lambda: (drawn := pairs()).gather() and drawn.rows(keys(0), floats(0), np.zeros(0, np.uint16)),
+    "pairs: counts": lambda: pairs().take_counts(floats(1), floats(2)),
+    "pairs: held": lambda: pairs().train(_core.InPlace(core(), keys(1)), 0.1, False, False),
+    "tower: bias": lambda: _core.add_bias_relu(floats(2, 9), floats(1)),
+    "tower: d_bias": lambda: _core.relu_backward(floats(2, 9), floats(2, 9), floats(1)),
+    "tower: product": lambda: _core.relu_backward_of_product(floats(1, 1), floats(1, 9), floats(2, 9), floats(2, 9), floats(9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_a_call_that_does_not_fit_is_refused(call: str) -> None:
+    with pytest.raises((ValueError, TableError)):
+        WRONG[call]()
+
+
+def test_a_list_that_shrank_after_it_was_taken_is_refused() -> None:
+    fields = _core.Fields(layout(label=False), [("x", [0])], [("s", -1)])
+    given = [1.0] * 1000
+    column, texts = _core.RequestColumn.of_list(given, 1), _core.RequestColumn.of_list(["a"] * 1000, 1)
+    given.clear()
+    with pytest.raises(ValueError, match="different lengths"):
+        fields.columns([column, texts], 1000)
+
+
+def test_a_weight_that_is_not_finite_is_refused() -> None:
+    made = layout(label=False)
+    made.add_slot("m", True, "m")
+    made.values = True
+    fields = _core.Fields(made, [("x", [0])], [("s", -1), ("m", -1)])
+    assert len(fields.rows([{"m": {"a": 2.0}}])[1]) == 2
+    with pytest.raises(ValueError, match="finite"):
+        fields.rows([{"m": {"a": float("inf")}}])
+
+
+def test_an_output_of_another_type_is_refused_not_copied() -> None:
+    with pytest.raises(TypeError):
+        _core.mix64(keys(2), np.zeros(2, D))
+    with pytest.raises(TypeError):
+        _core.FrozenLayer([(keys(1), np.zeros(1, D), floats(1, 2))], [], keys(0), None)

@@ -1,0 +1,82 @@
+"""What must be true of every model on real batches: missing, multi-valued and unseen values, from training to scores."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import clickfleet
+from clickfleet.data.schema import Dense, Schema, Slot
+from models.test_models import SMALL, VARIANTS, find
+
+SCHEMA = Schema(
+    dense=(Dense("age"), Dense("price")),
+    slots=(Slot("city"), Slot("tags", multi=True), Slot("seen", multi=True, pooling="mean"), Slot("shop")),
+)
+
+
+def table(rows: int = 1500, seed: int = 3) -> pa.Table:
+    """Tag 1 is clicked; a fifth of everything is missing."""
+    rng = np.random.default_rng(seed)
+    tags = [rng.choice(8, n, replace=False) for n in rng.integers(0, 4, rows)]
+    chance = np.array([0.95 if 1 in some else 0.05 for some in tags])
+    holes = rng.random((4, rows)) < 0.2
+    seen = [
+        None if hole else rng.integers(0, 30, n) for hole, n in zip(holes[0], rng.integers(0, 5, rows), strict=True)
+    ]
+    return pa.table(
+        {
+            "label": (rng.random(rows) < chance).astype(np.int64),
+            "age": pa.array(rng.normal(size=rows), mask=holes[1]),
+            "price": pa.array(rng.random(rows)),
+            "city": pa.array(rng.integers(0, 40, rows), mask=holes[2]),
+            "tags": pa.array(tags),
+            "seen": pa.array(seen, type=pa.list_(pa.int64())),
+            "shop": pa.array(rng.integers(0, 10, rows), mask=holes[3]),
+        }
+    )
+
+
+def rows(**columns: Any) -> pa.Table:
+    usual: dict[str, Any] = {"age": 0.1, "price": 0.5, "city": 3, "tags": [2], "seen": [4, 5], "shop": 1}
+    size = len(next(iter(columns.values())))
+    kinds = {"age": pa.float64(), "price": pa.float64(), "tags": pa.list_(pa.int64()), "seen": pa.list_(pa.int64())}
+    given = {name: columns.get(name, [value] * size) for name, value in usual.items()}
+    return pa.table({name: pa.array(values, type=kinds.get(name, pa.int64())) for name, values in given.items()})
+
+
+@pytest.mark.parametrize(("name", "paddlerec"), VARIANTS)
+def test_missing_multi_valued_and_unseen_values(name: str, paddlerec: bool) -> None:
+    kind, _, wide = name.partition("+")
+    fields = find(name).Config.__dataclass_fields__
+    settings = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in SMALL.items() if key in fields
+    }
+    config = {
+        "model": {
+            "name": kind,
+            **settings,
+            **({"paddlerec": True} if paddlerec else {}),
+            **({"wide": True} if wide else {}),
+        },
+        "table": {"dim": 4, "rule": {"name": "adam", "lr": 0.02}},
+        "dense": {"lr": 0.01},
+        "data": {"batch_size": 50},
+        "train": {"epochs": 3, "threads": 1, "deterministic": True},
+    }
+    done = clickfleet.train(config, data=table(), schema=SCHEMA, quiet=True)
+    assert done.evaluate(table(800, seed=4))["auc"] > 0.85  # 0.95 is the best possible
+
+    before = len(done.learner.table)
+    missing = done.predict(rows(city=[None], tags=[None], seen=[None], shop=[None], age=[None]))
+    assert np.isfinite(missing).all()
+    # a key nobody has seen is zeros, as is a slot without keys
+    none, empty, unseen, several = done.predict(rows(tags=[None, [], [10**6], [10**6, 10**6 + 1]]))
+    assert none == empty
+    np.testing.assert_allclose([unseen, several], empty, rtol=1e-5)
+    known, diluted = done.predict(rows(tags=[[1], [1, 10**6]]))
+    assert known == pytest.approx(diluted, rel=1e-5)  # pooled by sum
+    assert known > empty
+    assert np.isfinite(done.predict(rows(city=[10**9, 10**9 + 1], shop=[10**9, None]))).all()
+    assert len(done.learner.table) == before  # scoring makes no rows

@@ -1,0 +1,254 @@
+"""Faults beside a worker: what it cannot know it does not claim, revoked tokens do not work, and it recovers by itself."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clickfleet.errors import ConfigError
+from clickfleet.serve import auth as tokens_module
+from clickfleet.serve import state_folder
+from clickfleet.serve import updater as follow
+from clickfleet.serve.auth import Tokens
+from clickfleet.serve.state_folder import Command, Status
+from clickfleet.serve.supervisor import Settings
+from clickfleet.serve.updater import Updater
+from clickfleet.store.published import LOG
+from served import WAIT_S, Publication, Served, ask, running, until
+
+BOSS = {"authorization": "Bearer boss"}
+
+
+def gauge(served: Served, name: str) -> str:
+    lines = served.http.get("/metrics").text.splitlines()
+    return next(line.split()[1] for line in lines if line.startswith(f"clickfleet_{name} "))
+
+
+def followed(served: Served) -> bool:
+    """Whether a worker has all there is and knows of no problem."""
+    found = ask(served)
+    return (found["following"]["ok"], found["lag"], found["problem"]) == (True, 0, None)
+
+
+def test_a_watch_survives_every_fault_and_says_so(log: Publication, tmp_path: Path) -> None:
+    """What the updater tells is garbage, then a folder: the worker shows it, serves on, and recovers."""
+    state = tmp_path / "state"
+    with running(log.folder, state, stale_s=1.0) as served:
+        told = state / state_folder.VERSION
+        for break_it in (lambda: told.write_text("{garbage"), lambda: (told.unlink(), told.mkdir())):
+            break_it()
+            until(lambda: ask(served)["following"]["ok"] is False)
+            found = ask(served)
+            assert "the watch of worker" in found["problem"]
+            assert found["lag"] is None
+            assert (gauge(served, "following_broken"), gauge(served, "model_lag")) == ("1.0", "NaN")
+            assert float(gauge(served, "watch_failures_total")) > 0
+            assert served.http.get("/ready").json() == {"ready": True, "following": False, "tokens": True}
+            assert served.http.get("/v1/stats").json()["lag"] is None
+            assert served.http.post("/v1/predict", json={"rows": [{}]}).status_code == 200
+        told.rmdir()
+        log.publish()
+        until(lambda: ask(served)["sequence"] == 2)
+        until(lambda: followed(served))
+        assert not served.said
+
+
+@pytest.mark.parametrize("garbled", [False, True], ids=["no log", "a log of garbage"])
+def test_a_log_that_cannot_be_read_is_reported_until_it_can(log: Publication, tmp_path: Path, garbled: bool) -> None:
+    with running(log.folder, tmp_path / "state", stale_s=1.0) as served:
+        path = log.folder / LOG
+        whole = path.read_bytes()
+        path.write_bytes(b"garbage\n") if garbled else path.unlink()
+        until(lambda: LOG in (ask(served)["problem"] or ""))
+        assert ask(served)["lag"] is None
+        path.write_bytes(whole)
+        until(lambda: followed(served))
+
+
+@pytest.mark.parametrize("file", ["info.json", "manifest.json", "golden.arrow"])
+def test_an_entry_that_is_garbage_is_tried_again(
+    log: Publication, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "RETRY_S", 0.01)
+    (tmp_path / "state").mkdir()
+    updater = Updater(Settings(str(log.folder), str(tmp_path / "state")))
+    updater.start()
+    log.publish()
+    path = log.folder / "000002-delta" / file
+    whole = path.read_bytes()
+    for content in (b'{"time": [}', b"[]", b"", None):
+        path.unlink() if content is None else path.write_bytes(content)
+        updater.poll()
+        status = state_folder.read_status(tmp_path / "state")
+        assert status is not None
+        assert "entry 2 was refused" in (status.problem or "")
+        assert Path(status.entry).name == "000001-base"
+    path.write_bytes(whole)
+    until(lambda: updater.poll() and updater.status.problem is None)  # type: ignore[union-attr]
+    status = state_folder.read_status(tmp_path / "state")
+    assert status is not None
+    assert (Path(status.entry).name, status.problem) == ("000002-delta", None)
+
+
+def test_a_dead_updater_stops_nobody(log: Publication, tmp_path: Path) -> None:
+    """It is killed again and again: the workers serve on, say that they follow nobody, and go on when it is back."""
+    state = tmp_path / "state"
+    with running(log.folder, state, stale_s=0.5) as served:
+        updater = served.fleet.children["updater"]
+        good = updater.command
+        updater.command = ["/bin/false"]
+        assert updater.process is not None
+        os.kill(updater.process.pid, signal.SIGKILL)
+        until(lambda: updater.crash_looping)
+        assert served.http.post("/v1/predict", json={"rows": [{}]}).status_code == 200
+        until(lambda: ask(served)["lag"] is None)
+        assert "no heartbeat of the updater" in ask(served)["problem"]
+        assert "restarting it in" in served.said[-1]
+        until(lambda: ask(served)["following"]["deaths"].get("updater", 0) >= 5)
+        assert float(gauge(served, "updater_deaths")) >= 5
+        updater.command = good
+        log.publish()
+        until(lambda: ask(served)["sequence"] == 2)
+        until(lambda: ask(served)["lag"] == 0)
+
+
+def test_a_server_without_workers_ends(log: Publication, tmp_path: Path) -> None:
+    from clickfleet.errors import ServeError
+
+    with running(log.folder, tmp_path / "state", workers=2) as served:
+        ended: list[Exception] = []
+        served.fleet.stopping = True
+        served.watcher.join(WAIT_S)
+        assert not served.watcher.is_alive()
+
+        def watch() -> None:
+            try:
+                served.fleet.supervise(served.said.append)
+            except ServeError as error:
+                ended.append(error)
+
+        served.fleet.stopping = False
+        for name, child in served.fleet.children.items():
+            if name != "updater":
+                child.command = ["/bin/false"]
+                assert child.process is not None
+                os.kill(child.process.pid, signal.SIGKILL)
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        watcher.join(WAIT_S)
+        assert "every worker died" in str(ended[0])
+
+
+def test_two_rollbacks_at_once_are_both_obeyed(log: Publication, tmp_path: Path) -> None:
+    admin = tmp_path / "admin"
+    admin.write_text("boss\n")
+    for _ in range(3):
+        log.publish()
+    with running(log.folder, tmp_path / "state", workers=2, admin_token_file=str(admin)) as served:
+        replies: list[tuple[int, Any]] = []
+
+        def back(sequence: int) -> None:
+            reply = served.http.post("/admin/rollback", json={"sequence": sequence}, headers=BOSS)
+            replies.append((sequence, reply.json()))
+            assert reply.status_code == 200
+
+        for _ in range(3):
+            threads = [threading.Thread(target=back, args=(sequence,)) for sequence in (1, 2, 3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert len(replies) == 9
+        assert all(reply["sequence"] == sequence and reply["pinned"] for sequence, reply in replies)
+        assert ask(served)["sequence"] in (1, 2, 3)
+        back(2)
+        updater = served.fleet.children["updater"].process
+        assert updater is not None
+        os.kill(updater.pid, signal.SIGKILL)  # the next one stays where this one was
+        until(lambda: ask(served)["following"]["deaths"] == {"updater": 1})
+        log.publish()
+        until(lambda: [ask(served)[name] for name in ("head", "sequence", "pinned")] == [5, 2, True])
+        on = served.http.post("/admin/follow", headers=BOSS).json()
+        assert (on["sequence"], on["pinned"]) == (5, False)
+
+
+def test_a_command_that_nobody_takes_is_withdrawn(tmp_path: Path) -> None:
+    name = state_folder.send_command(tmp_path, Command(3))
+    assert state_folder.withdraw_command(tmp_path, name)
+    assert state_folder.take_commands(tmp_path) == []
+    first, second = state_folder.send_command(tmp_path, Command(3)), state_folder.send_command(tmp_path, Command())
+    assert state_folder.take_commands(tmp_path) == [(first, Command(3)), (second, Command())]
+    assert not state_folder.withdraw_command(tmp_path, first)
+
+
+def test_a_status_is_read_from_the_file_of_an_earlier_server(tmp_path: Path) -> None:
+    facts = {"entry": "a", "layers": ["a"], "head": 3, "problem": None, "pinned": True, "told": 7, "following": True}
+    (tmp_path / "version.json").write_text(json.dumps(facts))
+    status = state_folder.read_status(tmp_path)
+    assert status == Status("a", ["a"], 3, pinned=True, revision=7, following=True)
+    state_folder.write_status(status, tmp_path)
+    assert json.loads((tmp_path / "version.json").read_text()) == facts
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00")
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [Path.unlink, garbage, lambda path: path.write_text(""), lambda path: (path.unlink(), path.mkdir())],
+    ids=["deleted", "garbage", "empty", "a folder"],
+)
+def test_tokens_that_cannot_be_read_let_nobody_in(tmp_path: Path, break_it: Callable[[Path], Any]) -> None:
+    path, clock = tmp_path / "tokens", [0.0]
+    path.write_text("one\n")
+    found = Tokens(str(path), "NONE", lambda: clock[0])
+    assert found.allow(b"Bearer one")
+    break_it(path)
+    clock[0] += tokens_module.REFRESH_S
+    assert found.allow(b"Bearer one")  # it may be being replaced
+    assert found.problem is not None
+    clock[0] += tokens_module.GRACE_S
+    assert not found.allow(b"Bearer one")
+    assert found.closed
+    if path.is_dir():
+        path.rmdir()
+    path.write_text("two\n")
+    clock[0] += tokens_module.REFRESH_S
+    assert not found.allow(b"Bearer one")
+    assert found.allow(b"Bearer two")
+    assert found.problem is None
+
+
+def test_tokens_replaced_within_one_tick_of_the_clock_count(tmp_path: Path) -> None:
+    path, clock = tmp_path / "tokens", [0.0]
+    path.write_text("one\n")
+    before = path.stat()
+    found = Tokens(str(path), "NONE", lambda: clock[0])
+    path.write_text("two\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # the same inode, length and time
+    clock[0] += tokens_module.REFRESH_S
+    assert not found.allow(b"Bearer one")
+    garbage(path)
+    with pytest.raises(ConfigError, match="it is not text"):
+        Tokens(str(path), "NONE")
+
+
+def test_a_server_whose_tokens_are_lost_answers_503(artifact: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("one\n")
+    mine = {"authorization": "Bearer one"}
+    with running(artifact, tmp_path / "state", token_file=str(path)) as served:
+        assert served.http.get("/v1/model", headers=mine).status_code == 200
+        path.unlink()
+        until(lambda: served.http.get("/v1/model", headers=mine).status_code == 503)
+        assert served.http.get("/ready").status_code == 503
+        assert served.http.get("/health").status_code == 200
+        path.write_text("two\n")
+        until(lambda: served.http.get("/v1/model", headers={"authorization": "Bearer two"}).status_code == 200)
+        assert served.http.get("/v1/model", headers=mine).status_code == 401

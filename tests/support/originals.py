@@ -1,0 +1,158 @@
+"""PaddleRec projects for tests: a folder named after a network, with its configuration, click logs, and readers."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from clickfleet.store import checkpoint
+
+SLOTS, DENSE, DIM = 5, 3, 4
+
+HYPER: dict[str, dict[str, Any]] = {
+    "dnn": {},
+    "fm": {},
+    "ffm": {},
+    "gatenet": {"use_embedding_gate": True, "use_hidden_gate": True},
+    "deepfm": {},
+    "wide_deep": {},
+    "dcn": {"cross_num": 2, "l2_reg_cross": 0.00005, "clip_by_norm": 100.0, "is_sparse": True, "dnn_use_bn": False},
+    "dcn_v2": {
+        "cross_num": 2,
+        "is_Stacked": True,
+        "use_low_rank_mixture": True,
+        "low_rank": 3,
+        "num_experts": 2,
+    },
+    "deepfefm": {},
+    "dlrm": {"bot_layer_sizes": [6, DIM], "top_layer_sizes": [5, 2], "num_field": SLOTS},
+    "xdeepfm": {"layer_sizes_cin": [4, 3], "layer_sizes_dnn": [6, 5]},
+}
+
+READER = '''
+import numpy as np
+from paddle.io import IterableDataset
+
+
+class RecDataset(IterableDataset):
+    """Slot text, a value of 0 where a slot does not come."""
+
+    def __init__(self, file_list, config):
+        super(RecDataset, self).__init__()
+        self.file_list = file_list
+        self.count = config["hyper_parameters.sparse_inputs_slots"] - 1
+        self.width = config["hyper_parameters.dense_input_dim"]
+        self.inference = config.get("runner.inference", False)
+
+    def __iter__(self):
+        for file in self.file_list:
+            with open(file) as lines:
+                for line in lines:
+                    found = {}
+                    for token in line.strip().split(" "):
+                        name, value = token.split(":")
+                        found.setdefault(name, []).append(value)
+                    names = [str(i) for i in range(1, self.count + 1)]
+                    out = [] if self.inference else [np.array(found["click"]).astype("int64")]
+                    out += [np.array(found.get(name, ["0"])).astype("int64") for name in names]
+                    yield out + [np.array(found["dense_feature"]).astype("float32")]
+'''
+
+QUEUE_READER = """
+import sys
+import paddle.distributed.fleet as fleet
+
+
+class Reader(fleet.MultiSlotDataGenerator):
+    def init(self, config):
+        self.count = config.get("hyper_parameters.sparse_inputs_slots") - 1
+
+    def generate_sample(self, line):
+        def samples():
+            found = {}
+            for token in line.strip().split(" "):
+                name, value = token.split(":")
+                found.setdefault(name, []).append(float(value) if name == "dense_feature" else int(value))
+            names = ["click"] + [str(i) for i in range(1, self.count + 1)] + ["dense_feature"]
+            yield [(name, found.get(name, [0])) for name in names]
+
+        return samples
+
+
+if __name__ == "__main__":
+    sys.path.append(sys.argv[2])
+    import common_ps
+
+    reader = Reader()
+    reader.init(common_ps.YamlHelper().load_yaml(sys.argv[1]))
+    reader.run_from_stdin()
+"""
+
+
+def slot_lines(rows: int, seed: int = 0) -> str:
+    """Slot text whose clicks follow the first slot."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for _ in range(rows):
+        ids = [int(rng.integers(1, 9)) + 10 * slot for slot in range(SLOTS)]
+        click = int(rng.random() < (0.8 if ids[0] % 2 else 0.2))
+        dense = " ".join(f"dense_feature:{x:.4f}" for x in rng.random(DENSE))
+        out.append(f"click:{click} {dense} " + " ".join(f"{s + 1}:{key}" for s, key in enumerate(ids)))
+    return "\n".join(out) + "\n"
+
+
+def project(folder: Path, network: str, rows: int = 40, **runner: Any) -> Path:
+    """The configuration of a network over slot text; relative model paths are of the current folder."""
+    home = folder / network
+    for part, seed in (("train", 1), ("test", 2)):
+        (home / "data" / part).mkdir(parents=True)
+        (home / "data" / part / "part-0").write_text(slot_lines(rows, seed))
+    config = {
+        "runner": {
+            "train_data_dir": "data/train",
+            "train_reader_path": "reader",
+            "use_gpu": False,
+            "use_auc": True,
+            "train_batch_size": 8,
+            "epochs": 2,
+            "print_interval": 2,
+            "model_save_path": "output",
+            "test_data_dir": "data/test",
+            "infer_reader_path": "reader",
+            "infer_batch_size": 8,
+            "infer_load_path": "output",
+            "infer_start_epoch": 0,
+            "infer_end_epoch": 2,
+            "thread_num": 1,
+            **runner,
+        },
+        "hyper_parameters": {
+            "optimizer": {"class": "Adam", "learning_rate": 0.01, "strategy": "async"},
+            "sparse_inputs_slots": SLOTS + 1,
+            "sparse_feature_number": 60,
+            "sparse_feature_dim": DIM,
+            "dense_input_dim": DENSE,
+            "fc_sizes": [6, 5],
+            "distributed_embedding": 0,
+            **HYPER.get(network, {}),
+        },
+    }
+    path = home / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def write_pickle(path: Path, content: Any, protocol: int = 2) -> Path:
+    """As paddle.save writes: a pickle, here by the module names of NumPy 1."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = pickle.dumps(content, protocol)
+    path.write_bytes(data.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n") if protocol == 2 else data)
+    return path
+
+
+def rows_of(run: Path) -> dict[str, bytes]:
+    """The rows and the network of a run's last checkpoint."""
+    path = checkpoint.latest(run / "checkpoints")
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name.startswith(("rows-", "dense."))}

@@ -1,0 +1,115 @@
+"""Losses end to end: down-sampled negatives, L2 on the network and on rows, sample weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clickfleet
+from clickfleet.data.schema import Dense, Schema, Slot
+from clickfleet.training.learner import Learner
+
+SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"), Slot("shop")))
+
+
+def frame(rows: int, seed: int = 0) -> dict[str, Any]:
+    """A click rate of about a tenth that depends on the city."""
+    rng = np.random.default_rng(seed)
+    city = rng.integers(0, 10, rows)
+    chance = 0.02 + 0.018 * city
+    return {
+        "label": (rng.random(rows) < chance).astype(np.int64),
+        "age": rng.normal(size=rows),
+        "city": city,
+        "shop": rng.integers(0, 5, rows),
+    }
+
+
+def train(rows: dict[str, Any], schema: Schema = SCHEMA, **sections: Any) -> Any:
+    config: dict[str, Any] = {
+        "model": {"name": "deepfm", "hidden": [8]},
+        "table": {"dim": 4},
+        "data": {"batch_size": 100},
+        "train": {"deterministic": True, "threads": 1},
+    }
+    for section, part in sections.items():
+        config[section] = {**config.get(section, {}), **part}
+    return clickfleet.train(config, data=rows, schema=schema, quiet=True)
+
+
+def test_down_sampled_negatives_keep_the_calibration() -> None:
+    whole = frame(40_000)
+    kept = (whole["label"] == 1) | (np.random.default_rng(9).random(40_000) < 0.2)
+    thinned = {name: column[kept] for name, column in whole.items()}
+    test = frame(20_000, seed=5)
+    corrected = train(thinned, train={"epochs": 2, "loss": {"negatives_kept": 0.2}})
+    plain = train(thinned, train={"epochs": 2})
+    assert corrected.evaluate(test)["calibration"] == pytest.approx(1.0, abs=0.08)
+    assert plain.evaluate(test)["calibration"] < 0.4  # it has learned the odds of the thinned data
+    assert corrected.evaluate(test)["auc"] == pytest.approx(plain.evaluate(test)["auc"], abs=0.02)
+    # what training itself shows is about the data it has seen
+    assert corrected.train["calibration"] == pytest.approx(1.0, abs=0.08)
+
+
+def test_l2_adds_strength_times_weight_to_the_gradient() -> None:
+    """One step of SGD on one batch; biases are left alone."""
+    one = {name: column[:100] for name, column in frame(200).items()}
+    sgd = {"optimizer": "sgd", "lr": 0.5}
+    plain, decayed = (train(one, dense=sgd, train={"loss": {"l2": l2}, "threads": 1}) for l2 in (0.0, 0.1))
+    start = Learner(plain.config, plain.schema)
+    for name, weight in plain.learner.dense().items():
+        change = decayed.learner.dense()[name] - weight
+        if weight.ndim == 1:
+            torch.testing.assert_close(change, torch.zeros_like(change))
+        else:
+            torch.testing.assert_close(change, -0.5 * 0.1 * start.dense()[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rule", "scale"), [("sgd", "batch"), ("sgd", "show"), ("sgd", "none")])
+def test_l2_on_rows_is_added_after_the_division(rule: str, scale: str) -> None:
+    one = {name: column[:100] for name, column in frame(200).items()}
+    rows = {
+        "dim": 4,
+        "rule": {"name": rule, "lr": 0.5, "scale": scale},
+        "init": {"embed": "normal(0.1)", "embedx": "normal(0.1)"},
+    }
+    plain, decayed = (train(one, table=rows, train={"loss": {"l2_rows": l2}, "threads": 1}) for l2 in (0.0, 0.2))
+    with plain.learner.table.snapshot() as found:
+        keys = np.concatenate([columns["key"] for columns in found])
+    before = Learner(plain.config, plain.schema).table.pull(keys)
+    change = decayed.learner.table.pull(keys) - plain.learner.table.pull(keys)
+    np.testing.assert_allclose(change, -0.5 * 0.2 * before, rtol=1e-3, atol=1e-5)
+
+
+def test_l2_on_rows_keeps_them_small_and_is_the_originals_in_deepfefm() -> None:
+    data, rows = frame(4000), {"dim": 4, "rule": {"name": "adagrad", "lr": 0.1, "initial_g2sum": 0.3}}
+    norms = [
+        float(np.square(done.learner.table.pull(np.unique(_keys(done)))).sum())
+        for done in (train(data, table=rows, train={"loss": {"l2_rows": l2}}) for l2 in (0.0, 0.3))
+    ]
+    assert norms[1] < 0.7 * norms[0]
+    original = train(frame(200), model={"name": "deepfefm", "paddlerec": True})
+    assert original.learner.l2_rows == 1e-6
+    assert train(frame(200), model={"name": "deepfefm"}).learner.l2_rows == 0.0
+    assert original.learner.steps(1)[0].decay is not None
+
+
+def _keys(done: Any) -> Any:
+    with done.learner.table.snapshot() as found:
+        return np.concatenate([columns["key"] for columns in found])
+
+
+def test_rows_of_weight_zero_teach_nothing() -> None:
+    """Wrong labels under weight 0 leave the model as it is without those rows."""
+    data = frame(4000)
+    wrong = {**data, "label": 1 - data["label"]}
+    both = {name: np.stack([data[name], wrong[name]], 1).reshape(-1) for name in data}
+    schema = Schema(dense=SCHEMA.dense, slots=SCHEMA.slots, weight="w")
+    weighted = train(
+        {**both, "w": np.tile([1.0, 0.0], 4000)}, schema, data={"batch_size": 200}, table={"dim": 4, "rule": "adam"}
+    )
+    alone = train(data, data={"batch_size": 100}, table={"dim": 4, "rule": "adam"})
+    mine = weighted.predict({**frame(500, 3), "w": np.ones(500)})
+    np.testing.assert_allclose(mine, alone.predict(frame(500, 3)), rtol=1e-3, atol=1e-4)
+    assert weighted.train["auc"] == pytest.approx(alone.train["auc"], abs=1e-6)
