@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from clickfleet.config.load import Config
 from clickfleet.config.plugins import Plugin
-from clickfleet.data import schema as schemas
 from clickfleet.data.batch import Batch, SourceState
 from clickfleet.data.files import expand, packing
+from clickfleet.data.formats import Format
 from clickfleet.data.formats import load as load_format
 from clickfleet.data.memory import Feed
 from clickfleet.data.reader import Reader
-from clickfleet.data.schema import Schema
+from clickfleet.data.schema import Schema, preset, read_schema
 from clickfleet.errors import ConfigError
 
 QUARANTINE = "quarantine.txt"
@@ -24,15 +24,19 @@ Data = Any
 """Paths of files, or anything a Feed accepts: a frame, a table, a mapping of arrays, rows, batches."""
 
 
-def schema_of(config: Config) -> Schema:
-    """Return the schema of a configuration: data.schema, data.preset, or that of the format."""
-    of = config.data
-    if of.schema or of.preset:
-        return schemas.read_schema(of.schema) if of.schema else schemas.preset(str(of.preset))
-    form: Any = load_format(of.format)
-    if form.schema is None:
-        raise ConfigError(f"the format {of.format.name} has no default schema", "set data.schema or data.preset")
-    return form.schema  # type: ignore[no-any-return]
+def schema_of(config: Config, form: Format | None = None) -> Schema:
+    """Return the schema of a configuration: data.schema, data.preset or that of the format, with the rule of data.keys.
+
+    `form` is the format of the configuration, if it is already loaded.
+    """
+    settings = config.data
+    if settings.schema:
+        schema: Schema | None = read_schema(settings.schema)
+    else:
+        schema = preset(settings.preset) if settings.preset else (form or load_format(settings.format)).schema
+    if schema is None:
+        raise ConfigError(f"the format {settings.format.name} has no default schema", "set data.schema or data.preset")
+    return schema if settings.keys is None else schema.with_keys(settings.keys)
 
 
 def for_scoring(config: Config, batch_size: int | None = None) -> Config:
@@ -56,64 +60,55 @@ def with_format(config: Config, name: str | None) -> Config:
 
     A .py file that the user names becomes trusted. The command of a `pipe` keeps the origin of the model.
     """
-    form = config.data.format
-    if name is None or (name == form.name and not name.endswith(".py")):
+    current = config.data.format
+    if name is None or (name == current.name and not name.endswith(".py")):
         return config
-    if name == form.name:
-        return replace(config, data=replace(config.data, format=replace(form, origin="")))
-    return replace(config, data=replace(config.data, format=Plugin(name)))
+    chosen = replace(current, origin="") if name == current.name else Plugin(name)
+    return replace(config, data=replace(config.data, format=chosen))
 
 
 def open_source(
     config: Config, data: Data, schema: Schema | None, *, labels: bool = False, folder: Path | None = None
 ) -> Source:
     """Open files or data in memory as batches of `schema`. Default: the schema of the configuration."""
-    of = config.data
+    settings = config.data
     if isinstance(data, Reader | Feed):
         if schema is not None:
             schema.check_same(data.schema, "the model", "the data")
         return data
-    form: Any = load_format(of.format)
-    wanted = schema or (
-        schemas.read_schema(of.schema) if of.schema else schemas.preset(of.preset) if of.preset else None
-    )
-    if schema is None and of.keys is not None:
-        base = wanted or form.schema
-        if base is None:
-            raise ConfigError("data.keys needs a schema", "set data.schema or data.preset")
-        wanted = base.with_keys(of.keys)
+    form = load_format(settings.format)
     paths = isinstance(data, str | Path) or (
         isinstance(data, list | tuple) and all(isinstance(item, str | Path) for item in data)
     )
     if not paths:
-        if wanted is None:
+        if schema is None and not (settings.schema or settings.preset or settings.keys is not None):
             raise ConfigError(
                 "data in memory needs a schema", "pass schema=Schema(…), or set data.schema or data.preset"
             )
-        if of.shuffle:
+        if settings.shuffle:
             raise ConfigError("data.shuffle applies to files only", "shuffle data in memory yourself")
-        return Feed(data, wanted, of.batch_rows)
+        return Feed(data, schema or schema_of(config, form), settings.batch_rows)
     if not data:
         raise ConfigError("data.train is missing", "name files, for example data.train=train/part-*")
-    quarantine = of.quarantine
-    if of.bad_lines == "quarantine" and quarantine is None:
+    quarantine = settings.quarantine
+    if settings.bad_lines == "quarantine" and quarantine is None:
         quarantine = str((folder or Path()) / QUARANTINE)
         Path(quarantine).parent.mkdir(parents=True, exist_ok=True)
     reader = Reader(
         data,
-        wanted,
+        schema or schema_of(config, form),
         form,
-        of.batch_rows,
-        shuffle=of.shuffle,
+        settings.batch_rows,
+        shuffle=settings.shuffle,
         seed=config.train.seed,
-        threads=of.threads,
-        interleave=of.interleave,
-        bad_lines=of.bad_lines,
-        max_bad_fraction=of.max_bad_fraction,
-        quarantine=quarantine if of.bad_lines == "quarantine" else None,
+        threads=settings.threads,
+        interleave=settings.interleave,
+        bad_lines=settings.bad_lines,
+        max_bad_fraction=settings.max_bad_fraction,
+        quarantine=quarantine if settings.bad_lines == "quarantine" else None,
         require_labels=labels,
     )
-    reader.format_name = of.format.name
+    reader.format_name = settings.format.name
     return reader
 
 
