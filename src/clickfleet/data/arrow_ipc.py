@@ -19,7 +19,8 @@ FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
 
 
 def columns(kinds: Mapping[str, pa.DataType]) -> pa.Schema:
-    """
+    """Return the Arrow schema of columns that have no missing values.
+
     >>> columns({"key": pa.uint64()}).field("key").nullable
     False
     """
@@ -35,10 +36,10 @@ def batches(path: Path, schema: pa.Schema, *, mapped: bool = True) -> Iterator[p
     try:
         source = pa.memory_map(str(path)) if mapped else pa.BufferReader(path.read_bytes())
         with source:
-            found = Checked(source, is_file=True)
-            if found.schema != schema:
+            reader = IpcReader(source, is_file=True)
+            if reader.schema != schema:
                 raise CheckpointError(f"{path} does not have the columns that this version of clickfleet writes")
-            for batch in found:
+            for batch in reader:
                 if any(column.null_count for column in batch.columns):
                     raise CheckpointError(f"{path} is broken: a row lacks a value")
                 yield batch
@@ -52,20 +53,20 @@ MAX_ROWS = 1 << 31
 _MAGIC = b"ARROW1"
 
 
-class Checked:
+class IpcReader:
     """The schema and the validated record batches of a file or stream. Raises pyarrow's own exceptions."""
 
     def __init__(self, source: Any, *, is_file: bool) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False, ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
-        opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
-        self._reader = opened(source, options=options)
+        open_source = pa.ipc.open_file if is_file else pa.ipc.open_stream
+        self._reader = open_source(source, options=options)
         self._is_file = is_file
         self.schema: pa.Schema = self._reader.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         reader = self._reader
-        found = (reader.get_batch(i) for i in range(reader.num_record_batches)) if self._is_file else reader
-        for batch in found:
+        batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if self._is_file else reader
+        for batch in batches:
             check(batch)
             yield batch
 
@@ -121,11 +122,13 @@ def _need(fits: bool) -> None:
         raise pa.ArrowInvalid("a view points outside its data")
 
 
-def is_file(start: bytes) -> bool:
-    """Tell whether an IPC file starts with these bytes. Anything else may be a stream."""
-    return start.startswith(_MAGIC)
+def open_ipc(source: Any) -> IpcReader:
+    """Open a file object that contains an IPC file or an IPC stream."""
+    start = source.read(len(_MAGIC))
+    source.seek(0)
+    return IpcReader(source, is_file=start == _MAGIC)
 
 
-def open_bytes(content: Any) -> Checked:
-    """Open a file or stream in memory."""
-    return Checked(pa.BufferReader(content), is_file=is_file(bytes(content[: len(_MAGIC)])))
+def open_bytes(content: Any) -> IpcReader:
+    """Open an IPC file or stream in memory."""
+    return open_ipc(pa.BufferReader(content))

@@ -67,9 +67,6 @@ class Batch:
         if cast(Any, self.offsets) is None:
             self.one_each = True
             self.offsets = _count_to(len(self.dense) * self.slots + 1)
-        self._check()
-
-    def _check(self) -> None:
         rows = len(self.dense)
         if self.dense.ndim != 2 or len(self.offsets) != rows * self.slots + 1 or self.offsets[-1] != len(self.keys):
             raise DataError(
@@ -93,20 +90,18 @@ class Batch:
         if step != 1:
             raise IndexError("slice a batch by consecutive rows, or use take()")
         stop = max(start, stop)
-        columns = {name: getattr(self, name) for name in ROW_COLUMNS}
-        picked = {name: column[start:stop] for name, column in columns.items() if column is not None}
+        columns = self._row_columns(slice(start, stop))
         first, last = start * self.slots, stop * self.slots
         offsets: Integers | None = None
         if not self.one_each:
             offsets = self.offsets[first : last + 1] - self.offsets[first]
             first, last = int(self.offsets[first]), int(self.offsets[last])
         values = None if self.values is None else self.values[first:last]
-        return Batch(self.dense[start:stop], self.keys[first:last], self.slots, offsets, values=values, **picked)  # type: ignore[arg-type]
+        return Batch(self.dense[start:stop], self.keys[first:last], self.slots, offsets, values=values, **columns)  # type: ignore[arg-type]
 
     def take(self, order: NDArray[np.integer[Any]]) -> "Batch":
         """Return a copy of the rows with the indices `order`, in that order."""
-        columns = {name: getattr(self, name) for name in ROW_COLUMNS}
-        picked = {name: column[order] for name, column in columns.items() if column is not None}
+        columns = self._row_columns(order)
         offsets: Integers | None = None
         values = self.values
         if self.one_each:
@@ -122,21 +117,19 @@ class Batch:
             values = None if values is None else values[where]
             counts = np.diff(self.offsets).reshape(-1, self.slots)[order].reshape(-1)
             offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        return Batch(self.dense[order], keys, self.slots, offsets, values=values, **picked)  # type: ignore[arg-type]
+        return Batch(self.dense[order], keys, self.slots, offsets, values=values, **columns)  # type: ignore[arg-type]
 
-    def bad_label(self) -> int | None:
-        """Return the index of the first row whose label is neither 0 nor 1."""
-        if self.labels is None:
-            return None
-        good = (self.labels == 0) | (self.labels == 1)
-        return None if good.all() else int(np.argmin(good))
+    def _row_columns(self, rows: Any) -> dict[str, Any]:
+        """Return the given rows of all columns that the batch has."""
+        columns = {name: getattr(self, name) for name in ROW_COLUMNS}
+        return {name: column[rows] for name, column in columns.items() if column is not None}
 
     def check_rows(self) -> None:
         """Reject labels other than 0 and 1, and negative amounts. The built-in formats check this per line; user code may not."""
-        row = self.bad_label()
-        if row is not None:
-            assert self.labels is not None
-            raise DataError(f"row {row} of a batch: its label {self.labels[row]:g} {NOT_A_LABEL}")
+        labels = self.labels
+        if labels is not None and not (good := (labels == 0) | (labels == 1)).all():
+            row = int(np.argmin(good))
+            raise DataError(f"row {row} of a batch: its label {labels[row]:g} {NOT_A_LABEL}")
         for name in AMOUNTS:
             column = getattr(self, name)
             if column is not None and not (good := column >= 0).all():

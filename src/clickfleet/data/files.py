@@ -12,6 +12,7 @@ import re
 import stat
 import tempfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -109,16 +110,13 @@ def expand(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], bas
 
     Files whose name starts with a dot or an underscore (.DS_Store, _SUCCESS) are skipped unless named explicitly.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: list[str] = []
-    for item in given:
+    files: list[str] = []
+    for item in [paths] if isinstance(paths, str | os.PathLike) else paths:
         path = os.fspath(item)
-        if base and "://" not in path:
-            path = os.path.join(base, path)
-        found += _expand_url(path) if "://" in path else _expand_local(path)
-    if not found:
+        files += _expand_url(path) if "://" in path else _expand_local(os.path.join(base, path))
+    if not files:
         raise ConfigError("no data files given")
-    return found
+    return files
 
 
 def _expand_local(path: str) -> list[str]:
@@ -199,6 +197,7 @@ class _Gunzip:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._member: Any = None
+        self._started = False
         self._input = b""
 
     def read(self, n: int) -> bytes:
@@ -224,13 +223,44 @@ class _Gunzip:
             if data:
                 return data
 
-    _started = False
-
     def close(self) -> None:
         self._input = b""
 
 
-class Unpacked:
+class ByteStream(ABC):
+    """A stream of bytes: a file, or the output of a command."""
+
+    path: str
+
+    @abstractmethod
+    def _read_some(self, space: memoryview) -> int:
+        """Read at least one byte, or none at the end. Return the number of bytes."""
+
+    @abstractmethod
+    def _too_short(self, missing: int) -> DataError:
+        """Return the error that the stream ends `missing` bytes before the end of a `skip`."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def readinto(self, space: memoryview) -> int:
+        """Fill `space` and return the number of bytes; it is smaller than `space` only at the end."""
+        filled = 0
+        while filled < len(space) and (got := self._read_some(space[filled:])):
+            filled += got
+        return filled
+
+    def skip(self, n: int) -> None:
+        """Read and discard `n` bytes."""
+        space = memoryview(bytearray(1 << 18))
+        while n > 0:
+            got = self.readinto(space[: min(n, len(space))])
+            if not got:
+                raise self._too_short(n)
+            n -= got
+
+
+class Unpacked(ByteStream):
     """The decompressed content of a file as a stream. Only uncompressed files can seek."""
 
     def __init__(self, path: str) -> None:
@@ -245,34 +275,23 @@ class Unpacked:
 
             self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, mode="r"), "zstd")
 
-    def readinto(self, space: memoryview) -> int:
-        """Fill `space` and return the number of bytes; it is smaller than `space` only at the end."""
-        filled = 0
-        with reading(self.path):
-            while filled < len(space):
-                if self.packed is None:
-                    got = self._file.readinto(space[filled:])  # type: ignore[attr-defined]
-                else:
-                    data = self._stream.read(len(space) - filled)
-                    got = len(data)
-                    space[filled : filled + got] = data
-                if not got:
-                    break
-                filled += got
-        return filled
-
-    def skip(self, n: int) -> None:
-        """Skip `n` bytes: seek, or read and discard them."""
+    def _read_some(self, space: memoryview) -> int:
         with reading(self.path):
             if self.packed is None:
-                self._stream.seek(n, os.SEEK_CUR)
-                return
-        space = memoryview(bytearray(1 << 20))
-        while n > 0:
-            got = self.readinto(space[: min(n, 1 << 20)])
-            if not got:
-                raise DataError(f"{self.path}: ends {n} bytes before the position to resume from; was it replaced?")
-            n -= got
+                return self._file.readinto(space) or 0  # type: ignore[attr-defined]
+            data = self._stream.read(len(space))
+            space[: len(data)] = data
+            return len(data)
+
+    def _too_short(self, missing: int) -> DataError:
+        return DataError(f"{self.path}: ends {missing} bytes before the position to resume from; was it replaced?")
+
+    def skip(self, n: int) -> None:
+        if self.packed is not None:
+            super().skip(n)
+            return
+        with reading(self.path):
+            self._stream.seek(n, os.SEEK_CUR)
 
     def close(self) -> None:
         if self._stream is not self._file:

@@ -195,7 +195,7 @@ class Feed:
                     raise DataError(
                         f"{where}: dense has {values.shape[1]} columns, the schema has {len(self.schema.dense)}"
                     )
-                columns |= {c.source or c.name: values[:, i] for i, c in enumerate(self.schema.dense)}
+                columns |= {c.source_name: values[:, i] for i, c in enumerate(self.schema.dense)}
             elif values.ndim == 1:
                 columns[name] = values
             elif values.shape[1:] == (1,):

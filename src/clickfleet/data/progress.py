@@ -47,28 +47,21 @@ class _RichBar(Bar):
     """Shows the work done as a moving bar."""
 
     def __init__(self, what: str, total: int | None, unit: str, stream: IO[str]) -> None:
+        from rich import progress as rich_progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
 
         super().__init__(what, total, unit, stream, float("inf"))
-        counts = (
-            (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
-        )
-        self.rich = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
+        counts: tuple[rich_progress.ProgressColumn, ...]
+        if unit == "bytes":
+            counts = (rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn())
+        else:
+            counts = (rich_progress.MofNCompleteColumn(), rich_progress.TextColumn(unit))
+        self.rich = rich_progress.Progress(
+            rich_progress.SpinnerColumn(),
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(),
             *counts,
-            TimeRemainingColumn(),
+            rich_progress.TimeRemainingColumn(),
             console=Console(file=stream),
             transient=True,
         )

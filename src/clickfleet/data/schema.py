@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from clickfleet.config.plugins import closest
 from clickfleet.errors import ConfigError, DataError
 
 Pooling = Literal["sum", "mean"]
 TransformName = Literal["none", "minmax", "log1p", "standard"]
-SIDES = ("show", "click", "weight", "time", "group")
 RuleName = Literal["hash64", "py2", "raw"]
+SIDES = ("show", "click", "weight", "time", "group")
+"""Optional columns with one value per row."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,16 @@ class Transform:
 
     @classmethod
     def parse(cls, text: str) -> "Transform":
-        found = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\))?\s*", text)
-        two = found is not None and found[1] in ("minmax", "standard")
-        if found is None or two != (found[2] is not None):
+        match = re.fullmatch(r"\s*(\w+)\s*(?:\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\))?\s*", text)
+        has_limits = match is not None and match[1] in ("minmax", "standard")
+        if match is None or has_limits != (match[2] is not None):
             raise ConfigError(
                 f"cannot read the transform {text!r}",
                 "write none, log1p, minmax(min, max) or standard(mean, deviation)",
             )
-        name: Any = found[1]
+        name: Any = match[1]
         try:
-            return cls(name, float(found[2]), float(found[3])) if two else cls(name)
+            return cls(name, float(match[2]), float(match[3])) if has_limits else cls(name)
         except ValueError:
             raise ConfigError(f"the limits in the transform {text!r} are not numbers") from None
 
@@ -74,6 +76,11 @@ class Dense:
     transform: Transform = Transform()
     missing: float = 0.0
     source: str = ""
+
+    @property
+    def source_name(self) -> str:
+        """The name of the column in the files."""
+        return self.source or self.name
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,11 @@ class Slot:
     prefix: str = ""
     bucket: Bucket | None = None
 
+    @property
+    def source_name(self) -> str:
+        """The name of the column in the files."""
+        return self.source or self.name
+
 
 @dataclass(frozen=True)
 class KeyRule:
@@ -127,11 +139,11 @@ class KeyRule:
 
     @classmethod
     def parse(cls, text: str) -> "KeyRule":
-        found = re.fullmatch(r"\s*(\w+)(?:\s+mod\s+(\d+))?\s*", text)
-        if found is None or (found[1] == "py2") != (found[2] is not None):
+        match = re.fullmatch(r"\s*(\w+)(?:\s+mod\s+(\d+))?\s*", text)
+        if match is None or (match[1] == "py2") != (match[2] is not None):
             raise ConfigError(f"cannot read the key rule {text!r}", "write hash64, raw or py2 mod 1000001")
-        name: Any = found[1]
-        return cls(name, int(found[2] or 0))
+        name: Any = match[1]
+        return cls(name, int(match[2] or 0))
 
     def __str__(self) -> str:
         return f"py2 mod {self.modulus}" if self.name == "py2" else self.name
@@ -221,15 +233,15 @@ class Schema:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], where: str = "schema") -> "Schema":
-        given = dict(_mapping(plain, where))
+        given = _mapping(plain, where)
         for kind in ("dense", "slots"):
             if not isinstance(given.get(kind, ()), list | tuple):
                 raise ConfigError(f"{where}.{kind}: expected a list of columns, found {type(given[kind]).__name__}")
         rule = given.pop("keys", "hash64")
         dense = tuple(_dense(item, f"{where}.dense[{i}]") for i, item in enumerate(given.pop("dense", ())))
         slots = tuple(_slot(item, f"{where}.slots[{i}]") for i, item in enumerate(given.pop("slots", ())))
-        found: Schema = _build(cls, {**given, "dense": dense, "slots": slots, "keys": KeyRule.parse(str(rule))}, where)
-        return found
+        schema: Schema = _build(cls, {**given, "dense": dense, "slots": slots, "keys": KeyRule.parse(str(rule))}, where)
+        return schema
 
     @property
     def hash(self) -> str:
@@ -248,12 +260,11 @@ class Schema:
         """Return one line per difference between two schemas."""
         lines: list[str] = []
         for name in ("label", "keys", *SIDES, "values"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs:
-                lines.append(f"{name}: {mine} here, {theirs} there")
-        for kind in ("dense", "slots"):
-            ours, theirs = getattr(self._meaning(), kind), getattr(other._meaning(), kind)
-            lines += _diff_columns("dense column" if kind == "dense" else "slot", ours, theirs)
+            here, there = getattr(self, name), getattr(other, name)
+            if here != there:
+                lines.append(f"{name}: {here} here, {there} there")
+        lines += _diff_columns("dense column", self._meaning().dense, other._meaning().dense)
+        lines += _diff_columns("slot", self._meaning().slots, other._meaning().slots)
         return lines
 
     def check_same(self, other: "Schema", here: str, there: str) -> None:
@@ -274,8 +285,6 @@ def _plain(column: Any, **instead: Any) -> Mapping[str, Any]:
 
 
 def _build(cls: Callable[..., Any], given: Mapping[str, Any], where: str) -> Any:
-    from clickfleet.config.plugins import closest
-
     known = [item.name for item in fields(cls) if item.init]  # type: ignore[arg-type]
     for key in given:
         if key not in known:
@@ -313,16 +322,17 @@ def _mapping(item: Any, where: str) -> dict[str, Any]:
     return dict(item)
 
 
-def _diff_columns(kind: str, ours: Iterable[Any], theirs: Iterable[Any]) -> list[str]:
-    here, there = {c.name: c for c in ours}, {c.name: c for c in theirs}
+def _diff_columns(kind: str, columns_here: Iterable[Any], columns_there: Iterable[Any]) -> list[str]:
+    here = {column.name: column for column in columns_here}
+    there = {column.name: column for column in columns_there}
     lines = [f"{kind} {name}: only here" for name in here if name not in there]
     lines += [f"{kind} {name}: only there" for name in there if name not in here]
     for name in here:
         if name in there and here[name] != there[name]:
             for item in fields(here[name]):
-                mine, other = getattr(here[name], item.name), getattr(there[name], item.name)
-                if mine != other:
-                    lines.append(f"{kind} {name}: {item.name} {mine} here, {other} there")
+                value_here, value_there = getattr(here[name], item.name), getattr(there[name], item.name)
+                if value_here != value_there:
+                    lines.append(f"{kind} {name}: {item.name} {value_here} here, {value_there} there")
     if not lines and list(here) != list(there):
         lines.append(f"{kind}s in different order: {', '.join(here)} here, {', '.join(there)} there")
     return lines
@@ -383,7 +393,5 @@ def preset(name: str) -> Schema:
     these were already applied. `feasign` has 300 multi-valued slots of raw keys.
     """
     if name not in PRESETS:
-        from clickfleet.config.plugins import closest
-
         raise ConfigError(f"unknown schema preset {name!r}{closest(name, PRESETS)}")
     return PRESETS[name]()

@@ -41,6 +41,7 @@ class Parsed:
     bad: list[Bad] = field(default_factory=list)
 
 
+@dataclass(slots=True)
 class Block(ABC):
     """Some rows of a file, not yet parsed. Opening the file at `at` yields this block again, at `end` the next one."""
 

@@ -14,12 +14,10 @@ class Arrow(Format):
     """Reads record batches. A position is a row number."""
 
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
-        from clickfleet.data.arrow_ipc import Checked, is_file
+        from clickfleet.data.arrow_ipc import open_ipc
 
         with open_bytes(path) as raw, reading(path):
-            head = raw.read(8)
-            raw.seek(0)
-            batches = Checked(raw, is_file=is_file(head))
+            batches = open_ipc(raw)
             columns = Columns(schema, batches.schema.names, path)
             first = 0
             for batch in batches:

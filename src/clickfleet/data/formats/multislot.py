@@ -62,7 +62,7 @@ class Multislot(Lines):
         """Return the blocks of a line in order. A block may have several uses."""
         known = {name: self._block(name, schema) for name, _, _ in named_fields(schema)}
         every_dense = BlockSpec("dense", [], len(schema.dense), list(range(len(schema.dense))))
-        slots = [slot.source or slot.name for slot in schema.read_slots]
+        slots = [slot.source_name for slot in schema.read_slots]
         default = [*(["dense"] if schema.dense else []), *slots, *schema.sides.values(), schema.label]
         blocks = [BlockSpec(name, [], 1, []) for name in ("ins_id", "content") if getattr(self, name)]
         for name in self.order or dict.fromkeys(default):

@@ -16,13 +16,12 @@ from weakref import WeakSet
 
 from clickfleet.config.machine import WINDOWS
 from clickfleet.config.plugins import shown
-from clickfleet.data.files import Unpacked
+from clickfleet.data.files import ByteStream, Unpacked
 from clickfleet.data.formats.multislot import Multislot as _Multislot
-from clickfleet.data.parsing.lines import LineStream
 from clickfleet.errors import ConfigError, DataError
 
-_BITE = 1 << 18
-_running: "WeakSet[_Printed]" = WeakSet()
+_CHUNK_BYTES = 1 << 18
+_running: "WeakSet[_CommandOutput]" = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -45,20 +44,20 @@ class Pipe(_Multislot):
         command = " ".join(part if part.isprintable() else repr(part) for part in map(shlex.quote, _argv(self.command)))
         return f"{command}  (in {shown(str(Path(self.folder).absolute()))})"
 
-    def stream(self, path: str) -> LineStream:
-        return _Printed(path, self.command, self.folder or None)
+    def stream(self, path: str) -> ByteStream:
+        return _CommandOutput(path, self.command, self.folder or None)
 
     def cancel(self, paths: Collection[str]) -> None:
-        for printed in list(_running):
-            if printed.path in paths:
-                printed.end()
+        for output in list(_running):
+            if output.path in paths:
+                output.end()
 
 
 def _argv(command: str) -> list[str]:
     return ["bash", "-c", f"set -o pipefail; {command}"]
 
 
-class _Printed:
+class _CommandOutput(ByteStream):
     """The output of a command for a file. If the command fails, the end of its output raises an error."""
 
     def __init__(self, path: str, command: str, folder: str | None) -> None:
@@ -79,6 +78,12 @@ class _Printed:
             bufsize=0,
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._stdin: IO[bytes] = self._process.stdin
+        self._stdout: IO[bytes] = self._process.stdout
+        self._stderr: IO[bytes] = self._process.stderr
         self._helpers = [
             threading.Thread(target=self._feed, name="clickfleet-pipe-in", daemon=True),
             threading.Thread(target=self._listen, name="clickfleet-pipe-err", daemon=True),
@@ -88,13 +93,12 @@ class _Printed:
         _running.add(self)
 
     def _feed(self) -> None:
-        stdin = self._pipe(self._process.stdin)
         try:
-            space = memoryview(bytearray(_BITE))
+            space = memoryview(bytearray(_CHUNK_BYTES))
             while filled := self._source.readinto(space):
                 written = 0
                 while written < filled:
-                    written += stdin.write(space[written:filled])
+                    written += self._stdin.write(space[written:filled])
         except BrokenPipeError:
             pass  # the command closed its input; its exit status tells whether that is an error
         except Exception as error:
@@ -102,27 +106,17 @@ class _Printed:
             self.end()
         finally:
             with suppress(BrokenPipeError):
-                stdin.close()
+                self._stdin.close()
 
     def _listen(self) -> None:
-        for line in self._pipe(self._process.stderr):
+        for line in self._stderr:
             self._last_stderr.append(line[:500])
 
-    @staticmethod
-    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-        assert pipe is not None
-        return pipe
-
-    def readinto(self, space: memoryview) -> int:
-        stdout = self._pipe(self._process.stdout)
-        filled = 0
-        while filled < len(space):
-            got = stdout.readinto(space[filled:])  # type: ignore[attr-defined]
-            if not got:
-                self._check()
-                break
-            filled += got
-        return filled
+    def _read_some(self, space: memoryview) -> int:
+        got: int = self._stdout.readinto(space)  # type: ignore[attr-defined]
+        if not got:
+            self._check()
+        return got
 
     def _check(self) -> None:
         status = self._process.wait()
@@ -139,16 +133,11 @@ class _Printed:
                 f"run it alone: cat {self.path} | {self._command}",
             )
 
-    def skip(self, n: int) -> None:
-        space = memoryview(bytearray(_BITE))
-        while n > 0:
-            got = self.readinto(space[: min(n, _BITE)])
-            if not got:
-                raise DataError(
-                    f"{self.path}: the command `{self._command}` printed {n} bytes less than before",
-                    "it must print the same lines for the same file every time",
-                )
-            n -= got
+    def _too_short(self, missing: int) -> DataError:
+        return DataError(
+            f"{self.path}: the command `{self._command}` printed {missing} bytes less than before",
+            "it must print the same lines for the same file every time",
+        )
 
     def end(self) -> None:
         """Kill the command and its children. A reader may be waiting for its next line."""
@@ -165,6 +154,6 @@ class _Printed:
         self._process.wait()
         for helper in self._helpers:
             helper.join()
-        for pipe in (self._process.stdout, self._process.stderr):
-            self._pipe(pipe).close()
+        self._stdout.close()
+        self._stderr.close()
         self._source.close()

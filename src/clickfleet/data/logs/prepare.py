@@ -158,10 +158,10 @@ class _Log:
         columns = rows.content
         if isinstance(rows, LineRows):
             assert isinstance(self._form, Delimited)
-            dense = [column.source or column.name for column in self.schema.dense]
+            dense = [column.source_name for column in self.schema.dense]
             columns = text_columns(rows.content, self._names, self._form, self.schema, self.files[0], only=dense)
         for spread, column in zip(self._spreads, self.schema.dense, strict=True):
-            spread.add(numbers(columns.column(column.source or column.name)))
+            spread.add(numbers(columns.column(column.source_name)))
 
     def fitted(self) -> Schema:
         """Return the schema with the fitted transforms."""
@@ -213,14 +213,12 @@ def _count_lines(path: str) -> int:
 def _count_table(path: str, kind: str) -> int:
     from pyarrow import parquet
 
-    from clickfleet.data.arrow_ipc import Checked, is_file
+    from clickfleet.data.arrow_ipc import open_ipc
 
     with open_bytes(path) as file, reading(path):
         if kind == "parquet":
             return int(parquet.ParquetFile(file).metadata.num_rows)
-        start = file.read(8)
-        file.seek(0)
-        return sum(batch.num_rows for batch in Checked(file, is_file=is_file(start)))
+        return sum(batch.num_rows for batch in open_ipc(file))
 
 
 class _Writer:

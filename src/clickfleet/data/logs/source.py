@@ -281,7 +281,7 @@ def progress_of(files: Sequence[str], what: str) -> Iterator[Bar]:
 
 def exact_dense(schema: Schema, columns: pa.RecordBatch) -> NDArray[np.float64]:
     """Return the transformed dense values of a batch, [B, F], in double precision, for text files."""
-    rows = [_transform(dense, numbers(columns.column(dense.source or dense.name))) for dense in schema.dense]
+    rows = [_transform(dense, numbers(columns.column(dense.source_name))) for dense in schema.dense]
     return np.stack(rows, axis=1) if rows else np.empty((columns.num_rows, 0))
 
 
@@ -340,7 +340,7 @@ def text_columns(
     import pyarrow as pa
     from pyarrow import csv
 
-    real = {schema.label, *(dense.source or dense.name for dense in schema.dense)}
+    real = {schema.label, *(dense.source_name for dense in schema.dense)}
     try:
         table = csv.read_csv(
             pa.BufferReader(lines),

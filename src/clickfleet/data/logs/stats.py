@@ -220,11 +220,11 @@ class Summary:
             labels = columns.column(self.schema.label).cast(pa.float64()).drop_null().to_numpy()
             self._add_labels(labels)
         for dense, column in zip(self.dense, self.schema.dense, strict=True):
-            values = _pick(columns, column.source or column.name, names)
+            values = _pick(columns, column.source_name, names)
             dense.missing = (dense.missing or 0) + values.null_count
             dense.spread.add(values.cast(pa.float64()).drop_null().to_numpy())
         for slot, described in zip(self.slots, self.schema.read_slots, strict=True):
-            values, missing = _texts(_pick(columns, described.source or described.name, names))
+            values, missing = _texts(_pick(columns, described.source_name, names))
             slot.missing += missing
             counted = values.value_counts()
             texts = counted.field("values").to_pylist()

@@ -108,10 +108,8 @@ def _doubled(column: Any) -> Any:
 def slots_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
     """Return lines of `name:value` tokens, with the label first."""
     columns = [_number(values, prefix=f"{name}:") for name, values in row_columns(batch, schema).items()]
-    columns += [_dense(dense, i, prefix=f"{column.source or column.name}:") for i, column in enumerate(schema.dense)]
-    columns += [
-        _keys(batch, i, prefix=f"{slot.source or slot.name}:", skip_absent=True) for i, slot in enumerate(schema.slots)
-    ]
+    columns += [_dense(dense, i, prefix=f"{column.source_name}:") for i, column in enumerate(schema.dense)]
+    columns += [_keys(batch, i, prefix=f"{slot.source_name}:", skip_absent=True) for i, slot in enumerate(schema.slots)]
     return bytes(print_rows(columns, " "))
 
 
@@ -119,9 +117,7 @@ def feasign_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
     """Return lines of `value:slot` tokens, with the label first and without dense values."""
     assert not dense.shape[1]
     columns = [_number(values, suffix=f":{name}") for name, values in row_columns(batch, schema).items()]
-    columns += [
-        _keys(batch, i, suffix=f":{slot.source or slot.name}", skip_absent=True) for i, slot in enumerate(schema.slots)
-    ]
+    columns += [_keys(batch, i, suffix=f":{slot.source_name}", skip_absent=True) for i, slot in enumerate(schema.slots)]
     return bytes(print_rows(columns, " "))
 
 
@@ -204,11 +200,11 @@ def key_columns(batch: Batch, dense: Floats, schema: Schema) -> Any:
         raise DataError("the keys have values other than 1, which only libffm can store")
     columns = {name: pa.array(values) for name, values in row_columns(batch, schema).items()}
     for i, column in enumerate(schema.dense):
-        columns[column.source or column.name] = pa.array(np.ascontiguousarray(dense[:, i]))
+        columns[column.source_name] = pa.array(np.ascontiguousarray(dense[:, i]))
     for i, slot in enumerate(schema.slots):
         keys, starts, _ = slot_keys(batch, i)
         one = pa.array(keys)
-        columns[slot.source or slot.name] = pa.LargeListArray.from_arrays(starts, one) if slot.multi else one
+        columns[slot.source_name] = pa.LargeListArray.from_arrays(starts, one) if slot.multi else one
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -354,8 +350,8 @@ class Target:
         else:
             assert piece.batch is not None
             names = [*row_columns(piece.batch, self.result)]
-            names += [column.source or column.name for column in self.result.dense]
-            names += [slot.source or slot.name for slot in self.result.slots]
+            names += [column.source_name for column in self.result.dense]
+            names += [slot.source_name for slot in self.result.slots]
         quoted = ['"' + name.replace('"', '""') + '"' if any(c in name for c in ',"') else name for name in names]
         return (",".join(quoted) + "\n").encode()
 
@@ -363,8 +359,8 @@ class Target:
     def _columns(self) -> list[str]:
         """The raw columns, in the order of the output."""
         schema = self.schema
-        names = [dense.source or dense.name for dense in schema.dense]
-        names += [slot.source or slot.name for slot in schema.read_slots]
+        names = [dense.source_name for dense in schema.dense]
+        names += [slot.source_name for slot in schema.read_slots]
         extras = [schema.show, schema.click, schema.weight, schema.time, schema.group]
         names += [name for name in extras if name is not None]
         return list(dict.fromkeys([schema.label, *names]))

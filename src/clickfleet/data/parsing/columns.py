@@ -31,7 +31,7 @@ class Columns:
         self.labelled = schema.label in present
         self._where = where
         self._layout = layout(schema, label=self.labelled)
-        slots = [slot.source or slot.name for slot in schema.read_slots]
+        slots = [slot.source_name for slot in schema.read_slots]
         needed = [*schema.sides.values(), *dense_groups(schema), *slots]
         for name in needed:
             if name not in present:
@@ -94,7 +94,7 @@ class _Work:
             column, kind = column.dictionary_decode(), kind.value_type
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
-        elif _is_text(kind) and any(name == (slot.source or slot.name) for slot in self.schema.read_slots):
+        elif _is_text(kind) and any(name == (slot.source_name) for slot in self.schema.read_slots):
             return self._read(name, column)  # the column is also a slot, whose numbers may be text
         elif not any(check(kind) for check in _NUMBERS):
             raise self._wrong(name, kind, "a number")
@@ -203,7 +203,7 @@ class _Work:
 
     def _keys(self, dense: Floats) -> tuple[Keys, Any, Any]:
         slots = self.schema.slots
-        columns = [None if slot.bucket else self._column(slot.source or slot.name) for slot in slots]
+        columns = [None if slot.bucket else self._column(slot.source_name) for slot in slots]
         ragged = self.schema.values or any(
             slot.multi or (column is not None and _is_list(column.type))
             for slot, column in zip(slots, columns, strict=True)
@@ -295,7 +295,7 @@ class _Work:
     def _slot_keys(self, i: int, slot: Slot, column: pa.Array, out: Keys, rows: Any) -> None:
         """Write the key of each entry of `column` to `out`. `rows` is the row of each entry."""
         kind, n = column.type, len(column)
-        name = slot.source or slot.name
+        name = slot.source_name
         if self._by_dictionary(column):
             keys, uses = self._dictionary(i, slot, column)
             out[:, 0] = keys[uses]
@@ -367,9 +367,6 @@ BLOCK_ROWS = 16384
 
 @dataclass(slots=True)
 class TableBlock(Block):
-    at: int
-    end: int
-    size: int
     table: Any
     columns: Columns
 

@@ -59,10 +59,10 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
     for kind, column in schema.sides.items():
         place(column, getattr(role, kind), 0, kind)
     for i, dense in enumerate(schema.dense):
-        place(dense.source or dense.name, role.dense, i, f"the dense column {dense.name}")
+        place(dense.source_name, role.dense, i, f"the dense column {dense.name}")
     for i, slot in enumerate(schema.slots):
         if slot.bucket is None:
-            place(slot.source or slot.name, role.slot, i, f"the slot {slot.name}")
+            place(slot.source_name, role.slot, i, f"the slot {slot.name}")
     plan = _core.Delimited(
         layout(schema, label=has_label), uses, form.separator, form.list_separator or "\0", form.quotes
     )

@@ -73,7 +73,7 @@ def dense_groups(schema: Schema) -> dict[str, list[int]]:
     """Return the indices of the dense columns for each name in the files, in order."""
     groups: dict[str, list[int]] = {}
     for i, column in enumerate(schema.dense):
-        groups.setdefault(column.source or column.name, []).append(i)
+        groups.setdefault(column.source_name, []).append(i)
     return groups
 
 

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from clickfleet.data.files import Unpacked
+from clickfleet.data.files import ByteStream, Unpacked
 from clickfleet.data.formats import Bad, Block, Format, OnBad, Parsed
 from clickfleet.data.schema import Schema
 
 BLOCK_BYTES = 1 << 21
 MAX_LINE_BYTES = 16 << 20
-
 
 Text = bytes | bytearray | memoryview
 
@@ -22,21 +21,8 @@ class Parser(Protocol):
     def __call__(self, lines: Text, on_bad: OnBad, /) -> Parsed: ...
 
 
-class LineStream(Protocol):
-    """The source of the bytes: a file, or the output of a command."""
-
-    def readinto(self, space: memoryview) -> int:
-        """Fill `space` and return the number of bytes; it is smaller than `space` only at the end."""
-
-    def skip(self, n: int) -> None: ...
-    def close(self) -> None: ...
-
-
 @dataclass(slots=True)
 class LineBlock(Block):
-    at: int
-    end: int
-    size: int
     space: bytearray
     """The lines, followed by unused space."""
     used: int
@@ -54,9 +40,6 @@ class LineBlock(Block):
 class EndlessLine(Block):
     """A line that exceeds the limit: a bad line of which only the beginning is kept."""
 
-    at: int
-    end: int
-    size: int
     start: bytes
     parser: Parser
 
@@ -73,7 +56,7 @@ class Lines(Format):
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
         """Return the parser for a file that starts with this line."""
 
-    def stream(self, path: str) -> LineStream:
+    def stream(self, path: str) -> ByteStream:
         return Unpacked(path)
 
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
@@ -106,14 +89,14 @@ def _space() -> bytearray:
         return bytearray(_SPACE)
 
 
-def _read(stream: LineStream, n: int) -> bytes:
+def _read(stream: ByteStream, n: int) -> bytes:
     space = bytearray(n)
     with memoryview(space) as view:
         got = stream.readinto(view)
     return bytes(space[:got])
 
 
-def _cut(stream: LineStream, carry: bytes, at: int, parser: Parser) -> Iterator[Block]:
+def _cut(stream: ByteStream, carry: bytes, at: int, parser: Parser) -> Iterator[Block]:
     """Yield whole lines from `carry` and the rest of the stream. The end of a block depends only on its start."""
     while True:
         space = _space()
@@ -137,7 +120,7 @@ def _cut(stream: LineStream, carry: bytes, at: int, parser: Parser) -> Iterator[
         at, carry = at + end, rest
 
 
-def _long_line(stream: LineStream, data: bytes, at: int, parser: Parser) -> tuple[Block, bytes]:
+def _long_line(stream: ByteStream, data: bytes, at: int, parser: Parser) -> tuple[Block, bytes]:
     """Return the line that starts with `data` and is longer than a block, and the bytes read beyond it."""
     end, more = data.find(b"\n") + 1, b"?"
     while not end and more and len(data) <= MAX_LINE_BYTES:

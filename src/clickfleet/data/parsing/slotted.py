@@ -16,7 +16,7 @@ def named_fields(schema: Schema) -> list[tuple[str, Any, int]]:
     fields: list[tuple[str, Any, int]] = [(schema.label, role.label, 0)]
     fields += [(column, getattr(role, kind), 0) for kind, column in schema.sides.items()]
     fields += [(name, role.dense, i) for i, name in enumerate(dense_groups(schema))]
-    fields += [(slot.source or slot.name, role.slot, i) for i, slot in enumerate(schema.slots) if slot.bucket is None]
+    fields += [(slot.source_name, role.slot, i) for i, slot in enumerate(schema.slots) if slot.bucket is None]
     return fields
 
 
