@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 from clickfleet.config.load import Config
 from clickfleet.config.plugins import Plugin
 from clickfleet.data.batch import Batch, SourceState
-from clickfleet.data.files import expand, packing
+from clickfleet.data.files import decompressed_size, expand
 from clickfleet.data.formats import Format
 from clickfleet.data.formats import load as load_format
 from clickfleet.data.memory import Feed
@@ -114,10 +113,8 @@ def open_source(
 
 def total_bytes(source: Source, config: Config) -> int | None:
     """Return the number of bytes that training will read, or None if it is unknown."""
-    files = expand(source.files) if isinstance(source, Reader) else []
-    if not files or any("://" in path or packing(path) or path.endswith(".parquet") for path in files):
-        return None
-    return config.train.epochs * sum(map(os.path.getsize, files))
+    size = decompressed_size(expand(source.files)) if isinstance(source, Reader) else None
+    return None if size is None else config.train.epochs * size
 
 
 class Source(Protocol):

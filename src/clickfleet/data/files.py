@@ -64,35 +64,34 @@ def temporary(short: bool = False) -> Path:
     `short` ignores TMPDIR and uses /tmp: the path of a socket is limited to about 100 bytes. Windows keeps temporary files
     per user, so owner and mode are not checked there.
     """
-    folder = _of_user(short)
+    folder = _user_folder(short)
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         pass
     except OSError as error:
         raise TrustError(f"cannot create {folder}: {error.strerror}", "set TMPDIR to a folder you own") from error
-    facts = folder.lstat()
-    mode = stat.S_IMODE(facts.st_mode)
-    if not stat.S_ISDIR(facts.st_mode):
+    status = folder.lstat()
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
         raise _unsafe(folder, "it is not a folder")
-    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
-        raise _unsafe(folder, f"user {facts.st_uid} owns it")
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        raise _unsafe(folder, f"user {status.st_uid} owns it")
     if hasattr(os, "getuid") and mode & 0o077:
         raise _unsafe(folder, f"other users have access to it (mode {mode:o})")
     return folder
 
 
 def make(folder: Path) -> None:
-    """Create a folder and its parents. Inside `temporary()`, check first that that one is private."""
-    if folder.is_relative_to(_of_user()):
+    """Create a folder and its parents. If it is inside `temporary()`, check first that `temporary()` is private."""
+    if folder.is_relative_to(_user_folder()):
         temporary()
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _of_user(short: bool = False) -> Path:
+def _user_folder(short: bool = False) -> Path:
     name = f"clickfleet-{os.getuid()}" if hasattr(os, "getuid") else "clickfleet"
-    common = Path("/tmp")
-    return (common if short and os.access(common, os.W_OK) else Path(tempfile.gettempdir())) / name
+    return Path("/tmp" if short and os.access("/tmp", os.W_OK) else tempfile.gettempdir()) / name
 
 
 def _unsafe(folder: Path, why: str) -> TrustError:
@@ -177,7 +176,15 @@ def split_files(files: Sequence[str], index: int, count: int) -> list[str]:
 
 
 def packing(path: str) -> str | None:
+    """Return pyarrow's name of the codec of a file, or None if the file is not compressed."""
     return next((name for ending, name in PACKED.items() if path.endswith(ending)), None)
+
+
+def decompressed_size(files: Sequence[str]) -> int | None:
+    """Return the size of all files together, or None if a file is compressed or not on this machine."""
+    if any("://" in path or packing(path) or path.endswith(".parquet") for path in files):
+        return None
+    return sum(map(os.path.getsize, files))
 
 
 def open_bytes(path: str) -> IO[bytes]:

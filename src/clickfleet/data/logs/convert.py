@@ -1,7 +1,7 @@
 """Convert a log to another format."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,11 +63,6 @@ def _place(out: str | Path, path: str, target: str) -> str:
     if not _is_folder(out):
         return str(out)
     name = path.rstrip("/").rsplit("/", 1)[-1]
-    for ending in _endings():
+    for ending in (*PACKED, *ENDINGS.values(), ".tsv", ".txt"):
         name = name.removesuffix(ending)
     return str(Path(out) / (name + ENDINGS.get(target, "")))
-
-
-def _endings() -> Iterator[str]:
-    yield from PACKED
-    yield from (*ENDINGS.values(), ".tsv", ".txt")

@@ -31,7 +31,8 @@ def download(
 ) -> int:
     """Download `url` to the file `to` and return its size, which must equal `size` if that is given.
 
-    A partial download is kept in `to` + ".part". `room` is the disk space needed, as a multiple of the file size.
+    A partial download is kept in `to` + ".part", and a later call continues it. `room` is the disk space needed, as a
+    multiple of the file size. `retries` counts attempts in a row that receive nothing.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise DataError(f"{url} is not an http or https URL")
@@ -222,25 +223,25 @@ def dataset(name: str, urls: Sequence[str] = (), mirror: str = "") -> Dataset:
     return Dataset(known.name, known.about, archives, known.quick)
 
 
-def fetch(data: Dataset, out: Path, say: Callable[[str], None] = lambda _: None, **options: Any) -> LogReport:
+def fetch(data: Dataset, out: Path, log: Callable[[str], None] = lambda _: None, **options: Any) -> LogReport:
     """Download and unpack a dataset to the folder `out`. Skip what is complete. `options` are those of `download`."""
     rows: dict[str, int] = {}
     for archive in data.archives:
         where = out / archive.name
         note = out / f".{archive.name}.json"
-        if found := _noted(note, out):
-            say(f"{archive.name}: already unpacked")
+        if unpacked := _unpacked_before(note, out):
+            log(f"{archive.name}: already unpacked")
         else:
             size = download(archive.url, where, archive.size, room=_UNPACKED, **options)
-            say(f"{archive.name}: {amount(size, 'bytes')} in {where}")
-            found = _unpack(where, archive, out)
-            note.write_text(json.dumps(found))
-        rows |= found
+            log(f"{archive.name}: {amount(size, 'bytes')} in {where}")
+            unpacked = _unpack(where, archive, out)
+            note.write_text(json.dumps(unpacked))
+        rows |= unpacked
     for folder, parts in data.quick.items():
         rows[folder] = _quick(out / f"{folder}_full", out / folder, parts)
     for folder, lines in rows.items():
         files = sum(1 for _ in (out / folder).iterdir())
-        say(f"{folder}: {lines:,} rows in {files} files in {out / folder}")
+        log(f"{folder}: {lines:,} rows in {files} files in {out / folder}")
     full = [lines for folder, lines in rows.items() if folder not in data.quick]
     return {
         "rows": sum(full),
@@ -250,7 +251,7 @@ def fetch(data: Dataset, out: Path, say: Callable[[str], None] = lambda _: None,
     }
 
 
-def clean(data: Dataset, out: Path, say: Callable[[str], None] = lambda _: None) -> LogReport:
+def clean(data: Dataset, out: Path, log: Callable[[str], None] = lambda _: None) -> LogReport:
     """Remove the files of `fetch`, and the folder if it is then empty."""
     names = [folder for archive in data.archives for folder in archive.folders.values()] + list(data.quick)
     names += [f"{name}.unpacking" for name in names]
@@ -265,14 +266,14 @@ def clean(data: Dataset, out: Path, say: Callable[[str], None] = lambda _: None)
         else:
             continue
         removed.append(str(path))
-        say(f"removed {path}")
+        log(f"removed {path}")
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
     return {"rows": 0, "out": str(out), "removed": removed}
 
 
-def _noted(note: Path, out: Path) -> dict[str, int]:
-    """Return the rows per folder of an unpacked archive. Empty: a folder is missing."""
+def _unpacked_before(note: Path, out: Path) -> dict[str, int]:
+    """Return the rows per folder of an archive that was unpacked before. Empty: a folder is missing."""
     if not note.exists():
         return {}
     rows: dict[str, int] = json.loads(note.read_text())

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from clickfleet.data.bad_lines import BadLines, Counters, Policy
+from clickfleet.data.bad_lines import Policy
 from clickfleet.data.files import expand, move, open_bytes, packing, reading
 from clickfleet.data.formats import load
 from clickfleet.data.logs.sketch import Quantiles
@@ -23,6 +23,7 @@ from clickfleet.data.logs.source import (
     LineRows,
     LogReport,
     LogRows,
+    LogSource,
     column_names,
     first_line,
     numbers,
@@ -30,7 +31,6 @@ from clickfleet.data.logs.source import (
     read_chunks,
     schema_for,
     shuffled,
-    stored,
     text_columns,
 )
 from clickfleet.data.logs.target import ENDINGS, OutputFile
@@ -102,7 +102,7 @@ def prepare(
         "rows": sum(writer.rows.values()),
         "train_rows": writer.rows["train"],
         "test_rows": writer.rows["test"],
-        "bad_lines": log.counters.bad_lines,
+        "bad_lines": log.source.counters.bad_lines,
         "parts": writer.parts,
         "out": str(out),
         "schema": str(out / "schema.yaml"),
@@ -117,29 +117,21 @@ class _Log:
     files: list[str]
     schema: Schema
     options: PrepareOptions
-    counters: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
-        self._form = load(self.options.format)
+        self.source = LogSource(self.files, self.options.format, self.schema, self.options.bad_lines)
+        self._form = self.source.form
         self._fits = self.options.format in COLUMNAR and self.options.transform in ("minmax", "standard")
         self._spreads = [Quantiles() for _ in self.schema.dense]
         self._names: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[LogRows]:
-        bad = BadLines(self.options.bad_lines, 0.1, None)
         with progress_of(self.files, "splitting") as bar:
             for path in self.files:
-                header = self._header(path)
-                lines = self._form.header_lines
-                for block in self._form.blocks(path, self.schema, 0):
-                    some = stored(block, header)
-                    parsed = block.parse("stop" if self.options.bad_lines == "error" else "all")
-                    bad.handle(path, lines, parsed, self.counters, self.options.format)
-                    lines += parsed.lines
-                    bar.advance(block.size if bar.unit == "bytes" else len(parsed.batch))
-                    if len(parsed.batch):
-                        yield some.without([item.line for item in parsed.bad])
-        bad.check(self.counters)
+                for _, rows in self.source.blocks(path, bar, raw=True, header=self._header(path)):
+                    assert rows is not None
+                    yield rows
+        self.source.check()
 
     def _header(self, path: str) -> bytes:
         """Return the header line, which every part repeats. All files must have the same columns."""

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickfleet import _core
-
-Keys = NDArray[np.uint64]
+from clickfleet.data.batch import Keys
 
 
 @dataclass
@@ -34,9 +33,8 @@ class Distinct:
         _core.mix64(np.ascontiguousarray(values), mixed)
         register = (mixed >> np.uint64(64 - self.BITS)).astype(np.intp)
         rest = (mixed & np.uint64((1 << (64 - self.BITS)) - 1)).astype(np.float64)  # 50 bits, so exact
-        highest = np.maximum(
-            (rest.view(np.int64) >> 52) - 1023, -1
-        )  # the exponent of a float is the position of its highest bit
+        # The exponent of a float is the position of its highest bit.
+        highest = np.maximum((rest.view(np.int64) >> 52) - 1023, -1)
         np.maximum.at(self.registers, register, (64 - self.BITS - highest).astype(np.uint8))
 
     def merge(self, other: "Distinct") -> None:

@@ -6,11 +6,10 @@ missing ones. Delimited text is parsed twice: the first parser, that of its form
 
 from __future__ import annotations
 
-import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 
 from clickfleet.data.bad_lines import BadLines, Counters, Policy
 from clickfleet.data.batch import Batch
-from clickfleet.data.files import Unpacked, packing
-from clickfleet.data.formats import Block, Format, load
+from clickfleet.data.files import Unpacked, decompressed_size
+from clickfleet.data.formats import Block, load
 from clickfleet.data.formats.csv import Csv
 from clickfleet.data.parsing.columns import TableBlock
 from clickfleet.data.parsing.delimited import Delimited
@@ -56,9 +55,9 @@ class LogRows(ABC):
     @abstractmethod
     def take(self, order: NDArray[np.intp]) -> LogRows: ...
 
-    def without(self, gone: Sequence[int]) -> LogRows:
-        """Return all rows except those with the indices `gone`."""
-        return self.take(np.delete(np.arange(len(self)), gone)) if gone else self
+    def without(self, bad: Sequence[int]) -> LogRows:
+        """Return all rows except those with the indices `bad`."""
+        return self.take(np.delete(np.arange(len(self)), bad)) if bad else self
 
 
 class LineRows(LogRows):
@@ -196,37 +195,39 @@ class LogSource:
     format: str
     schema: Schema
     bad_lines: Policy = "error"
-    max_bad_fraction: float = 0.1
 
     def __post_init__(self) -> None:
+        self.form = load(self.format)
         self.counters = Counters()
+        self._bad = BadLines(self.bad_lines, 0.1, None)
 
-    def pieces(self, path: str, *, columns: bool, bar: Bar) -> Iterator[LogPiece]:
-        """Yield the rows of a file, with their raw columns if `columns` is set."""
-        form = load(self.format)
-        bad = BadLines(self.bad_lines, self.max_bad_fraction, None)
-        names = column_names(form, path, self.schema) if columns and isinstance(form, Delimited) else ()
-        lines = form.header_lines
-        for block in form.blocks(path, self.schema, 0):
-            content = stored(block) if columns else None
-            parsed = block.parse("all" if columns and bad.on_bad != "stop" else bad.on_bad)
-            bad.handle(path, lines, parsed, self.counters, self.format)
+    def blocks(self, path: str, bar: Bar, *, raw: bool, header: bytes = b"") -> Iterator[tuple[Batch, LogRows | None]]:
+        """Yield the rows of each block of a file without its bad lines, and also as they are stored if `raw` is set."""
+        lines = self.form.header_lines
+        for block in self.form.blocks(path, self.schema, 0):
+            rows = stored(block, header) if raw else None
+            parsed = block.parse("all" if raw and self._bad.on_bad != "stop" else self._bad.on_bad)
+            self._bad.handle(path, lines, parsed, self.counters, self.format)
             lines += parsed.lines
             bar.advance(block.size if bar.unit == "bytes" else len(parsed.batch))
             if len(parsed.batch):
-                gone = [item.line for item in parsed.bad]
-                yield LogPiece(
-                    parsed.batch, None if content is None else self._columns(form, content, names, gone, path)
-                )
-        bad.check(self.counters)
+                yield parsed.batch, None if rows is None else rows.without([item.line for item in parsed.bad])
 
-    def _columns(self, form: Format, content: LogRows, names: Sequence[str], gone: Sequence[int], path: str) -> Any:
-        """Return the raw columns of a block, without its bad rows."""
-        kept = content.without(gone)
-        if not isinstance(kept, LineRows):
-            return kept.content
-        assert isinstance(form, Delimited)
-        return text_columns(kept.content, names, form, self.schema, path)
+    def check(self) -> None:
+        """Raise DataError if too many of the lines read so far are bad."""
+        self._bad.check(self.counters)
+
+    def pieces(self, path: str, *, columns: bool, bar: Bar) -> Iterator[LogPiece]:
+        """Yield the rows of a file, with their raw columns if `columns` is set."""
+        form = self.form
+        names = column_names(form, path, self.schema) if columns and isinstance(form, Delimited) else ()
+        for batch, rows in self.blocks(path, bar, raw=columns):
+            if isinstance(rows, LineRows):
+                assert isinstance(form, Delimited)
+                yield LogPiece(batch, text_columns(rows.content, names, form, self.schema, path))
+            else:
+                yield LogPiece(batch, None if rows is None else rows.content)
+        self.check()
 
 
 def stored(block: Block, header: bytes = b"") -> LogRows:
@@ -271,12 +272,10 @@ def schema_for(kind: str, schema: Schema | None = None, keys: str | None = None)
     return given.with_keys(keys) if keys else given
 
 
-@contextmanager
-def progress_of(files: Sequence[str], what: str) -> Iterator[Bar]:
+def progress_of(files: Sequence[str], what: str) -> AbstractContextManager[Bar]:
     """Show a progress bar for reading files: by bytes if their decompressed size is known, else by rows."""
-    plain = all("://" not in path and packing(path) is None and not path.endswith(".parquet") for path in files)
-    with progress(what, sum(map(os.path.getsize, files)) if plain else None, "bytes" if plain else "rows") as bar:
-        yield bar
+    size = decompressed_size(files)
+    return progress(what, size, "rows" if size is None else "bytes")
 
 
 def exact_dense(schema: Schema, columns: pa.RecordBatch) -> NDArray[np.float64]:

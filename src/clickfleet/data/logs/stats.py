@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickfleet import _core
+from clickfleet.config.plugins import closest
 from clickfleet.data.bad_lines import Policy
 from clickfleet.data.batch import concatenate
 from clickfleet.data.files import expand
@@ -19,6 +20,7 @@ from clickfleet.data.logs.sketch import Distinct, Frequent, Quantiles
 from clickfleet.data.logs.source import COLUMNAR, LogPiece, LogReport, LogSource, progress_of, schema_for
 from clickfleet.data.logs.target import slot_keys
 from clickfleet.data.schema import Schema, Slot
+from clickfleet.errors import DataError
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2733; --soft: #5b6b7b; --bar: #2f7ebc; --mark: #d9541e;
@@ -37,8 +39,6 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif }
 .bar { fill: var(--bar) }
 .mark { stroke: var(--mark); stroke-dasharray: 3 2 }
 """
-
-
 _WIDTH, _HEIGHT, _LINE = 360, 120, 17
 
 
@@ -316,9 +316,6 @@ def _joined(pieces: list[LogPiece]) -> LogPiece:
 
 
 def _pick(columns: Any, name: str, names: set[str]) -> Any:
-    from clickfleet.config.plugins import closest
-    from clickfleet.errors import DataError
-
     if name not in names:
         raise DataError(f"the data has no column {name!r}{closest(name, names)}", "describe its columns with --schema")
     return columns.column(name)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clickfleet.data.batch import Floats
 from clickfleet.data.formats import load
 from clickfleet.data.logs.source import COLUMNAR, LogPiece, LogReport
 from clickfleet.data.logs.target import ENDINGS, OutputFile, Target, raw_lines
@@ -60,7 +61,6 @@ class Category:
 # The columns of a group are missing in the same rows, with this probability. Group 0 is never missing.
 MISSING = (0.0, 0.45, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.77, 0.034, 0.12, 0.44, 0.76)
 
-
 COUNTS = (
     Count(0.6, 1.20, 1, 1),
     Count(2.4, 2.10, 2, 0, least=-2),
@@ -76,7 +76,6 @@ COUNTS = (
     Count(0.1, 0.80, 1, 8),
     Count(1.9, 1.05, 1, 3),
 )
-
 
 CATEGORIES = (
     Category(1460, 2.00, 1.10, 0, 1.0),
@@ -163,22 +162,11 @@ def _mix32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return x
 
 
-Floats = NDArray[np.float32]
-
-
 FACTORS = 4
-
-
 PATTERNS = 4096  # distinct (w, v) per slot: few enough for the cache, enough to look random
-
-
 LINEAR, PAIRS, DENSE = 1.28, 0.82, 0.65
 """Standard deviations of the three parts of the logit."""
-
-
 CTR = 0.25
-
-
 _ROWS, _SCALE, _EFFECTS, _SHAPES = 1, 2, 3, 4  # purposes of random generators
 
 
@@ -382,7 +370,7 @@ def synth(
 ) -> LogReport:
     """Write a log to the folder `out`. `best_auc` is the AUC of the true probabilities on the test rows."""
     out, options = Path(out), options or SynthOptions()
-    _make_room(out, overwrite)
+    _clear(out, overwrite)
     target, files = _target(options.format), list(options.files(out))
     drawn = _draw_ahead(files, lru_cache(16)(options.teacher), target, threads or min(os.cpu_count() or 1, 4))
     _note(out, options, {"rows": None})  # --overwrite can then replace an interrupted run
@@ -478,18 +466,18 @@ def columns(features: Features, labels: NDArray[np.int8]) -> Any:
     """Return drawn rows as an Arrow record batch with Criteo's columns."""
     import pyarrow as pa
 
-    made = {"click": pa.array(labels)}
+    arrays = {"click": pa.array(labels)}
     for i, count in enumerate(COUNTS):
         mask = features.missing[count.group] if count.group else None
-        made[f"I{i + 1}"] = pa.array(features.counts[i], mask=mask)
+        arrays[f"I{i + 1}"] = pa.array(features.counts[i], mask=mask)
     ends = pa.py_buffer(np.arange(0, 8 * (BLOCK + 1), 8, dtype=np.int32))
     present = [pa.py_buffer(np.packbits(~absent, bitorder="little")) for absent in features.missing]
     for j, category in enumerate(CATEGORIES):
         values = features.values[j]
         text = np.stack([_hex()[values >> np.uint32(16)], _hex()[values & np.uint32(0xFFFF)]], axis=1)
         flags = present[category.group] if category.group else None
-        made[f"C{j + 1}"] = pa.StringArray.from_buffers(BLOCK, ends, pa.py_buffer(text), flags)
-    return pa.RecordBatch.from_pydict(made)
+        arrays[f"C{j + 1}"] = pa.StringArray.from_buffers(BLOCK, ends, pa.py_buffer(text), flags)
+    return pa.RecordBatch.from_pydict(arrays)
 
 
 @cache
@@ -507,7 +495,7 @@ def _note(out: Path, options: SynthOptions, result: LogReport) -> None:
     (out / _NOTE).write_text(json.dumps({"options": asdict(options), "result": result}, indent=1) + "\n")
 
 
-def _make_room(out: Path, overwrite: bool) -> None:
+def _clear(out: Path, overwrite: bool) -> None:
     """Remove the files of an earlier call, and nothing else. Old and new parts must not mix."""
     if not out.exists() or not any(out.iterdir()):
         return

@@ -27,7 +27,6 @@ from clickfleet.errors import ConfigError, DataError
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
-
 _LIST_SEPARATOR = "|"
 
 
@@ -60,6 +59,7 @@ def _printed(
     column: Any, present: NDArray[np.uint8] | None, separator: str, quote: bool, name: str, around: Mapping[str, Any]
 ) -> PrintColumn:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
@@ -81,7 +81,7 @@ def _printed(
             raise DataError(
                 f"column {name} contains a value with a separator or line ending", "write parquet or arrow instead"
             )
-        column = _doubled(column)
+        column = pc.replace_substring(column, b'"', b'""')
         around = {"prefix": '"', "suffix": '"'}
     _, ends, data = column.buffers()
     ends = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
@@ -95,14 +95,8 @@ def _holds(column: Any, characters: str) -> bool:
 
     data = column.buffers()[2]
     content = b"" if data is None else data.to_pybytes()
-    found = [character for character in characters if character.encode() in content]
-    return any(pc.any(pc.match_substring(column, character.encode())).as_py() for character in found)
-
-
-def _doubled(column: Any) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.replace_substring(column, b'"', b'""')
+    candidates = [character.encode() for character in characters if character.encode() in content]
+    return any(pc.any(pc.match_substring(column, character)).as_py() for character in candidates)
 
 
 def slots_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
@@ -148,15 +142,8 @@ def libffm_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
 
 def row_columns(batch: Batch, schema: Schema) -> dict[str, NDArray[Any]]:
     """Return the label and the other columns with one value per row, by their names in the files."""
-    named = {
-        schema.label: batch.labels,
-        schema.show: batch.shows,
-        schema.click: batch.clicks,
-        schema.weight: batch.weights,
-        schema.time: batch.times,
-        schema.group: batch.groups,
-    }
-    return {name: values for name, values in named.items() if name is not None and values is not None}
+    named = {schema.label: batch.labels, **{name: getattr(batch, f"{kind}s") for kind, name in schema.sides.items()}}
+    return {name: values for name, values in named.items() if values is not None}
 
 
 def _number(values: NDArray[Any], **around: Any) -> PrintColumn:
@@ -215,8 +202,6 @@ LINES: dict[str, Callable[[Batch, Floats, Schema], bytes]] = {
     "libffm": libffm_lines,
 }
 """Text formats that store keys."""
-
-
 ENDINGS = {"csv": ".csv", "parquet": ".parquet", "arrow": ".arrow"}
 """File extensions of the formats that have one."""
 
@@ -326,9 +311,7 @@ class Target:
                     f"a criteo line has 13 dense columns and 26 slots, this schema has {len(self.schema.dense)} "
                     f"and {len(self.schema.read_slots)}"
                 )
-        if self.format == "libffm" and any(
-            (self.schema.show, self.schema.click, self.schema.weight, self.schema.time, self.schema.group)
-        ):
+        if self.format == "libffm" and self.schema.sides:
             raise ConfigError("libffm cannot store the columns show, click, weight, time or group")
         if self.format == "feasign" and self.schema.dense and not self.drop_dense and not self._all_bucketed:
             raise ConfigError(
@@ -361,9 +344,7 @@ class Target:
         schema = self.schema
         names = [dense.source_name for dense in schema.dense]
         names += [slot.source_name for slot in schema.read_slots]
-        extras = [schema.show, schema.click, schema.weight, schema.time, schema.group]
-        names += [name for name in extras if name is not None]
-        return list(dict.fromkeys([schema.label, *names]))
+        return list(dict.fromkeys([schema.label, *names, *schema.sides.values()]))
 
     @cached_property
     def result(self) -> Schema:
@@ -409,17 +390,16 @@ class Target:
     def _lines(self, batch: Batch, dense: Floats) -> bytes:
         if self.format != "libffm" and batch.values is not None and not (batch.values == 1).all():
             raise DataError(f"the keys have values other than 1, which {self.format} cannot store")
-        write: Callable[[Batch, Floats, Schema], bytes] = LINES[self.format]
-        return write(batch, dense, self.result)
+        return LINES[self.format](batch, dense, self.result)
 
     def _raw(self, columns: Any) -> Any:
         import pyarrow as pa
 
-        there = set(columns.schema.names)
-        missing = [name for name in self._columns if name not in there and name != self.schema.label]
+        present = [name for name in self._columns if name in columns.schema.names]
+        missing = [name for name in self._columns if name not in present and name != self.schema.label]
         if missing:
             raise DataError(f"the data has no column {missing[0]!r}", "name its columns in a schema (--schema)")
-        picked = columns.select([name for name in self._columns if name in there])
+        picked = columns.select(present)
         if self.format in ("criteo", "csv"):
             return raw_lines(picked, "\t" if self.format == "criteo" else ",", self.format == "csv")
         text = pa.schema([pa.field(f.name, pa.string()) if pa.types.is_binary(f.type) else f for f in picked.schema])
