@@ -7,7 +7,7 @@ ClickfleetError          a problem the user can fix: one clear message, exit cod
 ├── TrainingError        training cannot continue: the loss is not finite
 ├── CheckpointError      a saved file is missing, damaged, not ours or too new
 ├── ClusterError         a worker or shard failed, timed out or does not belong to the run
-├── PublishError         published rows cannot be copied to where they are wanted
+├── PublishError         published rows cannot be copied to their target
 ├── ServeError           a request or an artifact cannot be served
 ├── TrustError           a model, run folder or server refers to code or a file without permission
 └── MissingError         an optional dependency is not installed; the message contains the command to install it

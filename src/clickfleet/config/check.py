@@ -37,7 +37,8 @@ def check(config: Config) -> None:
         raise ConfigError("data.schema and data.preset exclude each other", "remove one of them")
     if train.hogwild is not None and train.hogwild > cores(config):
         raise ConfigError(
-            f"train.hogwild is {train.hogwild}, more than train.threads ({cores(config)})", "raise train.threads"
+            f"train.hogwild is {train.hogwild}, more than train.threads ({cores(config)})",
+            "raise train.threads or lower train.hogwild",
         )
 
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -39,8 +40,6 @@ from clickfleet.errors import ConfigError
 T = TypeVar("T")
 RawConfig = dict[str, Any]
 """A configuration as parsed from YAML, not yet checked."""
-
-ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -105,16 +104,15 @@ def with_new_names(raw: RawConfig) -> RawConfig:
     """
     mode = raw.get("mode")
     if isinstance(mode, dict):
-        gone = REMOVED.get(str(mode.get("name")), set())
-        raw = {**raw, "mode": {key: item for key, item in mode.items() if key not in gone}}
-    return {
-        section: {
-            RENAMED.get(f"{section}.{key}", f"{section}.{key}").partition(".")[2]: item for key, item in part.items()
-        }
-        if isinstance(part, dict)
-        else part
-        for section, part in raw.items()
-    }
+        removed = REMOVED.get(str(mode.get("name")), set())
+        raw = {**raw, "mode": {key: item for key, item in mode.items() if key not in removed}}
+    renamed: RawConfig = {}
+    for section, part in raw.items():
+        renamed[section] = part
+        if isinstance(part, dict):
+            names = {key: RENAMED.get(f"{section}.{key}", f"{section}.{key}").partition(".")[2] for key in part}
+            renamed[section] = {names[key]: item for key, item in part.items()}
+    return renamed
 
 
 def checked(
@@ -136,8 +134,8 @@ def checked(
     """
     try:
         # In JSON, strict mode accepts a list as a tuple, but neither "3" nor true as 3.
-        value: T = adapter(cls).validate_json(json.dumps(raw), context={"base": base, "origin": origin})
-        return value
+        types: TypeAdapter[T] = adapter(cls)  # type: ignore[arg-type]  # every type is hashable
+        return types.validate_json(json.dumps(raw), context={"base": base, "origin": origin})
     except TypeError as error:
         raise ConfigError(f"{source}: {where or 'the file'} contains an unsupported YAML value: {error}") from error
     except ValidationError as error:
@@ -145,12 +143,11 @@ def checked(
         raise ConfigError("\n".join(prefix + explain(one, cls, where) for one in error.errors())) from None
 
 
+@cache
 def adapter(cls: Any) -> TypeAdapter[Any]:
-    if cls not in ADAPTERS:
-        for part in (cls, *nested(cls)):
-            part.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
-        ADAPTERS[cls] = TypeAdapter(cls)
-    return ADAPTERS[cls]
+    for part in (cls, *nested(cls)):
+        part.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    return TypeAdapter(cls)
 
 
 def is_section(part: Any) -> bool:
@@ -159,18 +156,18 @@ def is_section(part: Any) -> bool:
 
 def nested(cls: Any) -> list[Any]:
     """Return the dataclasses nested in a dataclass."""
-    found: list[Any] = []
+    sections_inside: list[Any] = []
     for hint in get_type_hints(cls, include_extras=True).values():
         for part in flatten(hint):
             if is_section(part):
-                found += [part, *nested(part)]
-    return found
+                sections_inside += [part, *nested(part)]
+    return sections_inside
 
 
 def flatten(hint: Any) -> list[Any]:
     """Return a type and all its parts, including the metadata of Annotated."""
-    marks = list(hint.__metadata__) if get_origin(hint) is Annotated else []
-    return [hint, *marks, *(part for arg in get_args(hint) for part in flatten(arg))]
+    metadata = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    return [hint, *metadata, *(part for arg in get_args(hint) for part in flatten(arg))]
 
 
 def explain(error: ErrorDetails, cls: Any, where: str) -> str:
@@ -179,18 +176,14 @@ def explain(error: ErrorDetails, cls: Any, where: str) -> str:
         owner = inside(cls, names[:-1])
         known = [f.name for f in dataclasses.fields(owner)] if owner else []
         key = dotted(where, names)
-        hint = (
-            f"; it is now {RENAMED[key]}"
-            if key in RENAMED
-            else closest(names[-1], known) or "; this section has no keys"
-        )
-        return f"unknown key {key}{hint}"
-    fields_ = path_of_fields(cls, names)
-    message = error["msg"][:1].lower() + error["msg"][1:]
+        if key in RENAMED:
+            return f"unknown key {key}; it is now {RENAMED[key]}"
+        return f"unknown key {key}{closest(names[-1], known) or '; this section has no keys'}"
+    key = dotted(where, path_of_fields(cls, names))
     if error["type"] == "missing":
-        return f"{dotted(where, fields_)} is missing"
-    found = json.dumps(error["input"], ensure_ascii=False, default=str)
-    return f"{dotted(where, fields_)}: {message}, found {found}"
+        return f"{key} is missing"
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    return f"{key}: {message}, found {json.dumps(error['input'], ensure_ascii=False, default=str)}"
 
 
 def inside(cls: Any, names: list[str]) -> Any:

@@ -184,19 +184,19 @@ class TableSettings:
     def __post_init__(self) -> None:
         """Derive the rule of the first-order weight. None means that `rule` applies."""
         paired = self.rule.given is not None or self.rule == ROW_RULE  # older runs saved the default pair in full
-        own = self.embed_rule
-        if own is None or own.given == {}:
-            own = FIRST_ORDER_RULE if paired else None
-        elif own.given is not None:
+        rule = self.embed_rule
+        if rule is None or rule.given == {}:
+            rule = FIRST_ORDER_RULE if paired else None
+        elif rule.given is not None:
             base = FIRST_ORDER_RULE if paired else self.rule
-            own = Plugin(base.name, {**base.settings, **own.given}, own.origin, own.given)
-        object.__setattr__(self, "embed_rule", own)
+            rule = Plugin(base.name, {**base.settings, **rule.given}, rule.origin, rule.given)
+        object.__setattr__(self, "embed_rule", rule)
 
-    def with_rule(self, own: Mapping[str, Any]) -> TableSettings:
+    def with_rule(self, default: Mapping[str, Any]) -> TableSettings:
         """Return these settings with the default rule of a model, unless the user named a rule."""
         if self.rule.given is None and self.rule != ROW_RULE:
             return self
-        settings = {**own, **(self.rule.given or {})}
+        settings = {**default, **(self.rule.given or {})}
         rule = Plugin(settings.pop("name"), settings)
         embed_rule = None if self.embed_rule == FIRST_ORDER_RULE and not self.embed_rule.given else self.embed_rule
         return replace(self, rule=rule, embed_rule=embed_rule)

@@ -107,9 +107,9 @@ def _mapping(loader: YamlLoader, node: yaml.MappingNode) -> dict[Any, Any]:
 YamlLoader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
-def parse(text: str, source: str, loader: type[YamlLoader] = YamlLoader) -> Any:
+def parse(text: str, source: str) -> Any:
     """Return the content of a YAML text. Errors name it `source`."""
-    return run(make(text, source, loader), source)
+    return run(make(text, source), source)
 
 
 def make(text: str, source: str, loader: type[YamlLoader] = YamlLoader) -> YamlLoader:
@@ -124,7 +124,7 @@ def make(text: str, source: str, loader: type[YamlLoader] = YamlLoader) -> YamlL
 
 
 def run(loader: YamlLoader, source: str) -> Any:
-    """Return the content of the loader's text."""
+    """Return the content of a loader's text, and close the loader."""
     try:
         return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
