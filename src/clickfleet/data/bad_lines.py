@@ -137,15 +137,12 @@ class BadLines:
             raise too_many(counters.bad_lines, counters.lines, self.max_fraction, shown)
 
     def _keep(self, path: str, line: int, bad: Bad, origin: RecordOrigin | None) -> None:
-        place = {"file": path, "line": line} if origin is None else origin._asdict()
-        self._open().write(quarantined({**place, "field": bad.field, "reason": bad.reason}, bad.text))
-
-    def _open(self) -> IO[bytes]:
         if self._file is None:
             assert self._path is not None
             os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
             self._file = open(self._path, "ab")  # noqa: SIM115
-        return self._file
+        place = {"file": path, "line": line} if origin is None else origin._asdict()
+        self._file.write(quarantined({**place, "field": bad.field, "reason": bad.reason}, bad.text))
 
     def mark(self) -> int:
         """Return the size of the quarantine file."""
@@ -188,6 +185,4 @@ def quarantined(facts: Mapping[str, Any], text: bytes) -> bytes:
 
 def describe(bad: Bad) -> str:
     """Return the reason why a line is bad, after the name of its field."""
-    if not bad.field:
-        return bad.reason
-    return f"{bad.field}: {bad.reason}"
+    return f"{bad.field}: {bad.reason}" if bad.field else bad.reason

@@ -5,7 +5,7 @@ Files are distributed round-robin over lanes. A lane reads its files one after a
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from clickfleet.config.machine import cores
@@ -23,7 +23,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Taken:
+class BlockResult:
     """A parsed block and its origin. `parsed` is None at the end of a lane."""
 
     lane: int
@@ -40,19 +40,14 @@ class _Lane:
     def __init__(self, files: Sequence[str], form: Format, schema: Schema, place: Place) -> None:
         self.files = files
         self.busy = self.ended = False
-        self._blocks = self._read(form, schema, place)
+        self.blocks = self._read(form, schema, place)
+        """Every block, with the index of its file."""
 
-    def _read(self, form: Format, schema: Schema, place: Place) -> Iterator[tuple[int, Block]]:
+    def _read(self, form: Format, schema: Schema, place: Place) -> Generator[tuple[int, Block]]:
         for file in range(place.file, len(self.files)):
             at = place.at if file == place.file else 0
             for block in form.blocks(self.files[file], schema, at):
                 yield file, block
-
-    def next(self) -> tuple[int, Block] | None:
-        return next(self._blocks, None)
-
-    def close(self) -> None:
-        self._blocks.close()  # type: ignore[attr-defined]
 
 
 class Blocks:
@@ -81,22 +76,22 @@ class Blocks:
         self._ahead_blocks = threads + 2
         self._ahead = 0  # tickets drawn whose block is not yet taken
         self._next_ticket = self._wanted = turn
-        self._ready: dict[int, Taken] = {}
+        self._ready: dict[int, BlockResult] = {}
         self._rows_ready = 0
         self._state = threading.Lock()
         self._work_left = threading.Condition(self._state)  # the fetching threads wait for this
         self._arrived = threading.Condition(self._state)  # the caller waits for this
         self._stop = False
-        prompt = all(os.path.isfile(path) for files in lanes for path in files)  # local files; others may be slow
-        self._helps = prompt and threads < cores()
+        local = all(os.path.isfile(path) for files in lanes for path in files)  # other files may be slow
+        self._helps = local and threads < cores()
         self._threads = [
             threading.Thread(target=self._work, name=f"clickfleet-reader-{i}", daemon=True) for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
 
-    def __iter__(self) -> Iterator[Taken]:
-        """Yield blocks in turn. The end of a lane is reported once, as a Taken without rows."""
+    def __iter__(self) -> Iterator[BlockResult]:
+        """Yield blocks in turn. The end of a lane is reported once, as a result without rows."""
         ended: set[int] = set()
         try:
             while len(ended) < len(self._lanes):
@@ -104,24 +99,24 @@ class Blocks:
                 self._wanted += 1
                 if ticket % len(self._lanes) in ended:
                     continue
-                taken = self._take(ticket) if self._threads else self._fetch(ticket)
-                if taken.error is not None:
-                    raise taken.error
-                if taken.parsed is None:
-                    ended.add(taken.lane)
-                yield taken
+                result = self._take(ticket) if self._threads else self._fetch(ticket)
+                if result.error is not None:
+                    raise result.error
+                if result.parsed is None:
+                    ended.add(result.lane)
+                yield result
         finally:
             self.close()
 
-    def _take(self, ticket: int) -> Taken:
+    def _take(self, ticket: int) -> BlockResult:
         while True:
             with self._state:
-                taken = self._ready.pop(ticket, None)
-                if taken is not None:
-                    self._rows_ready -= _rows(taken)
+                result = self._ready.pop(ticket, None)
+                if result is not None:
+                    self._rows_ready -= _rows(result)
                     self._ahead -= 1
                     self._work_left.notify()
-                    return taken
+                    return result
                 other = self._draw() if self._helps else None
                 if other is None:
                     self._arrived.wait()
@@ -138,10 +133,10 @@ class Blocks:
                     self._work_left.wait()
             self._put(ticket, self._fetch(ticket))
 
-    def _put(self, ticket: int, taken: Taken) -> None:
+    def _put(self, ticket: int, result: BlockResult) -> None:
         with self._state:
-            self._ready[ticket] = taken
-            self._rows_ready += _rows(taken)
+            self._ready[ticket] = result
+            self._rows_ready += _rows(result)
             self._arrived.notify()
 
     def _draw(self) -> int | None:
@@ -159,29 +154,29 @@ class Blocks:
         self._next_ticket += 1
         return self._next_ticket - 1
 
-    def _fetch(self, ticket: int) -> Taken:
+    def _fetch(self, ticket: int) -> BlockResult:
         index = ticket % len(self._lanes)
         lane = self._lanes[index]
-        taken = Taken(index, len(lane.files), "", 0, 0, 0, None)
-        found: tuple[int, Block] | None = None
+        result = BlockResult(index, len(lane.files), "", 0, 0, 0, None)
+        following: tuple[int, Block] | None = None
         try:
-            found = lane.next()
+            following = next(lane.blocks, None)
         except BaseException as error:
-            taken.error = error
+            result.error = error
         with self._state:
-            lane.busy, lane.ended = False, found is None and taken.error is None
+            lane.busy, lane.ended = False, following is None and result.error is None
             self._work_left.notify()
             if self._helps:
                 self._arrived.notify()
-        if found is None:
-            return taken
-        taken.file, block = found
-        taken.path, taken.at, taken.end, taken.size = lane.files[taken.file], block.at, block.end, block.size
+        if following is None:
+            return result
+        result.file, block = following
+        result.path, result.at, result.end, result.size = lane.files[result.file], block.at, block.end, block.size
         try:
-            taken.parsed = block.parse(self._on_bad)
+            result.parsed = block.parse(self._on_bad)
         except BaseException as error:
-            taken.error = error
-        return taken
+            result.error = error
+        return result
 
     def close(self) -> None:
         """Stop the threads and close the files."""
@@ -193,8 +188,8 @@ class Blocks:
                 thread.join(timeout=1)
                 self._form.cancel({path for lane in self._lanes for path in lane.files})
         for lane in self._lanes:
-            lane.close()
+            lane.blocks.close()
 
 
-def _rows(taken: Taken) -> int:
-    return 0 if taken.parsed is None else len(taken.parsed.batch)
+def _rows(result: BlockResult) -> int:
+    return 0 if result.parsed is None else len(result.parsed.batch)

@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +22,6 @@ from clickfleet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from clickfleet.data.parsing.columns import Columns
-
 
 _CHUNK_ROWS = 8192
 
@@ -111,35 +108,28 @@ class Feed:
     def _from_arrow(self, data: Any, before: int = 0) -> Iterator[Batch]:
         import pyarrow as pa
 
+        from clickfleet.data.parsing.columns import Columns
+
         if hasattr(data, "__arrow_c_stream__"):
             stream = pa.RecordBatchReader.from_stream(data)
         else:
             stream = pa.table([pa.record_batch(data)]).to_reader()
-        columns = self._columns(stream.schema.names)
+        columns = Columns(self.schema, stream.schema.names, "the data")
         for record_batch in stream:
             for start in range(0, len(record_batch), _CHUNK_ROWS):
                 piece = record_batch.slice(start, _CHUNK_ROWS)
-                yield self._rows(columns, piece, before)
+                parsed = columns.parse(piece, "stop")
+                for bad in parsed.bad:
+                    raise DataError(f"row {before + bad.line} of the data: {describe(bad)}")
+                yield parsed.batch
                 before += len(piece)
-
-    def _columns(self, names: Sequence[str]) -> "Columns":
-        from clickfleet.data.parsing.columns import Columns
-
-        return Columns(self.schema, names, "the data")
-
-    @staticmethod
-    def _rows(columns: "Columns", table: "pa.RecordBatch", before: int) -> Batch:
-        parsed = columns.parse(table, "stop")
-        for bad in parsed.bad:
-            raise DataError(f"row {before + bad.line} of the data: {describe(bad)}")
-        return parsed.batch
 
     def _from_items(self, items: Iterable[Any]) -> Iterator[Batch]:
         iterator = iter(items)
         first = next(iterator, None)
         if first is None:
             return
-        rest = _chain(first, iterator)
+        rest = chain([first], iterator)
         if isinstance(first, Mapping) and not any(_is_array(value) and np.ndim(value) for value in first.values()):
             yield from self._from_rows(rest)
             return
@@ -185,12 +175,13 @@ class Feed:
         """Return a mapping from names to arrays as a table. `dense` may hold all dense columns as one 2-D array."""
         import pyarrow as pa
 
+        has_column_dense = any("dense" in (column.name, column.source) for column in self.schema.columns)
         columns: dict[str, NDArray[Any] | pa.Array] = {}
         for name, array in arrays.items():
             values = _numpy(array)
             if values.ndim == 0:
                 raise DataError(f"{where}: {name!r} is a single value; expected one per row")
-            if name == "dense" and values.ndim == 2 and self._no_column_is("dense"):
+            if name == "dense" and values.ndim == 2 and not has_column_dense:
                 if values.shape[1] != len(self.schema.dense):
                     raise DataError(
                         f"{where}: dense has {values.shape[1]} columns, the schema has {len(self.schema.dense)}"
@@ -213,9 +204,6 @@ class Feed:
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise DataError(f"{where}: {error}") from None
 
-    def _no_column_is(self, name: str) -> bool:
-        return all(name not in (column.name, column.source) for column in self.schema.columns)
-
     def _checked(self, batch: Batch) -> Batch:
         if batch.dense.shape[1] != len(self.schema.dense) or batch.slots != len(self.schema.slots):
             raise DataError(
@@ -224,11 +212,6 @@ class Feed:
             )
         batch.check_rows()
         return batch
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _numpy(value: Any) -> NDArray[Any]:

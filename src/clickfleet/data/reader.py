@@ -20,7 +20,7 @@ from clickfleet import _core
 from clickfleet.config.plugins import Plugin
 from clickfleet.data.bad_lines import ENOUGH_LINES, BadLines, Counters, Policy
 from clickfleet.data.batch import Batch, SourceState, concatenate
-from clickfleet.data.block_queue import Blocks, Place, Taken
+from clickfleet.data.block_queue import BlockResult, Blocks, Place
 from clickfleet.data.files import expand, split_files
 from clickfleet.data.formats import Format, load
 from clickfleet.data.parsing.user_format import UserFormatLines
@@ -181,32 +181,32 @@ class Reader:
         """Yield the rows of each block that were not returned before, with the position to resume from."""
         places = list(self._position.places)
         skip = self._position.skip if self._shuffles else self._position.skip + self._used
-        for taken in blocks:
-            place = places[taken.lane]
-            if taken.parsed is None:
-                places[taken.lane] = Place(taken.file)
+        for result in blocks:
+            place = places[result.lane]
+            if result.parsed is None:
+                places[result.lane] = Place(result.file)
                 continue
-            line = place.line if taken.file == place.file and place.at else self.format.header_lines
-            places[taken.lane] = Place(taken.file, taken.at, line)
+            line = place.line if result.file == place.file and place.at else self.format.header_lines
+            places[result.lane] = Place(result.file, result.at, line)
             position = _Position(
-                tuple(places), taken.lane, skip, counters=self.counters.copy(), quarantine=self._bad.mark()
+                tuple(places), result.lane, skip, counters=self.counters.copy(), quarantine=self._bad.mark()
             )
-            batch = self._check(taken, line)
-            places[taken.lane] = Place(taken.file, taken.end, line + taken.parsed.lines)
+            batch = self._check(result, line)
+            places[result.lane] = Place(result.file, result.end, line + result.parsed.lines)
             if skip > len(batch):
-                raise DataError(f"{taken.path}: cannot resume, because the file has changed since the state was saved")
+                raise DataError(f"{result.path}: cannot resume, because the file has changed since the state was saved")
             if len(batch) > skip:
                 yield batch[skip:], position
             skip = 0
 
-    def _check(self, taken: Taken, line: int) -> Batch:
-        assert taken.parsed is not None
-        self.counters.bytes += taken.size
-        self._bad.handle(taken.path, line, taken.parsed, self.counters, self.format_name)
-        batch = taken.parsed.batch
+    def _check(self, result: BlockResult, line: int) -> Batch:
+        assert result.parsed is not None
+        self.counters.bytes += result.size
+        self._bad.handle(result.path, line, result.parsed, self.counters, self.format_name)
+        batch = result.parsed.batch
         if self.require_labels and batch.labels is None and len(batch):
             raise DataError(
-                f"{taken.path}: the rows have no label ({self.schema.label}); training and evaluation need one",
+                f"{result.path}: the rows have no label ({self.schema.label}); training and evaluation need one",
                 self.format.about_no_labels(self.schema),
             )
         return batch

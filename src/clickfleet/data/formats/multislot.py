@@ -38,7 +38,7 @@ class Multislot(Lines):
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
         blocks = self.block_specs(schema)
         labels = [i for i, block in enumerate(blocks) if block.name == schema.label]
-        if labels and _blocks(first_line) == len(blocks) - 1:
+        if labels and _count_blocks(first_line) == len(blocks) - 1:
             del blocks[labels[0]]  # rows without a label
         plan = layout(schema, label=any(block.name == schema.label for block in blocks))
         groups = [block.dense for block in blocks]
@@ -94,13 +94,13 @@ class Multislot(Lines):
         return BlockSpec(name, uses, len(dense) or (0 if multi else 1), dense)
 
 
-def _blocks(line: bytes) -> int:
+def _count_blocks(line: bytes) -> int:
     """Return the number of blocks in a line, or -1 if it does not consist of blocks."""
-    texts = line.split()
+    tokens = line.split()
     at = blocks = 0
-    while at < len(texts):
-        if not texts[at].isdigit() or len(texts[at]) > 9:
+    while at < len(tokens):
+        if not tokens[at].isdigit() or len(tokens[at]) > 9:
             return -1
-        at += int(texts[at]) + 1
+        at += int(tokens[at]) + 1
         blocks += 1
-    return blocks if at == len(texts) else -1
+    return blocks if at == len(tokens) else -1

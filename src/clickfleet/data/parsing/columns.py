@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,17 +44,17 @@ class Columns:
 
     def parse(self, table: pa.RecordBatch, on_bad: OnBad = "all") -> Parsed:
         """Convert a record batch. `line` of a bad row is its index in the record batch."""
-        work = _Work(self.schema, self._layout, table, self._where)
+        conversion = _Conversion(self.schema, self._layout, table, self._where)
         try:
-            batch = work.batch(self.labelled)
+            batch = conversion.batch(self.labelled)
         except (pa.ArrowException, KeyError, UnicodeError, MemoryError) as error:  # such as a type unknown to pyarrow
             reason = f"{type(error).__name__}: {error}"
             raise DataError(f"{self._where}: cannot read the columns ({reason})", "write the file again") from error
-        if not work.bad:
+        if not conversion.bad:
             return Parsed(batch, len(table))
-        bad = sorted(work.bad.items())[: 1 if on_bad == "stop" else None]
+        bad = sorted(conversion.bad.items())[: 1 if on_bad == "stop" else None]
         good = np.ones(len(table), bool)
-        good[list(work.bad)] = False
+        good[list(conversion.bad)] = False
         lines = bad[0][0] + 1 if on_bad == "stop" else len(table)
         good[lines:] = False
         shown = [
@@ -63,7 +63,7 @@ class Columns:
         return Parsed(batch.take(np.flatnonzero(good)), lines, len(bad), shown)
 
 
-class _Work:
+class _Conversion:
     """The conversion of one record batch."""
 
     def __init__(self, schema: Schema, plan: Any, table: pa.RecordBatch, where: str) -> None:
@@ -94,25 +94,25 @@ class _Work:
             column, kind = column.dictionary_decode(), kind.value_type
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
-        elif _is_text(kind) and any(name == (slot.source_name) for slot in self.schema.read_slots):
-            return self._read(name, column)  # the column is also a slot, whose numbers may be text
+        elif _is_text(kind) and any(name == slot.source_name for slot in self.schema.read_slots):
+            return self._parsed_numbers(name, column)  # the column is also a slot, whose numbers may be text
         elif not any(check(kind) for check in _NUMBERS):
             raise self._wrong(name, kind, "a number")
         # safe=False: an integer beyond 2^53 is rounded, as in a text file
         wide: pa.Array = column.cast(pa.float64(), safe=False)
         return np.ascontiguousarray(wide.to_numpy(zero_copy_only=False), np.float64)
 
-    def _read(self, name: str, column: pa.Array) -> NDArray[np.float64]:
+    def _parsed_numbers(self, name: str, column: pa.Array) -> NDArray[np.float64]:
         """Parse numbers stored as text. Empty text is a missing value."""
-        found = np.full(len(column), np.nan)
+        numbers = np.full(len(column), np.nan)
         for row, text in enumerate(column.to_pylist()):
             if text:
                 text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
                 if _NUMBER.fullmatch(text):
-                    found[row] = float(text)
+                    numbers[row] = float(text)
                 else:
                     self.bad.setdefault(row, (name, f"{text!r:.42} is not a number"))
-        return found
+        return numbers
 
     def _wrong(self, name: str, kind: Any, wanted: str) -> DataError:
         return DataError(f"{self.where}: column {name!r} has type {kind}; expected {wanted}", "convert it first")
@@ -134,10 +134,10 @@ class _Work:
 
     def _amounts(self, name: str, missing: float) -> Floats:
         """Return a column of numbers that must not be negative: shows, clicks or weights."""
-        found = self._numbers(name, missing)
-        for row in np.flatnonzero(found < 0):
-            self.bad.setdefault(int(row), (name, f"{found[row]:g} is out of range"))
-        return found
+        amounts = self._numbers(name, missing)
+        for row in np.flatnonzero(amounts < 0):
+            self.bad.setdefault(int(row), (name, f"{amounts[row]:g} is out of range"))
+        return amounts
 
     def _labels(self, name: str) -> Floats:
         labels = self._numbers(name, "the label is missing")
@@ -211,21 +211,26 @@ class _Work:
         if ragged:
             return self._ragged(columns, dense)
         woven: list[tuple[Keys, Any]] = []  # keys, and which of them each row uses
-        buckets = 0
+        buckets = self._bucket_keys(dense)
         for i, (slot, column) in enumerate(zip(slots, columns, strict=True)):
-            if column is not None and self._by_dictionary(column):
-                woven.append(self._dictionary(i, slot, column))
-                continue
-            out = np.empty((self.rows, 1), np.uint64)
             if column is None:
-                self.plan.bucket_keys(dense, out, buckets)
-                buckets += 1
+                woven.append((next(buckets), None))
+            elif self._by_dictionary(column):
+                woven.append(self._dictionary(i, slot, column))
             else:
+                out = np.empty((self.rows, 1), np.uint64)
                 self._slot_keys(i, slot, column, out, None)
-            woven.append((out[:, 0], None))
+                woven.append((out[:, 0], None))
         keys = np.empty((self.rows, len(slots)), np.uint64)
         _core.weave(woven, keys)
         return keys.reshape(-1), None, None
+
+    def _bucket_keys(self, dense: Floats) -> Iterator[Keys]:
+        """Yield the keys of each bucketed slot."""
+        for number in range(len(self.schema.slots) - len(self.schema.read_slots)):
+            out = np.empty((self.rows, 1), np.uint64)
+            self.plan.bucket_keys(dense, out, number)
+            yield out[:, 0]
 
     def _by_dictionary(self, column: pa.Array) -> bool:
         # With the key rule raw, a bad dictionary entry must be traced to its rows.
@@ -241,22 +246,19 @@ class _Work:
         return keys[:, 0], uses.to_numpy()
 
     def _ragged(self, columns: list[Any], dense: Floats) -> tuple[Keys, Any, Any]:
-        found: list[tuple[Keys, NDArray[np.int64], Any]] = []  # keys, how many per row, values
-        buckets = 0
+        lists: list[tuple[Keys, NDArray[np.int64], Any]] = []  # keys, how many per row, values
+        buckets = self._bucket_keys(dense)
         for i, (slot, column) in enumerate(zip(self.schema.slots, columns, strict=True)):
             if column is None:
-                out = np.empty((self.rows, 1), np.uint64)
-                self.plan.bucket_keys(dense, out, buckets)
-                buckets += 1
-                found.append((out[:, 0], np.ones(self.rows, np.int64), None))
+                lists.append((next(buckets), np.ones(self.rows, np.int64), None))
             else:
-                found.append(self._slot_lists(i, slot, column))
-        counts = np.stack([count for _, count, _ in found], axis=1) if found else np.zeros((self.rows, 0), np.int64)
+                lists.append(self._slot_lists(i, slot, column))
+        counts = np.stack([count for _, count, _ in lists], axis=1) if lists else np.zeros((self.rows, 0), np.int64)
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts.reshape(-1))))
         keys = np.empty(offsets[-1], np.uint64)
         values = np.ones(offsets[-1], np.float32) if self.schema.values else None
         starts = offsets[:-1].reshape(counts.shape)
-        for i, (slot_keys, count, slot_values) in enumerate(found):
+        for i, (slot_keys, count, slot_values) in enumerate(lists):
             where = np.repeat(starts[:, i] - np.cumsum(count) + count, count) + np.arange(len(slot_keys))
             keys[where] = slot_keys
             if values is not None and slot_values is not None:

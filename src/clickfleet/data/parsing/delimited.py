@@ -34,14 +34,15 @@ class Delimited(Lines):
             raise ConfigError(
                 f"the format has no column {schema.label!r} for the label{closest(schema.label, self.columns)}"
             )
-        found = first_line.count(self.separator.encode()) + 1
+        fields = first_line.count(self.separator.encode()) + 1
         columns = list(self.columns)
-        if found == len(columns) - 1 and schema.label in columns:
+        if fields == len(columns) - 1:
             columns.remove(schema.label)  # rows without a label
         return delimited_parser(self, schema, columns, path)
 
 
 def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], path: str) -> Parser:
+    """Return the parser for a file with these columns."""
     role = _core.Role
     uses: list[list[tuple[object, int]]] = [[] for _ in columns]
 
@@ -73,7 +74,6 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
     elif len(columns) < len(form.columns):
         expected += " (the first line has no label)"
     # A misplaced quotation mark may be in a field after the last column.
-    names = [*columns]
     return NativeParser(
-        plan, schema, lambda field: names[field] if field < len(names) else f"field {field + 1}", expected
+        plan, schema, lambda field: columns[field] if field < len(columns) else f"field {field + 1}", expected
     )

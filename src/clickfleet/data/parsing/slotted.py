@@ -1,6 +1,5 @@
 """Parse lines of tokens that name their slot: the base of slots, feasign and libffm."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -39,8 +38,7 @@ class Slotted(Lines):
             list(dense_groups(schema).values()),
             named_fields(schema),
         )
-        return NativeParser(plan, schema, _names(list(dense_groups(schema))), self.shape)
-
-
-def _names(groups: list[str]) -> Callable[[int], str]:
-    return lambda field: f"token {field + 1}" if field >= 0 else groups[-2 - field]
+        groups = list(dense_groups(schema))
+        return NativeParser(
+            plan, schema, lambda field: f"token {field + 1}" if field >= 0 else groups[-2 - field], self.shape
+        )

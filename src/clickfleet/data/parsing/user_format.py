@@ -1,7 +1,7 @@
 """Parse lines with a user's `parse(block)`. If it rejects a block, parse line by line to find the bad lines."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from clickfleet.data.batch import Batch, concatenate
 from clickfleet.data.formats import Bad, OnBad, Parsed, UserFormat
@@ -41,8 +41,8 @@ class FunctionLines(Lines):
         good: list[Batch] = []
         bad: list[Bad] = []
         seen = 0
-        for line in _split(lines):
-            parsed = parse(line, on_bad)
+        for line in lines.split(b"\n")[:-1]:
+            parsed = parse(line + b"\n", on_bad)
             good += [parsed.batch] if len(parsed.batch) else []
             bad += [Bad(seen, item.text, item.field, item.reason) for item in parsed.bad]
             seen += 1
@@ -66,19 +66,12 @@ class FunctionLines(Lines):
 class UserFormatLines(FunctionLines):
     """Lines parsed by a user's object."""
 
-    def __init__(self, own: UserFormat) -> None:
-        self.own = own
-        self.schema = own.schema  # type: ignore[misc]
+    def __init__(self, user_format: UserFormat) -> None:
+        self.user_format = user_format
+        self.schema = user_format.schema  # type: ignore[misc]
 
     def function(self, schema: Schema) -> Callable[[bytes], Batch]:
-        return self.own.parse
-
-
-def _split(lines: bytes) -> Iterator[bytes]:
-    start = 0
-    while (end := lines.find(b"\n", start)) >= 0:
-        yield lines[start : end + 1]
-        start = end + 1
+        return self.user_format.parse
 
 
 def _text(error: Exception) -> str:
