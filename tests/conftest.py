@@ -85,9 +85,9 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few lines, so that small files have many."""
     monkeypatch.setattr(lines, "BLOCK_BYTES", 2000)
-    monkeypatch.setattr(lines, "_SPACE", 2001)
-    monkeypatch.setattr(lines, "_HEAD_BYTES", 500)
-    monkeypatch.setattr(lines, "_spare", [])
+    monkeypatch.setattr(lines, "SPACE", 2001)
+    monkeypatch.setattr(lines, "HEAD_BYTES", 500)
+    monkeypatch.setattr(lines, "spare", [])
 
 
 @pytest.fixture(scope="session")

@@ -196,8 +196,8 @@ def test_a_worker_is_told_only_what_it_cannot_know() -> None:
         replica = real.replicas[worker]
         real.step(worker, [3], np.ones((1, WIDTH), np.float32))
         replica.ship()
-        assert replica._ticket is not None
-        reply = replica._ticket.wait()
+        assert replica.ticket is not None
+        reply = replica.ticket.wait()
         assert reply.keys is not None
         told[worker] = sorted(reply.keys.tolist())
         replica.receive()

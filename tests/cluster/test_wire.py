@@ -263,16 +263,16 @@ def test_any_bytes_are_a_message_or_an_error(frames: list[bytes], start: bytes, 
 def test_a_bad_answer_is_asked_for_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_client, "RESEND_S", 0.0)
     server, sent = cluster.servers[0], []
-    send = server._send
+    send = server.send
 
     def broken(route: bytes, answer: Any) -> None:
         if not sent:
             sent.append(1)
-            server._socket.send_multipart([route, b"\x00", b"nonsense"])
+            server.socket.send_multipart([route, b"\x00", b"nonsense"])
         else:
             send(route, answer)
 
-    monkeypatch.setattr(server, "_send", broken)
+    monkeypatch.setattr(server, "send", broken)
     link = cluster.link()
     assert link.ask(Request(values=True)).wait().values is not None
     assert link.dropped == 1

@@ -201,7 +201,7 @@ def call(name: str) -> Callable[[bytes], object]:
     def run(data: bytes) -> object:
         service = grpc.Service(context())
         try:
-            return loop().run_until_complete(service._answer(name, kind, _Stream(data)))
+            return loop().run_until_complete(service.answer(name, kind, _Stream(data)))
         except grpc.RefusedError as error:
             raise ClickfleetError(str(error)) from None
 

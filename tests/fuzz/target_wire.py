@@ -116,8 +116,8 @@ def client(ask: Callable[[Client], object]) -> Callable[[bytes], object]:
             def close(self) -> None: ...
 
         made = Client("http://127.0.0.1:1")
-        made._connection = Connection()  # type: ignore[assignment]
-        made._model = "m"
+        made.connection = Connection()  # type: ignore[assignment]
+        made.model_name = "m"
         return ask(made)
 
     return run

@@ -167,7 +167,9 @@ def test_any_bytes_are_a_json_row_or_a_reason(line):
     with suppress(ValueError):
         row = read_json(line, FITS)
     if row is not None:
-        pa.Table.from_pylist([row], COLUMNS).validate(full=True)
+        table = pa.Table.from_pylist([row], COLUMNS)
+        table.validate(full=True)
+        assert table.num_rows == 1
 
 
 def test_a_pass_is_split_into_files_with_the_same_number_of_rows(tmp_path):

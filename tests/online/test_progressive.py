@@ -41,5 +41,5 @@ def test_ages_are_never_negative_when_the_clock_goes_back():
 def test_many_different_times_are_counted_in_bounded_memory():
     fresh = Freshness(lambda: 3.0 * MOST)
     fresh.trained(np.arange(2 * MOST))
-    assert len(fresh._happened) <= MOST
+    assert len(fresh.counts) <= MOST
     assert fresh.published()["event_to_published_p50"] == pytest.approx(2 * MOST, rel=0.01)

@@ -316,7 +316,7 @@ def test_a_full_disk_during_a_delta_loses_nothing(stream, online, tmp_path, monk
 
 def crash_after(monkeypatch, entries: int) -> None:
     """The process dies right after so many entries, before their checkpoint."""
-    real, count = publisher.PassPublisher._append, [0]
+    real, count = publisher.PassPublisher.append_entry, [0]
 
     def dying(self, kind, step):
         entry = real(self, kind, step)
@@ -325,7 +325,7 @@ def crash_after(monkeypatch, entries: int) -> None:
             raise KeyboardInterrupt
         return entry
 
-    monkeypatch.setattr(publisher.PassPublisher, "_append", dying)
+    monkeypatch.setattr(publisher.PassPublisher, "append_entry", dying)
 
 
 @pytest.mark.parametrize("entries", [1, 2, 3])

@@ -86,7 +86,7 @@ def test_a_name_is_never_put_before_what_it_names(tmp_path):
     table = clickfleet.Table(factors=2)
     with run_folder.at_home(url) as (folder, copy):
         checkpoint.write(table, folder / "checkpoints", 1, keep=1)
-        real = copy._fs.put_file
+        real = copy.fs.put_file
 
         def slow(path, to):
             if "step-000000000001" in path and not (folder / "checkpoints/step-000000000002").exists():
@@ -96,9 +96,9 @@ def test_a_name_is_never_put_before_what_it_names(tmp_path):
             if latest.exists():
                 checkpoint.latest(latest.parent)
 
-        copy._fs.put_file = slow
+        copy.fs.put_file = slow
         try:
             copy.push()
         finally:
-            copy._fs.put_file = real
+            copy.fs.put_file = real
     assert checkpoint.verify(checkpoint.latest(tmp_path / "there/checkpoints"))["step"] == 2

@@ -19,7 +19,7 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run
 from clickfleet.errors import CheckpointError
 from clickfleet.paddlerec import original, pickles, tensors, translation
-from clickfleet.paddlerec.importing import _settings, import_model
+from clickfleet.paddlerec.importing import import_model, layer_settings
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.store.table import NO_SLOT
 from clickfleet.training import model, saving
@@ -40,7 +40,7 @@ def parameters(network: str, translated: translation.Translated) -> dict[str, np
     learner = Learner(translated.config, translated.schema)
     rng = np.random.default_rng(7)
     found: dict[str, np.ndarray] = {}
-    for layer in tensors.layers(network, _settings(learner), learner.shape):
+    for layer in tensors.layers(network, layer_settings(learner), learner.shape):
         if layer.kind == "embedding":
             width = 1 if layer.name.endswith("_one") else learner.table.factors
             found[layer.parts[0]] = rng.normal(0, 0.3, (VOCABULARY, width)).astype(np.float32)

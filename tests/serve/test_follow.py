@@ -237,7 +237,7 @@ def test_a_server_obeys_the_choice_of_an_engine(
     version = VersionLoader(settings).open(
         Status(str(log.folder / "000001-base"), [str(log.folder / "000001-base")], 1)
     )
-    options = version._session.get_session_options()
+    options = version.session.get_session_options()
     assert (options.intra_op_num_threads, options.enable_cpu_mem_arena) == (2, False)
     assert version.drift is not None
     assert command(build(), ["serve", str(log.folder), "--engine", "torch"]) == 1

@@ -389,7 +389,7 @@ def test_a_failed_entry_loses_no_change(tmp_path: Path, monkeypatch: pytest.Monk
     publisher.publish("base", step=1)
     train(model, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(published, "_write_table", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
+        patch.setattr(published, "write_table", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left")))
         with pytest.raises(CheckpointError, match="disk is full"):
             publisher.publish("delta", step=2)
     train(model, 3)
@@ -512,7 +512,7 @@ def test_golden_requests_find_results_that_depend_on_what_memory_holds(
     model = Learner(checked(Config, {"model": {"name": "lr"}}, source="test"), schema)
     shape = model.shape
     monkeypatch.setattr("clickfleet.training.onnx_graph.refuse_empty", lambda proto: None)
-    monkeypatch.setattr(Graph, "_check", lambda self, kept: None)
+    monkeypatch.setattr(Graph, "check", lambda self, kept: None)
     careless = Graph(Careless(None, shape), shape).bytes({})
     changes = model.table.cut_changes(base=True)
     facts = replace(export.content(model, Graph(model.model, shape), 1), graph=careless)

@@ -76,7 +76,7 @@ def test_explain_and_parity_take_the_row_that_was_named(run: Path, log: Path, ro
         found = explain(model, files[0], line)
         assert found["score"] == pytest.approx(float(wanted[line - 1]), abs=1e-6)
         assert found["label"] == rows.labels[line - 1]
-    batches = list(parity._batches(model.learner, files, 400))
+    batches = list(parity.read_batches(model.learner, files, 400))
     assert np.array_equal(np.concatenate([batch.keys for batch in batches]), rows.keys)
 
 

@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import suppress
 
 import typer
 
@@ -31,13 +32,13 @@ def add(app: typer.Typer) -> None:
         from clickfleet import _core
 
         parts = {part: _versions(names) for part, (_, names) in PARTS.items()}
-        missing = {part: [name for name, version in found.items() if version is None] for part, found in parts.items()}
+        missing = {part for part, versions in parts.items() if None in versions.values()}
         say(f"clickfleet {clickfleet.__version__}  python {platform.python_version()}  {platform.platform()}")
         say(f"cores {os.cpu_count()}  core built for {_core.cpu_level()}  executable {sys.executable}")
-        for part, found in parts.items():
-            versions = "  ".join(f"{name} {version or '(missing)'}" for name, version in found.items())
-            say(f"{'missing' if missing[part] else 'ok':>8}  {part}: {versions}")
-            if missing[part]:
+        for part, versions in parts.items():
+            listed = "  ".join(f"{name} {version or '(missing)'}" for name, version in versions.items())
+            say(f"{'missing' if part in missing else 'ok':>8}  {part}: {listed}")
+            if part in missing:
                 extra = PARTS[part][0]
                 say(f'          pip install "clickfleet{f"[{extra}]" if extra else ""}"')
         for program, use in PROGRAMS.items():
@@ -47,15 +48,13 @@ def add(app: typer.Typer) -> None:
             "python": platform.python_version(),
             "cpu_level": _core.cpu_level(),
             "parts": parts,
-            "ok": not any(missing[part] for part, (extra, _) in PARTS.items() if not extra),
+            "ok": not any(part in missing for part, (extra, _) in PARTS.items() if not extra),
         }
 
 
 def _versions(names: tuple[str, ...]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = dict.fromkeys(names)
     for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions

@@ -70,24 +70,23 @@ def launch(
     from clickfleet.cli.training import resolve_config, show_result
     from clickfleet.config import check
     from clickfleet.errors import ConfigError
-    from clickfleet.training import modes as all_modes
-    from clickfleet.training import run
+    from clickfleet.training import modes, run
 
     numbers = [f"cluster.shards={server_num}", f"cluster.workers={worker_num}"]
     items = [item for item in settings or [] if item not in ("-o", "--set")]  # arguments after CONFIG arrive unparsed
     path, overrides = resolve_config(program, [*items, *numbers], config_file, option, "launch")
-    wanted = check.configure(path, overrides)
+    config = check.configure(path, overrides)
     if log_dir is None and is_paddlerec_config(config_file or program):
         log_dir = Path("log")
-    if not all_modes.distributed(wanted):
+    if not modes.distributed(config):
         raise ConfigError(
-            f"mode {wanted.mode.name} runs in one process", "add mode.name=async (or sync, half_async, geo)"
+            f"mode {config.mode.name} runs in one process", "add mode.name=async (or sync, half_async, geo)"
         )
     if log_dir is not None:
-        link_logs(log_dir, Path(wanted.run.dir).absolute() / "logs", server_num, worker_num)
-    done = run.train(wanted, resume=resume)
+        link_logs(log_dir, Path(config.run.dir).absolute() / "logs", server_num, worker_num)
+    done = run.train(config, resume=resume)
     show_result(done)
-    say(f"logs of the processes: {log_dir or f'{wanted.run.dir}/logs'}")
+    say(f"logs of the processes: {log_dir or f'{config.run.dir}/logs'}")
     return done.to_dict()
 
 

@@ -50,8 +50,8 @@ def inspect(
     """
     if (slot is None) != (value is None):
         raise typer.BadParameter("--slot and --value must be given together")
-    asked = [key is not None, slot is not None, against is not None, explain is not None, importance is not None]
-    if sum(asked) > 1:
+    requests = [key is not None, slot is not None, against is not None, explain is not None, importance is not None]
+    if sum(requests) > 1:
         raise typer.BadParameter("give only one of --key, --slot with --value, --against, --explain and --importance")
     if groups is not None and importance is None:
         raise typer.BadParameter("--groups needs --importance")
@@ -122,17 +122,13 @@ def _diff(model: Path, against: Path, top: int, trust: bool) -> Result:
 
     facts = diff(model, against, top, trust)
     say(f"{facts['rows']:,} rows: {facts['moved']:,} changed, {facts['born']:,} added, {facts['gone']:,} removed")
-    columns = [
-        Column("key"),
-        Column("slot"),
-        Column("moved", "changed by", "{:.4g}"),
+    columns = [Column("key"), Column("slot"), Column("moved", "changed by", "{:.4g}")]
+    columns += [
         Column("embed_w", "weight", "{:.4g}"),
+        Column("show", "shows", "{:g}"),
+        Column("click", "clicks", "{:g}"),
     ]
-    say(
-        TextTable(
-            [*columns, Column("show", "shows", "{:g}"), Column("click", "clicks", "{:g}")], facts["movers"]
-        ).text()
-    )
+    say(TextTable(columns, facts["movers"]).text())
     changed: dict[str, float | None] = facts["dense"]
     if changed:
         say("change of the network's tensors relative to their norm:")
@@ -154,8 +150,8 @@ def _importance(model: Path, data: str, groups: str | None, form: str | None, to
     from clickfleet.workbench.explain import field_importance
 
     wanted = None if groups is None else [group.split("+") for group in groups.split(",")]
-    found = field_importance(model, data, wanted, form, trust)
+    ranking = field_importance(model, data, wanted, form, trust)
     say("   AUC lost  log loss gained")
-    for one in found[:top]:
+    for one in ranking[:top]:
         say(f"{one.auc_drop:>+11.5f}  {one.logloss_rise:>+15.5f}  {one.name}")
-    return {"importance": [one._asdict() for one in found]}
+    return {"importance": [one._asdict() for one in ranking]}

@@ -107,22 +107,21 @@ def table(
     """Import a saved model or table as a run folder for evaluate, predict, export and train.init_from."""
     from clickfleet.paddlerec.importing import import_model
 
-    done = import_model(translation(config, settings or []), source, out, deltas=delta or [])
-    say(done.text())
-    return done.to_dict()
+    imported = import_model(translation(config, settings or []), source, out, deltas=delta or [])
+    say(imported.text())
+    return imported.to_dict()
 
 
 def translation(path: Path, settings: Sequence[str], purpose: str | None = None) -> "Translated":
     """Translate a PaddleRec configuration. Settings with keys of its sections override those; the others are ours."""
     from clickfleet.errors import ConfigError
     from clickfleet.paddlerec import original
-    from clickfleet.paddlerec.original import is_override
     from clickfleet.paddlerec.translation import translate
 
     if not original.is_paddlerec(path):
         raise ConfigError(f"{path} is not a PaddleRec configuration: it has neither runner: nor hyper_parameters:")
-    theirs = [item for item in settings if is_override(item)]
-    ours = [item for item in settings if not is_override(item)]
+    theirs = [item for item in settings if original.is_override(item)]
+    ours = [item for item in settings if item not in theirs]
     return translate(original.read(path, theirs), ours, purpose)  # type: ignore[arg-type]
 
 
@@ -159,14 +158,14 @@ def paddlerec_model(
     model: Path | None, more: Sequence[str], config: Path | None, settings: Sequence[str] | None
 ) -> "tuple[Translated, list[str]] | None":
     """If a PaddleRec configuration is given instead of MODEL, return its translation and the remaining arguments."""
-    named = config or (model if is_paddlerec_config(model) else None)
-    if named is None:
+    path = config or (model if is_paddlerec_config(model) else None)
+    if path is None:
         if model is None:
             raise typer.BadParameter("give a MODEL, or a PaddleRec configuration with -m")
         return None
     others = [*([str(model)] if config is not None and model is not None else []), *more]
     given = [*(settings or []), *(item for item in others if "=" in item and not Path(item).exists())]
-    return translation(named, given), [item for item in others if item not in given]
+    return translation(path, given), [item for item in others if item not in given]
 
 
 def evaluate_paddlerec(
@@ -184,15 +183,15 @@ def evaluate_paddlerec(
     from clickfleet.paddlerec import models
 
     _refuse_workers(workers)
-    rows, found = data or _test_data(translated), []
+    rows, per_epoch = data or _test_data(translated), []
     if translated.dictionary is not None:
         return _analogies(translated, rows, span)
     for epoch in models.epochs(translated, span):
         with models.model_of_epoch(translated, epoch) as path:
             results = models.open_model(translated, path, trust=trust).reading(form, threads).evaluate(rows, batch_size)
-        found.append({"epoch": epoch, **results})
+        per_epoch.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
-    return {**found[-1], "epochs": found}
+    return {**per_epoch[-1], "epochs": per_epoch}
 
 
 def _analogies(translated: "Translated", data: list[str], span: str | None) -> Result:
@@ -203,17 +202,17 @@ def _analogies(translated: "Translated", data: list[str], span: str | None) -> R
     from clickfleet.paddlerec import models, words
 
     assert translated.dictionary is not None
-    found: list[Result] = []
+    per_epoch: list[Result] = []
     with TemporaryDirectory(prefix="clickfleet-") as folder:
         questions = words.write_questions(translated.dictionary, data, Path(folder) / "questions.txt")
         for epoch in models.epochs(translated, span):
             with models.model_of_epoch(translated, epoch) as path:
                 results = vectors.load(path).evaluate([questions], raw=True)
-            found.append({"epoch": epoch, **results})
+            per_epoch.append({"epoch": epoch, **results})
             say(
                 f"{'newest' if epoch is None else f'epoch {epoch}'}: {results['right']:,} of {results['known']:,} analogies found"
             )
-    return {**found[-1], "epochs": found}
+    return {**per_epoch[-1], "epochs": per_epoch}
 
 
 def predict_paddlerec(

@@ -372,7 +372,7 @@ def parity(
     certificate: Certificate = None,
     trust: Trust = False,
 ) -> Result:
-    """Check that online equals offline: settings, scores, rows, weights and graph. Reports the first step that differs.
+    """Check that online equals offline: settings, scores, rows, weights and graph. Report the first step that differs.
 
     Example: `clickfleet parity run log/test --server http://127.0.0.1:8080`
     """

@@ -194,8 +194,9 @@ def evaluate(
 
     Example: `clickfleet evaluate run log/test`
     """
+    from clickfleet.errors import ConfigError
     from clickfleet.models.word2vec import vectors
-    from clickfleet.training import model as trained
+    from clickfleet.training.model import epochs as epoch_paths
     from clickfleet.training.model import load
 
     translation = paddlerec_model(model, data or [], config_file, option)
@@ -204,12 +205,14 @@ def evaluate(
     model, data = _require(model, data)
     if vectors.is_words(model):
         if epochs is not None or workers is not None or format is not None:
-            raise _word2vec_options_error()
+            raise ConfigError(
+                "--epochs, --workers and --format do not apply to word2vec",
+                "give one checkpoint and a file of analogies",
+            )
         return _show_analogies(dict(vectors.load(model).evaluate(data)))
     if workers is not None:
         from clickfleet.cluster.run_on_cluster import scorers
         from clickfleet.data.files import expand
-        from clickfleet.errors import ConfigError
         from clickfleet.store import run_folder
 
         if epochs is not None or threads is not None:
@@ -227,12 +230,12 @@ def evaluate(
         _say_bad_lines(source.counters.bad_lines, "they are not part of the metrics")
         say(_table(results))
         return {**results, "checkpoint": str(loaded.path)}
-    found: list[Result] = []
-    for epoch, path in trained.epochs(model, epochs):
+    per_epoch: list[Result] = []
+    for epoch, path in epoch_paths(model, epochs):
         results = load(path, trust).reading(format, threads).evaluate(data, batch_size)
-        found.append({"epoch": epoch, **results})
+        per_epoch.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
-    return {**found[-1], "epochs": found}
+    return {**per_epoch[-1], "epochs": per_epoch}
 
 
 def epoch_line(epoch: int | None, results: Result) -> str:
@@ -371,12 +374,12 @@ def verify(
         say(f"{done['path']}: entries {done['first']} to {done['last']}, {done['added']:,} lines added to the log")
         for name in done["outside"]:
             say(f"{name} is not in the log: entries before it are missing")
-    found = verification.verify(path)
-    what = ", ".join(f"{found[key]:,} {key}" for key in ("checkpoints", "entries") if found[key])
-    say(f"{found['path']}: {what}, {found['files']} files, {found['bytes']:,} bytes, all intact")
-    if not found["golden"]:
+    facts = verification.verify(path)
+    counts = ", ".join(f"{facts[key]:,} {key}" for key in ("checkpoints", "entries") if facts[key])
+    say(f"{facts['path']}: {counts}, {facts['files']} files, {facts['bytes']:,} bytes, all intact")
+    if not facts["golden"]:
         say('golden requests were not replayed: ONNX Runtime is not installed (pip install "clickfleet[serve]")')
-    return {**found, **repaired, "ok": True}
+    return {**facts, **repaired, "ok": True}
 
 
 def _show_analogies(results: Result) -> Result:
@@ -387,14 +390,6 @@ def _show_analogies(results: Result) -> Result:
         )
     say(f"accuracy {_number(results['accuracy'])} of {results['known']:,} analogies")
     return results
-
-
-def _word2vec_options_error() -> Exception:
-    from clickfleet.errors import ConfigError
-
-    return ConfigError(
-        "--epochs, --workers and --format do not apply to word2vec", "give one checkpoint and a file of analogies"
-    )
 
 
 def _table(results: Result) -> str:

@@ -78,10 +78,10 @@ def nearest(
     from clickfleet.models.word2vec import vectors
 
     loaded = vectors.load(model)
-    found = {word: loaded.nearest(word, n) for word in words}
-    for word, near in found.items():
+    neighbours = {word: loaded.nearest(word, n) for word in words}
+    for word, near in neighbours.items():
         say(f"{word}: " + ", ".join(f"{other} {score:.3f}" for other, score in near))
-    return {"nearest": {word: [list(one) for one in near] for word, near in found.items()}}
+    return {"nearest": {word: [list(one) for one in near] for word, near in neighbours.items()}}
 
 
 def analogy(
@@ -98,10 +98,10 @@ def analogy(
     """
     from clickfleet.models.word2vec import vectors
 
-    found = vectors.load(model).analogy(a, b, c, n, raw)
-    for word, score in found:
+    answers = vectors.load(model).analogy(a, b, c, n, raw)
+    for word, score in answers:
         say(f"{score:.3f}  {word}")
-    return {"found": [list(one) for one in found]}
+    return {"found": [list(answer) for answer in answers]}
 
 
 def export(

@@ -72,21 +72,21 @@ def compare(
     except ValueError:
         raise typer.BadParameter(f"--seeds {seeds}: expected whole numbers separated by commas") from None
     names = models.split(",") if models else []
-    found = comparison.compare(
+    done = comparison.compare(
         path, *overrides, models=names, sets=set_ or [], seeds=numbers, jobs=jobs, out=out, say=say
     )
-    say(comparison.model_table(found).text())
-    for table in comparison.study_tables(found).values():
+    say(comparison.model_table(done).text())
+    for table in comparison.study_tables(done).values():
         say("\n" + table.text())
-    if found.failed:
-        say(f"\n{len(found.failed)} failed:")
-    for name, error in found.failed.items():
+    if done.failed:
+        say(f"\n{len(done.failed)} failed:")
+    for name, error in done.failed.items():
         say(f"  {name}: {error}")
-    say(f"\n{found.page}")
-    if found.signal is not None:
+    say(f"\n{done.page}")
+    if done.signal is not None:
         say("stopped by a signal; the same command resumes")
-        raise typer.Exit(128 + found.signal)
-    return found.to_dict()
+        raise typer.Exit(128 + done.signal)
+    return done.to_dict()
 
 
 def tune(
@@ -110,17 +110,16 @@ def tune(
     from clickfleet.config.check import configure
     from clickfleet.workbench import tune as search
 
-    path, overrides = resolve_config(config, settings)
-    wanted = configure(path, overrides)
-    found = search.tune(wanted, trials=trials, jobs=jobs, out=out, say=say)
-    say(search.trial_table(found, wanted).text())
-    if found.best is not None:
-        say(f"\nbest configuration: {found.config} (clickfleet train {found.config})")
-    say(str(found.page))
-    if found.signal is not None:
+    base = configure(*resolve_config(config, settings))
+    done = search.tune(base, trials=trials, jobs=jobs, out=out, say=say)
+    say(search.trial_table(done, base).text())
+    if done.best is not None:
+        say(f"\nbest configuration: {done.config} (clickfleet train {done.config})")
+    say(str(done.page))
+    if done.signal is not None:
         say("stopped by a signal; the same command resumes")
-        raise typer.Exit(128 + found.signal)
-    return found.to_dict()
+        raise typer.Exit(128 + done.signal)
+    return done.to_dict()
 
 
 def dashboard(
@@ -162,14 +161,13 @@ def modes(
     from clickfleet.config import check
     from clickfleet.workbench import mode_advisor
 
-    found = mode_advisor.measure(
-        check.configure(config, settings or []), _numbers(workers, "--workers"), rows, seed, say
-    )
-    say(mode_advisor.table(found))
-    advice = mode_advisor.advise(found)
+    counts = _numbers(workers, "--workers")
+    measured = mode_advisor.measure(check.configure(config, settings or []), counts, rows, seed, say)
+    say(mode_advisor.table(measured))
+    advice = mode_advisor.advise(measured)
     for line in advice:
         say(line)
-    return {"rows": [asdict(one) for one in found], "advice": advice}
+    return {"rows": [asdict(one) for one in measured], "advice": advice}
 
 
 def infer(
@@ -197,7 +195,7 @@ def infer(
     """Measure how fast a model scores by engine, threads, batch size and graph optimisation, and the drift of its scores."""
     from clickfleet.workbench import inference
 
-    found = inference.measure(
+    measured = inference.measure(
         model,
         data,
         engines=engines.split(",") if engines else [],
@@ -210,9 +208,9 @@ def infer(
         say=say,
         trust=trust,
     )
-    say(inference.text(found))
-    say(f"\n{inference.write_all(found, out)}")
-    return {**found.to_dict(), "out": str(out)}
+    say(inference.text(measured))
+    say(f"\n{inference.write_all(measured, out)}")
+    return {**measured.to_dict(), "out": str(out)}
 
 
 def _numbers(text: str, option: str) -> list[int]:

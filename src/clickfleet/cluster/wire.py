@@ -272,9 +272,9 @@ class Server:
         self.lock = threading.RLock()
         """Held while a message is handled. Hold it for any other change of the shard."""
         self._context = zmq.Context(1)
-        self._socket = self._context.socket(zmq.ROUTER)
-        limit(self._socket)
-        self._socket.rcvtimeo = 100  # ms between two checks of the stop flag
+        self.socket = self._context.socket(zmq.ROUTER)
+        limit(self.socket)
+        self.socket.rcvtimeo = 100  # ms between two checks of the stop flag
         self.endpoints = [self._bind(address) for address in binds]
         self._routes: dict[int, bytes] = {}  # of each peer
         self.failure: BaseException | None = None
@@ -284,12 +284,12 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="clickfleet-shard", daemon=True)
 
     def _bind(self, address: str) -> str:
-        widen(self._socket, address)
+        widen(self.socket, address)
         try:
-            self._socket.bind(address)
+            self.socket.bind(address)
         except zmq.ZMQError as error:
             raise ClusterError(f"a shard cannot listen on {address}: {error}", "is the port in use?") from error
-        return bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+        return bytes(self.socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
     def start(self) -> None:
         self._thread.start()
@@ -298,13 +298,13 @@ class Server:
         try:
             while not self._stop:
                 with suppress(zmq.Again):
-                    route, *frames = self._socket.recv_multipart(copy=False)
+                    route, *frames = self.socket.recv_multipart(copy=False)
                     with self.lock:
                         self._serve(route.bytes, frames)
         except BaseException as error:
             self.failure = error
         finally:
-            self._socket.close()
+            self.socket.close()
             self._context.term()
 
     def _serve(self, route: bytes, frames: Sequence[zmq.Frame]) -> None:
@@ -315,7 +315,7 @@ class Server:
             header, mine = unpack_header(parts), self._who()
             check_origin(mine, header.who)
             if header.generation != mine.generation:
-                self._send(route, Answer(error=STALE, number=header.number))
+                self.send(route, Answer(error=STALE, number=header.number))
                 return
             piece, _, peer = unpack_request(parts, self._width, self._floats)
             answers = self._handle(peer, piece)
@@ -327,13 +327,13 @@ class Server:
             return
         self._routes[peer] = route
         for whom, answer in answers:
-            self._send(self._routes[whom], answer)
+            self.send(self._routes[whom], answer)
 
-    def _send(self, route: bytes, answer: Answer) -> None:
+    def send(self, route: bytes, answer: Answer) -> None:
         frames = pack_answer(answer)
         check_size(frames)
         self.bytes_out += sum(map(len, frames))
-        self._socket.send_multipart([route, *frames], copy=False)
+        self.socket.send_multipart([route, *frames], copy=False)
 
     def close(self) -> None:
         self._stop = True

@@ -26,7 +26,7 @@ class Freshness:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self._happened: Counter[int] = Counter()
+        self.counts: Counter[int] = Counter()
         self._ages: Counter[int] = Counter()
         self._unit = 1
         self.newest_s: int | None = None
@@ -40,26 +40,26 @@ class Freshness:
         seconds, counts = np.unique(times // self._unit * self._unit, return_counts=True)
         share = 1.0 if rows is None else rows / max(len(times), 1)
         for second, count in zip(seconds.tolist(), (counts * share).tolist(), strict=True):
-            self._happened[second] += count
+            self.counts[second] += count
             self._ages[max(0, int(now - second))] += count
-        if len(self._happened) > MOST:
+        if len(self.counts) > MOST:
             self._unit *= 60
             coarse: Counter[int] = Counter()
-            for second, count in self._happened.items():
+            for second, count in self.counts.items():
                 coarse[second // self._unit * self._unit] += count
-            self._happened = coarse
+            self.counts = coarse
 
     def published(self) -> dict[str, float]:
         """Record a publication. Return quantiles of the ages, in seconds, of all events since the last one."""
         now = self.clock()
-        waited = Counter({max(0.0, now - second): count for second, count in self._happened.items()})
+        waited = Counter({max(0.0, now - second): count for second, count in self.counts.items()})
         found = {
             f"event_to_{what}_p{percent}": quantile(counts, percent / 100)
             for what, counts in (("trained", self._ages), ("published", waited))
             for percent in (50, 99)
             if counts
         }
-        self._happened.clear()
+        self.counts.clear()
         self._ages.clear()
         return found
 

@@ -225,7 +225,7 @@ class PassPublisher:
             return
         try:
             with self._alone():
-                entry = self._append(kind, step)
+                entry = self.append_entry(kind, step)
         except CheckpointError as error:
             if self.config.train.deterministic:  # its log must be reproducible: a restart makes this very entry
                 raise
@@ -269,7 +269,7 @@ class PassPublisher:
         for reason in reasons:
             self.monitor.log(f"ALARM: a {kind} is held back: {reason}")
 
-    def _append(self, kind: Kind, step: int) -> Entry:
+    def append_entry(self, kind: Kind, step: int) -> Entry:
         """Append the next entry. After a restart behind the head of the log, reuse the entry that is there if it is the same."""
         self.log.recover()
         newer = self._newer(self.log.lines())

@@ -95,12 +95,12 @@ def _rows(path: Path, keys: list[int], texts: list[bytes], width: int) -> DumpRo
 def _numbers(path: Path, text: bytes, count: int) -> Numbers:
     try:
         with np.errstate(over="ignore"):  # overflow gives infinity, which is rejected below
-            found = np.array(text.split(), np.float64).astype(np.float32)
+            values = np.array(text.split(), np.float64).astype(np.float32)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if len(found) != count or not np.isfinite(found).all():
+    if len(values) != count or not np.isfinite(values).all():
         raise CheckpointError(f"{path}: contains a value that is not finite")
-    return found
+    return values
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -122,11 +122,8 @@ def read_dense(folder: Path) -> Numbers:
         if lines:
             if len({len(line) for line in lines}) > 1:
                 raise CheckpointError(f"{path}: lines have different lengths")
-            parts.append(
-                _numbers(path, b" ".join(b" ".join(line) for line in lines), len(lines) * len(lines[0])).reshape(
-                    len(lines), -1
-                )
-            )
+            words = [word for line in lines for word in line]
+            parts.append(_numbers(path, b" ".join(words), len(words)).reshape(len(lines), -1))
     if not parts or len({part.shape[1] for part in parts}) > 1:
         raise CheckpointError(f"{folder} contains no dense values, or files of different widths")
     return np.concatenate(parts)
@@ -186,12 +183,8 @@ def _meta(path: Path) -> tuple[list[str], list[int]]:
 
 def read_variables(folder: Path) -> Arrays:
     """Return the variables of a `dnn_plugin` folder, which has one binary file for each."""
-    found: Arrays = {}
-    for path in sorted(entry for entry in folder.iterdir() if entry.is_file()):
-        array = _variable(path.read_bytes())
-        if array is not None:
-            found[path.name] = array
-    return found
+    files = sorted(entry for entry in folder.iterdir() if entry.is_file())
+    return {path.name: array for path in files if (array := _variable(path.read_bytes())) is not None}
 
 
 def _variable(data: bytes) -> Any:

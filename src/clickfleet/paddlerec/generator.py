@@ -160,18 +160,18 @@ class GeneratorLines(FunctionLines):
 
     def __init__(self, kind: type[TextGenerator], config: Any = None) -> None:
         self.kind, self.config = kind, config
-        self._mine = threading.local()  # a generator may keep state between lines, so each thread has one
+        self._local = threading.local()  # a generator may keep state between lines, so each thread has one
 
     def function(self, schema: Schema) -> Callable[[bytes], Batch]:
         labelled = Slots().parser(schema, f"{schema.label}:".encode(), "")
         unlabelled = Slots().parser(schema, b":", "")
 
         def parse(lines: bytes) -> Batch:
-            if not hasattr(self._mine, "generator"):
-                self._mine.generator = self.kind()
+            if not hasattr(self._local, "generator"):
+                self._local.generator = self.kind()
                 if isinstance(self.config, dict):  # as the last lines of its file do
-                    self._mine.generator.init(self.config)
-            samples = list(self._mine.generator.samples(lines.decode().splitlines()))
+                    self._local.generator.init(self.config)
+            samples = list(self._local.generator.samples(lines.decode().splitlines()))
             text = "".join(" ".join(_tokens(sample)) + "\n" for sample in samples).encode()
             has_label = any(name == schema.label for sample in samples[:1] for name, _ in sample)
             parsed = (labelled if has_label else unlabelled)(text, "stop")

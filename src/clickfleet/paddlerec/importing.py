@@ -29,11 +29,22 @@ from clickfleet.training.learner import Learner
 from clickfleet.training.metrics import Metrics
 from clickfleet.training.predict import Scorer
 
-__all__ = ["Imported", "import_model"]
-
 Sample = dict[int, tuple[float, Any]]
 SAMPLE_ROWS, SAMPLE_KEYS = 64, 512
 TOLERANCE = 1e-5
+STRUCTURE = (
+    "hidden",
+    "layers",
+    "rank",
+    "experts",
+    "structure",
+    "cin",
+    "bottom",
+    "top",
+    "embedding_gate",
+    "hidden_gate",
+)
+"""Settings of a model that determine its layers."""
 
 
 @dataclass
@@ -124,7 +135,7 @@ def _take_words(translated: Translated, learner: Learner, source: Path, deltas: 
 def _take_network(
     translated: Translated, learner: Learner, source: Path, deltas: Sequence[Path]
 ) -> tuple[Imported, int]:
-    settings = _settings(learner)
+    settings = layer_settings(learner)
     wanted = layers(translated.network, settings, learner.shape)
     table = learner.table
     named = [layer for layer in wanted if layer.kind == "embedding"]
@@ -159,23 +170,14 @@ def _configured(translated: Translated, out: Path) -> Config:
     return replace(config, data=data, run=run, train=train)
 
 
-def _settings(learner: Learner) -> Mapping[str, Any]:
+def layer_settings(learner: Learner) -> Mapping[str, Any]:
     """Return the model's settings that determine its layers, including defaults."""
-    known = {
-        "hidden",
-        "layers",
-        "rank",
-        "experts",
-        "structure",
-        "cin",
-        "bottom",
-        "top",
-        "embedding_gate",
-        "hidden_gate",
+    defaults, given = type(learner.model).Config(), learner.config.model.settings
+    return {
+        name: given.get(name, getattr(defaults, name, None))
+        for name in STRUCTURE
+        if name in given or hasattr(defaults, name)
     }
-    defaults = type(learner.model).Config()
-    found = {name: getattr(defaults, name) for name in known if hasattr(defaults, name)}
-    return {**found, **{k: v for k, v in learner.config.model.settings.items() if k in known}}
 
 
 def _put_rows(learner: Learner, saved: Saved, sample: Sample) -> None:
@@ -234,13 +236,13 @@ def _put_dense(
         done.notes.append(
             "PaddleRec did not save the matrices of pairs (a defect), so the original scores cannot be reproduced"
         )
-    mine = learner.model.state_dict()
-    found = our_tensors(network, saved.params, learner.shape, settings)
+    initial = learner.model.state_dict()
+    imported = our_tensors(network, saved.params, learner.shape, settings)
     frozen = {name for name, p in learner.model.named_parameters() if not p.requires_grad}
-    done.anew += sorted(mine.keys() - found.keys() - frozen - {name for name in mine if "num_batches" in name})
-    done.parameters = sum(array.size for array in found.values())
-    tensors = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in found.items()}
-    learner.restore_dense({name: tensors.get(name, mine[name]) for name in mine})
+    done.anew += sorted(initial.keys() - imported.keys() - frozen - {name for name in initial if "num_batches" in name})
+    done.parameters = sum(array.size for array in imported.values())
+    tensors = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in imported.items()}
+    learner.restore_dense({name: tensors.get(name, initial[name]) for name in initial})
     if learner.config.dense.optimizer in ("adam", "adamw") and {"mean", "square"} <= saved.moments.keys():
         state = learner.optimizer_state()
         for kept, arrays in saved.moments.items():
@@ -263,7 +265,7 @@ def _compare(
     theirs = score(network, saved.params, settings, shape, w, e, dense)
     batch = Batch(dense, np.ascontiguousarray(keys.reshape(-1)), shape.slots)
     learner.model.eval()
-    found = Scorer(learner).score(batch)
+    ours = Scorer(learner).score(batch)
     learner.model.train()
-    worst = float(np.max(np.abs(found - theirs)))
+    worst = float(np.max(np.abs(ours - theirs)))
     return worst if math.isfinite(worst) else math.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from clickfleet.config.plugins import nearest
+from clickfleet.config.plugins import closest, nearest
 from clickfleet.errors import ConfigError
 from clickfleet.paddlerec.original import Original
 from clickfleet.paddlerec.report import KNOWN, Report, reason, shown
@@ -98,7 +98,7 @@ class Keys:
             near = nearest(key, (k for k in self._left if k not in KNOWN), 0.8)
             raise ConfigError(
                 f"{self.original.path}: {key} is missing",
-                f"did you mean {key} where the file has {near}?" if near else "add it to the file",
+                f"rename {near} in the file to {key}" if near else "add it to the file",
             )
         return default
 
@@ -115,7 +115,7 @@ class Keys:
             near = nearest(key, KNOWN, 0.85)
             if near and not has_reader:
                 raise ConfigError(
-                    f"{self.original.path}: unknown key {key}; did you mean {near}?", "correct or remove it"
+                    f"{self.original.path}: unknown key {key}{closest(key, [near])}", "correct or remove it"
                 )
             hint = f"; the closest known key is {near}" if near else ""
             use = "passed to your reader" if has_reader else "ignored"

@@ -85,19 +85,19 @@ def epochs(translated: Translated, span: str | None = None) -> Sequence[int | No
         return list(range(first, last))
     ours = checkpoint.epochs(translated.load_path / "checkpoints")
     theirs = [int(p.name) for p in translated.load_path.glob("[0-9]*") if p.name.isdigit() and is_saved(p)]
-    there = sorted(epoch for epoch in {*ours, *theirs} if epoch >= first)
-    if not there:
+    available = sorted(epoch for epoch in {*ours, *theirs} if epoch >= first)
+    if not available:
         raise CheckpointError(
             f"{translated.load_path} contains no model of an epoch", "train first, or set runner.infer_load_path"
         )
-    return there
+    return available
 
 
 def open_model(translated: Translated, path: Path, inference: bool = False, trust: bool = False) -> model.SavedModel:
     """Load a model and let it read data as the configuration does. `trust` allows code that only the model names."""
     model = load(path, trust)
-    saved, mine = model.config.data.format, translated.config.data.format
-    form = inference_format(translated.original, mine if mine.name == saved.name else saved, inference)
+    saved, configured = model.config.data.format, translated.config.data.format
+    form = inference_format(translated.original, configured if configured.name == saved.name else saved, inference)
     data = replace(model.config.data, format=form, test_batch_size=translated.config.data.test_batch_size)
     model.learner.config = replace(model.config, data=data)
     return model

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet.config.load import Config
 from clickfleet.config.plugins import Plugin
 from clickfleet.data.batch import Batch
 from clickfleet.data.files import expand
@@ -25,23 +24,23 @@ def use_native_parser(translated: Translated) -> Translated:
     form = config.data.format
     if not form.name.endswith(".py"):
         raise ConfigError(f"--native replaces a RecDataset, but {form.name} reads the data", "remove --native")
-    own = "slots" if translated.schema.dense else "feasign"
+    native = Plugin("slots" if translated.schema.dense else "feasign")
     first = expand(config.data.train)[:1]
-    mine, theirs = _rows(config, first, Plugin(own), translated), _rows(config, first, form, translated)
-    for number, (a, b) in enumerate(zip(mine, theirs, strict=False), start=1):
+    ours, theirs = _rows(first, native, translated), _rows(first, form, translated)
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=False), start=1):
         for what in ("labels", "dense", "keys", "offsets"):
             if not np.array_equal(getattr(a, what), getattr(b, what)):
                 raise ConfigError(
-                    f"{first[0]}: the reader and the format {own} return different {what} for row {number}",
+                    f"{first[0]}: the reader and the format {native.name} return different {what} for row {number}",
                     "remove --native to keep the reader",
                 )
     translated.report.notes.append(
-        f"data.format={own} replaces {form.name}: both return the same first {len(mine)} rows of {first[0]}"
+        f"data.format={native.name} replaces {form.name}: both return the same first {len(ours)} rows of {first[0]}"
     )
-    raw = {**translated.raw, "data": {**translated.raw["data"], "format": {"name": own}}}
-    return replace(translated, raw=raw, config=replace(config, data=replace(config.data, format=Plugin(own))))
+    raw = {**translated.raw, "data": {**translated.raw["data"], "format": {"name": native.name}}}
+    return replace(translated, raw=raw, config=replace(config, data=replace(config.data, format=native)))
 
 
-def _rows(config: Config, files: list[str], form: Plugin, translated: Translated) -> list[Batch]:
+def _rows(files: list[str], form: Plugin, translated: Translated) -> list[Batch]:
     reader: Any = Reader(files, translated.schema, {"name": form.name, **form.settings}, 1)
     return list(islice(reader, ROWS))

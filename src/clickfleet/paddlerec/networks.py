@@ -11,12 +11,8 @@ from clickfleet.data.schema import Bucket, Dense, KeyRule, Schema, Slot
 from clickfleet.errors import ConfigError
 from clickfleet.paddlerec.keys import Keys
 
-T = "table_parameters."
-
-
+H, T = "hyper_parameters.", "table_parameters."
 UNBOUNDED = [-3.4e38, 3.4e38]
-
-
 RULES = {
     "SparseNaiveSGDRule": ("sgd", "naive"),
     "SparseAdaGradSGDRule": ("adagrad", "adagrad"),
@@ -25,8 +21,6 @@ RULES = {
     "SparseAdamSGDRule": ("adam", "adam"),
     "SparseSharedAdamSGDRule": ("shared_adam", "adam"),
 }
-
-
 SETTINGS = {
     "learning_rate": "lr",
     "initial_g2sum": "initial_g2sum",
@@ -34,8 +28,6 @@ SETTINGS = {
     "beta2_decay_rate": "beta2",
     "ada_epsilon": "epsilon",
 }
-
-
 POLICY = {
     "nonclk_coeff": "nonclick_coeff",
     "click_coeff": "click_coeff",
@@ -46,9 +38,7 @@ POLICY = {
     "delete_threshold": "delete_threshold",
     "delete_after_unseen_days": "delete_after_unseen_days",
 }
-
-
-LAYER_R = {"delta_keep_days": 16.0, "delete_after_unseen_days": 30.0}
+POLICY_DEFAULTS = {"delta_keep_days": 16.0, "delete_after_unseen_days": 30.0}
 """PaddleRec's defaults for policies that have no default here."""
 
 
@@ -114,12 +104,12 @@ def take_tables(keys: Keys, network: Network) -> None:
         start = "zero" if zero else keys.raw["table"].get("init", {}).get("embed_range", "uniform(-0.0001, 0.0001)")
         keys.map(base + "ctr_accessor_param.zero_init", "table.init.embed", start)
     keys.raw["table"].get("init", {}).pop("embed_range", None)
-    for theirs, mine in POLICY.items():
+    for theirs, ours in POLICY.items():
         key = f"{base}ctr_accessor_param.{theirs}"
         if keys.has(key):
-            keys.map(key, f"table.{mine}", keys.number(key))
-        elif mine in LAYER_R:
-            keys.set(f"table.{mine}", LAYER_R[mine])
+            keys.map(key, f"table.{ours}", keys.number(key))
+        elif ours in POLICY_DEFAULTS:
+            keys.set(f"table.{ours}", POLICY_DEFAULTS[ours])
 
 
 def _take_rule(keys: Keys, base: str, ours: str) -> None:
@@ -155,7 +145,6 @@ def _take_rule(keys: Keys, base: str, ours: str) -> None:
     keys.set(f"table.{ours}", settings)
 
 
-H = "hyper_parameters."
 MOST_COLUMNS = 65_536
 GUIDE = "port your own network: see docs/migration.md, Porting a model of your own"
 
@@ -189,10 +178,8 @@ def _dcn_v2(keys: Keys, dim: int) -> None:
 
 
 def _dlrm(keys: Keys, dim: int) -> None:
-    bottom, top = (
-        keys.widths(H + "bot_layer_sizes", [512, 256, 64, dim]),
-        keys.widths(H + "top_layer_sizes", [512, 256, 2]),
-    )
+    bottom = keys.widths(H + "bot_layer_sizes", [512, 256, 64, dim])
+    top = keys.widths(H + "top_layer_sizes", [512, 256, 2])
     if bottom[-1] != dim:
         raise keys.wrong(H + "bot_layer_sizes", f"must end with sparse_feature_dim, {dim}")
     if top[-1] != 2:
@@ -282,10 +269,8 @@ def take_network(keys: Keys, name: str, network: Network) -> Schema:
 
 def _criteo_schema(keys: Keys, name: str) -> Schema:
     """Return the schema of Criteo-like data: click, the slots 1 … n, a group of dense values, raw ids as keys."""
-    slots, dense = (
-        keys.integer(H + "sparse_inputs_slots", 27, least=2, most=MOST_COLUMNS) - 1,
-        keys.integer(H + "dense_input_dim", 13, least=0, most=MOST_COLUMNS),
-    )
+    slots = keys.integer(H + "sparse_inputs_slots", 27, least=2, most=MOST_COLUMNS) - 1
+    dense = keys.integer(H + "dense_input_dim", 13, least=0, most=MOST_COLUMNS)
     keys.used(H + "sparse_inputs_slots", f"schema: {slots} slots and the label")
     keys.used(H + "dense_input_dim", f"schema: {dense} dense columns")
     if keys.has(H + "num_field"):

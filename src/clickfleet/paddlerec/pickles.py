@@ -12,6 +12,7 @@ import numpy as np
 from clickfleet.errors import CheckpointError
 
 MAX_BYTES = 1 << 40
+NUMERIC = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "b1")
 STRUCTURED = "StructuredToParameterName@@"
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -47,18 +48,7 @@ class _Type:
         self.order = state[1]
 
     def dtype(self) -> np.dtype[Any]:
-        if not isinstance(self.name, str) or self.name not in (
-            "f2",
-            "f4",
-            "f8",
-            "i1",
-            "i2",
-            "i4",
-            "i8",
-            "u1",
-            "u2",
-            "b1",
-        ):
+        if not isinstance(self.name, str) or self.name not in NUMERIC:
             raise pickle.UnpicklingError(f"it contains an array of type {self.name!r}")
         return np.dtype(self.name).newbyteorder(">" if self.order == ">" else "<")
 
@@ -88,12 +78,12 @@ def _scalar(kind: Any, content: Any) -> Any:
 
 
 def _ordered(pairs: Any = ()) -> dict[Any, Any]:
-    made: dict[Any, Any] = {}
+    result: dict[Any, Any] = {}
     for key, value in pairs:
         if not isinstance(key, str | int):
             raise pickle.UnpicklingError(f"it contains a key of type {type(key).__name__}")
-        made[key] = value
-    return made
+        result[key] = value
+    return result
 
 
 def _whole(array: _Array, name: str) -> np.ndarray[Any, Any]:
@@ -180,8 +170,8 @@ class Machine:
             second, first = (self._pop(), self._pop()) if name == "STACK_GLOBAL" else reversed(value.split(" ", 1))
             stack.append(_known(first, second))
         elif name in ("REDUCE", "NEWOBJ"):
-            arguments, made = self._pop(), self._pop()
-            self._call(made, arguments)
+            arguments, function = self._pop(), self._pop()
+            self._call(function, arguments)
         elif name == "BUILD":
             self._build(self._pop())
         else:
@@ -213,30 +203,27 @@ class Machine:
     def _set(self, to: dict[Any, Any], items: list[Any]) -> dict[Any, Any]:
         if len(items) % 2:
             raise pickle.UnpicklingError("it contains a key without a value")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, str | int):
-                raise pickle.UnpicklingError(f"it contains a key of type {type(key).__name__}")
-            to[key] = value
+        to |= _ordered(zip(items[::2], items[1::2], strict=True))
         return to
 
-    def _call(self, made: Any, arguments: Any) -> None:
-        if not callable(made) or made not in ALLOWED.values() or not isinstance(arguments, tuple):
+    def _call(self, function: Any, arguments: Any) -> None:
+        if not callable(function) or function not in ALLOWED.values() or not isinstance(arguments, tuple):
             raise pickle.UnpicklingError("it calls something that creates neither arrays nor dictionaries")
-        found = made(*arguments)
-        if isinstance(found, bytes):
-            self._room -= len(found)
-        if isinstance(found, _Array) and found.value is not None:
-            self._room -= found.value.nbytes
+        result = function(*arguments)
+        if isinstance(result, bytes):
+            self._room -= len(result)
+        if isinstance(result, _Array) and result.value is not None:
+            self._room -= result.value.nbytes
         if self._room < 0:
             raise pickle.UnpicklingError("its objects are far larger than the file")
-        self._stack.append(found)
+        self._stack.append(result)
 
     def _build(self, state: Any) -> None:
-        made = self._peek()
-        if isinstance(made, _Array | _Type):
-            made.__setstate__(state)
-        elif not isinstance(made, dict):  # attributes of a dictionary, a network's metadata, are not needed
-            raise pickle.UnpicklingError(f"it changes {type(made).__name__}")
+        target = self._peek()
+        if isinstance(target, _Array | _Type):
+            target.__setstate__(state)
+        elif not isinstance(target, dict):  # attributes of a dictionary, a network's metadata, are not needed
+            raise pickle.UnpicklingError(f"it changes {type(target).__name__}")
 
 
 def _known(module: Any, name: Any) -> Any:

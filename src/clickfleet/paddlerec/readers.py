@@ -96,17 +96,17 @@ def command(keys: Keys) -> tuple[str, str]:
     if text.strip() == "cat":
         return "cat", ""
     arguments = f"{shlex.quote(str(keys.original.path))} {shlex.quote(str(Path(helpers.__file__).parent))}"
-    found = PROGRAM.match(text)
-    if found is None:
+    program = PROGRAM.match(text)
+    if program is None:
         return f"{text} {arguments}", "with the two arguments that PaddleRec appends"
-    file = Path(found[3])
+    file = Path(program[3])
     if not (folder / file).is_file() and (folder / file.name).is_file():
         file = Path(file.name)
     if not (folder / file).is_file():
         raise ConfigError(
-            f"{keys.original.path}: runner.pipe_command runs {found[3]}, but {folder / file} does not exist"
+            f"{keys.original.path}: runner.pipe_command runs {program[3]}, but {folder / file} does not exist"
         )
-    rest = f" {found[4]}" if found[4].strip() else ""
+    rest = f" {program[4]}" if program[4].strip() else ""
     return (
         f"{python()} -m clickfleet.paddlerec.paddle_names {shlex.quote(str(file))}{rest} {arguments}",
         "run by this Python; base classes of paddle are provided if it is not installed",
@@ -115,12 +115,10 @@ def command(keys: Keys) -> tuple[str, str]:
 
 def python() -> str:
     """Return the shell command of this interpreter."""
-    found = shutil.which("python")
-    return (
-        "python"
-        if found is not None and Path(found).parent == Path(sys.executable).parent
-        else shlex.quote(sys.executable)
-    )
+    default = shutil.which("python")
+    if default is not None and Path(default).parent == Path(sys.executable).parent:
+        return "python"
+    return shlex.quote(sys.executable)
 
 
 def inference_format(original: Original, form: Plugin, inference: bool) -> Plugin:

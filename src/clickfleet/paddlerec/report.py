@@ -78,13 +78,13 @@ hyper_parameters: optimizer.class optimizer.learning_rate reg sparse_inputs_slot
 
 
 def _names(text: str) -> list[str]:
-    found, section = [], ""
+    names, section = [], ""
     for word in text.split():
         if word.endswith(":"):
             section = word[:-1]
         else:
-            found.append(f"{section}.{word}")
-    return found
+            names.append(f"{section}.{word}")
+    return names
 
 
 KNOWN = [*_names(MAPPED), *(key for key in NOT_APPLICABLE if "*" not in key)]

@@ -18,8 +18,6 @@ from clickfleet.cluster.ray_runtime import LOOPBACK
 from clickfleet.errors import ConfigError
 
 FLAG = "FLAGS_communicator_"
-
-
 FLAGS: dict[str, str | None] = {
     "send_queue_size": "queue_size",
     "max_merge_var_num": "merge",
@@ -33,8 +31,6 @@ FLAGS: dict[str, str | None] = {
     "k_steps": "k_steps",
 }
 """The setting behind each flag. None: the flag has no effect here, in any mode."""
-
-
 _TRUTH = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -79,12 +75,8 @@ def _value(name: str, key: str, text: str) -> int | str:
         raise ConfigError(f"{name} must be an integer, not {text!r}") from None
 
 
-ROLE, SERVERS, WORKERS, INDEX = (
-    "TRAINING_ROLE",
-    "PADDLE_PSERVERS_IP_PORT_LIST",
-    "PADDLE_TRAINERS_NUM",
-    "PADDLE_TRAINER_ID",
-)
+ROLE, SERVERS = "TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"
+WORKERS, INDEX = "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID"
 HOST, PORT, WORKER_LIST, THREADS = "POD_IP", "PADDLE_PORT", "PADDLE_TRAINER_ENDPOINTS", "CPU_NUM"
 RAY, RAY_PORT = "RAY_ADDRESS", "CLICKFLEET_RAY_PORT"
 DEFAULT_RAY_PORT = 6379
@@ -119,13 +111,13 @@ def read(environ: Environment | None = None) -> Role | None:
 
 
 def _server(environ: Environment, servers: tuple[Endpoint, ...]) -> tuple[str, int, str]:
-    own = Endpoint(_text(environ, HOST), _number(environ, PORT, least=1))
-    if own not in servers:
+    endpoint = Endpoint(_text(environ, HOST), _number(environ, PORT, least=1))
+    if endpoint not in servers:
         raise ConfigError(
-            f"{HOST}:{PORT} is {own}, but {SERVERS} does not contain it ({', '.join(map(str, servers))})",
+            f"{HOST}:{PORT} is {endpoint}, but {SERVERS} does not contain it ({', '.join(map(str, servers))})",
             "the position in this list is the number of the server",
         )
-    return "server", servers.index(own), own.host
+    return "server", servers.index(endpoint), endpoint.host
 
 
 def _worker(
@@ -141,13 +133,13 @@ def _worker(
 
 
 def _head(environ: Environment, servers: tuple[Endpoint, ...]) -> tuple[str, bool]:
-    there = environ.get(RAY, "").strip()
-    if there:
-        if "://" in there or ":" not in there:
+    address = environ.get(RAY, "").strip()
+    if address:
+        if "://" in address or ":" not in address:
             raise ConfigError(
-                f"{RAY} must be host:port, not {there}", "each process joins the Ray cluster at this address"
+                f"{RAY} must be host:port, not {address}", "each process joins the Ray cluster at this address"
             )
-        return there, False
+        return address, False
     port = _number(environ, RAY_PORT, least=1) if environ.get(RAY_PORT, "").strip() else DEFAULT_RAY_PORT
     if any(server == (servers[0].host, port) for server in servers):
         raise ConfigError(
@@ -158,10 +150,10 @@ def _head(environ: Environment, servers: tuple[Endpoint, ...]) -> tuple[str, boo
 
 
 def _text(environ: Environment, name: str) -> str:
-    found = environ.get(name, "").strip()
-    if not found:
+    text = environ.get(name, "").strip()
+    if not text:
         raise ConfigError(f"{ROLE} is {environ[ROLE]}, but {name} is missing")
-    return found
+    return text
 
 
 def _number(environ: Environment, name: str, least: int) -> int:
@@ -172,16 +164,16 @@ def _number(environ: Environment, name: str, least: int) -> int:
 
 
 def _endpoints(environ: Environment, name: str) -> tuple[Endpoint, ...]:
-    found = []
+    endpoints = []
     for item in environ[name].split(","):
         host, _, port = item.strip().rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigError(f"{name} has the entry {item.strip()!r}, but every entry must be ip:port")
-        found.append(Endpoint(host, int(port)))
-    twice = sorted({str(each) for each in found if found.count(each) > 1})
+        endpoints.append(Endpoint(host, int(port)))
+    twice = sorted({str(each) for each in endpoints if endpoints.count(each) > 1})
     if twice:
         raise ConfigError(f"{name} has duplicate entries: {', '.join(twice)}")
-    return tuple(found)
+    return tuple(endpoints)
 
 
 def _address_towards(server: Endpoint) -> str:
@@ -204,8 +196,8 @@ def environments(servers: int, workers: int) -> dict[str, dict[str, str]]:
         RAY_PORT: str(head),
         RAY: "",
     }
-    found = {f"server-{i}": {**job, ROLE: "PSERVER", PORT: str(port)} for i, port in enumerate(ports)}
-    return found | {f"worker-{i}": {**job, ROLE: "TRAINER", INDEX: str(i)} for i in range(workers)}
+    processes = {f"server-{i}": {**job, ROLE: "PSERVER", PORT: str(port)} for i, port in enumerate(ports)}
+    return processes | {f"worker-{i}": {**job, ROLE: "TRAINER", INDEX: str(i)} for i in range(workers)}
 
 
 def _free_ports(count: int) -> list[int]:

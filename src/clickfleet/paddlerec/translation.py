@@ -60,8 +60,8 @@ def write(translated: Translated, out: Path) -> list[Path]:
 def _relative(path: Any, base: Path, here: str = "") -> Any:
     if "://" in path:
         return path
-    found = os.path.relpath(path, base)
-    return here + found if here and not found.startswith("..") else found
+    relative = os.path.relpath(path, base)
+    return here + relative if here and not relative.startswith("..") else relative
 
 
 R = "runner."
@@ -262,7 +262,7 @@ def _take_online(keys: Keys, purpose: Purpose) -> None:
         "checkpoint_per_pass": ("checkpoint_every_passes", 6),
         "save_delta_frequency": ("delta_every_passes", 6),
     }
-    names = [
+    others = (
         "start_day",
         "end_day",
         "split_interval",
@@ -270,10 +270,9 @@ def _take_online(keys: Keys, purpose: Purpose) -> None:
         "data_donefile",
         "data_sleep_second",
         "prefetch",
-        *whole,
-    ]
+    )
     if purpose != "online":
-        for name in names:
+        for name in (*others, *whole):
             keys.used(R + name, "clickfleet online")
         return
     for name in ("start_day", "end_day"):

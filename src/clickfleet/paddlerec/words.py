@@ -22,11 +22,7 @@ NAMES = {
     "bias": ("embedding_b.weight", "emb_b"),
 }
 """Names in files of the dynamic graph (layers) and of the static graph (parameters)."""
-
-
 SAMPLE_PAIRS = 64
-
-
 Numbers = Any
 
 
@@ -38,10 +34,10 @@ def open_vectors(source: Path, known: Vocabulary, table: Table) -> Saved:
             f"{source} contains no word2vec model of PaddleRec", "expected rec.pdparams of training on one machine"
         )
     arrays, _ = pickles.load(file)
-    found = {name: _matrix(arrays, places, file) for name, places in NAMES.items()}
+    matrices = {name: _matrix(arrays, places, file) for name, places in NAMES.items()}
     notes = []
     for name, width in (("u", table.factors), ("v", table.factors), ("bias", 1)):
-        rows, columns = found[name].shape
+        rows, columns = matrices[name].shape
         if columns != width or rows < len(known):
             raise CheckpointError(
                 f"{file}: {NAMES[name][0]} has shape {rows} × {columns}, expected at least {len(known)} × {width}",
@@ -49,7 +45,7 @@ def open_vectors(source: Path, known: Vocabulary, table: Table) -> Saved:
             )
         if rows > len(known) and name == "u":
             notes.append(f"{rows - len(known):,} vectors belong to no word of the dictionary and were not imported")
-    parts = {name: np.asarray(values[: len(known)], np.float32) for name, values in found.items()}
+    parts = {name: np.asarray(values[: len(known)], np.float32) for name, values in matrices.items()}
     return Saved(file, _rows(parts, known), parts, notes=notes)
 
 
@@ -76,8 +72,8 @@ def compare(saved: Saved, known: Vocabulary, table: Table) -> float:
     theirs = (saved.params["u"][a] * saved.params["v"][b]).sum(axis=1) + saved.params["bias"][b, 0]
     u = table.pull(known.keys("in")[a], training=False)
     v = table.pull(known.keys("out")[b], training=False)
-    mine = (u[:, 1:] * v[:, 1:]).sum(axis=1) + v[:, 0]
-    return float(np.max(np.abs(mine - theirs)))
+    ours = (u[:, 1:] * v[:, 1:]).sum(axis=1) + v[:, 0]
+    return float(np.max(np.abs(ours - theirs)))
 
 
 R, H = "runner.", "hyper_parameters."
@@ -134,13 +130,13 @@ def words_of(dictionary: Path) -> list[tuple[str, int]]:
             f"cannot read {dictionary}: {error.strerror}",
             "set word_count_dict_path to the file of words and counts",
         ) from None
-    found = []
+    words = []
     for number, line in enumerate(lines, start=1):
         word, _, count = line.strip().rpartition(" ")
         if not word or not count.lstrip("-").isdigit():
             raise DataError(f"{dictionary}:{number}: expected a word and its count, found {line[:80]!r}")
-        found.append((word, int(count)))
-    return found
+        words.append((word, int(count)))
+    return words
 
 
 def write_vocabulary(dictionary: Path, out: Path) -> Path:

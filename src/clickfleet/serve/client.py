@@ -50,17 +50,17 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ServeError(f"{url} is not a server address", "give http://host:port")
         if parts.scheme == "https":
-            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            self.connection: http.client.HTTPConnection = http.client.HTTPSConnection(
                 parts.hostname,
                 parts.port or 443,
                 timeout=timeout_s,
                 context=ssl.create_default_context(cafile=certificate),
             )
         else:
-            self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+            self.connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
         self.url = url
         self._token = token
-        self._model: str | None = None
+        self.model_name: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +68,7 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection.close()
+        self.connection.close()
 
     def model(self) -> dict[str, Any]:
         """Return what is served: sequence, age, lag, inputs, schema."""
@@ -89,9 +89,9 @@ class Client:
 
     def score(self, batch: Batch) -> Scores:
         """Score a batch that was read by the model's schema, sent as binary tensors."""
-        if self._model is None:
+        if self.model_name is None:
             with self._decoding("/v1/model"):
-                self._model = str(self.model()["name"])
+                self.model_name = str(self.model()["name"])
         tensors = tensors_of(batch)
         inputs = [
             {
@@ -107,7 +107,7 @@ class Client:
         body = head + b"".join(values.tobytes() for _, values, _ in tensors)
         headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
         begin = time.perf_counter()
-        reply, answer = self._send("POST", f"/v2/models/{quote(self._model)}/infer", body, headers)
+        reply, answer = self._send("POST", f"/v2/models/{quote(self.model_name)}/infer", body, headers)
         seconds = time.perf_counter() - begin
         with self._decoding("infer"):
             length = int(answer["inference-header-content-length"])
@@ -161,16 +161,16 @@ class Client:
         if self._token:
             sent["Authorization"] = f"Bearer {self._token}"
         try:
-            self._connection.request(method, path, body, sent)
-            answer = self._connection.getresponse()
+            self.connection.request(method, path, body, sent)
+            answer = self.connection.getresponse()
             content = answer.read(MAX_REPLY + 1)
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
+            self.connection.close()
             raise ServeError(
                 f"{self.url}: {error or type(error).__name__}", "is the server running? clickfleet serve"
             ) from None
         if len(content) > MAX_REPLY:
-            self._connection.close()
+            self.connection.close()
             raise ServeError(f"{self.url}{path.partition('?')[0]}: the reply exceeds {MAX_REPLY >> 20} MiB")
         if answer.status >= 300:
             try:
@@ -192,7 +192,7 @@ class GrpcClient:
         from clickfleet.serve import protobuf
 
         self._errors, self._timeout = grpc.RpcError, timeout_s
-        self._model, self.address = model, address
+        self.model_name, self.address = model, address
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
         self._channel = grpc.insecure_channel(address)
         self._request, self._reply = protobuf.message("ModelInferRequest"), protobuf.message("ModelInferResponse")
@@ -211,7 +211,7 @@ class GrpcClient:
         self._channel.close()
 
     def score(self, batch: Batch) -> Scores:
-        request = self._request(model_name=self._model)
+        request = self._request(model_name=self.model_name)
         for name, values, kind in tensors_of(batch):
             request.inputs.add(name=name, datatype=kind, shape=values.shape)
             request.raw_input_contents.append(values.tobytes())

@@ -81,7 +81,7 @@ class Service:
             try:
                 if context.tokens.required and name not in PUBLIC:
                     self._authorise(stream)
-                return await self._answer(name, kind, stream)
+                return await self.answer(name, kind, stream)
             except RefusedError as refused:
                 code, what = refused.code, refused.what
             except BusyError as busy:
@@ -102,7 +102,7 @@ class Service:
 
         return guarded
 
-    async def _answer(self, name: str, kind: Any, stream: Any) -> Any:
+    async def answer(self, name: str, kind: Any, stream: Any) -> Any:
         """Read the message and wait until it may be parsed. Raise `BusyError` if the wait would be too long."""
         context = self.context
         if name == "ModelInfer":

@@ -91,8 +91,8 @@ class Version:
         self.engine = engine
         mean = np.array([slot.pooling == "mean" for slot in self.schema.slots], np.uint8)
         self._mean = mean if mean.any() else None
-        self._session = self._load(entry)
-        self._inputs = [item.name for item in self._session.get_inputs()]
+        self.session = self._load(entry)
+        self._inputs = [item.name for item in self.session.get_inputs()]
         self._check_graph(entry)
         self._check_golden(entry)
 
@@ -109,7 +109,7 @@ class Version:
         return batch.dense, first, factors
 
     def run_inputs(self, dense: Floats, first: Floats, factors: Floats) -> Outputs:
-        outputs = self._session.run(None, self._feed(dense, first, factors))
+        outputs = self.session.run(None, self._feed(dense, first, factors))
         return dict(zip(self.outputs, outputs, strict=True))
 
     def _feed(self, dense: Floats, first: Floats, factors: Floats) -> dict[str, Floats]:
@@ -138,7 +138,7 @@ class Version:
         """Check that the network takes the inputs of the schema and returns the outputs in the manifest."""
         slots = len(self.schema.slots)
         widths = {"dense": [len(self.schema.dense)], "first": [slots], "factors": [slots, self.factors]}
-        for item in self._session.get_inputs():
+        for item in self.session.get_inputs():
             shape = list(item.shape[1:])
             expected = widths.get(item.name)
             if (
@@ -147,7 +147,7 @@ class Version:
                 or any(isinstance(a, int) and a != b for a, b in zip(shape, expected, strict=True))
             ):
                 raise CheckpointError(f"{entry.path}: its network takes an unknown input {item.name}{shape} per row")
-        names = [item.name for item in self._session.get_outputs()]
+        names = [item.name for item in self.session.get_outputs()]
         if names != list(self.outputs):
             raise CheckpointError(
                 f"{entry.path}: its network returns {', '.join(names)}, but its manifest names {', '.join(self.outputs)}"
@@ -180,7 +180,7 @@ class Version:
         batch, expected = golden
         try:
             if not self.engine.int8:  # int8 cannot represent the NaN
-                soil(self._session, self._feed(*self.inputs(batch)), rows=4 * len(batch))
+                soil(self.session, self._feed(*self.inputs(batch)), rows=4 * len(batch))
             outputs = self.run(batch)
             first = {} if self.engine.int8 else self.run(batch[:1])  # with int8, a single row has another scale
         except Exception as error:  # ONNX Runtime raises many kinds

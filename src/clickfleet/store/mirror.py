@@ -69,7 +69,7 @@ class Mirror:
 
     def __init__(self, url: str, folder: Path | None = None) -> None:
         self.url = url.rstrip("/")
-        self._fs, self._root = filesystem(self.url)
+        self.fs, self._root = filesystem(self.url)
         self._shared = folder is not None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="clickfleet-run-"))
         _folders[str(self.folder)] = self.url
@@ -199,7 +199,7 @@ class Mirror:
                 here[name] = (facts.st_size, facts.st_mtime_ns)
         for name in sorted((name for name in here if not _points(name)), key=_last):
             if self._there.get(name) != here[name]:
-                self._upload(name, partial(self._fs.put_file, str(self.folder / name)))
+                self._upload(name, partial(self.fs.put_file, str(self.folder / name)))
                 self._there[name] = here[name]
         for name, content in reversed(names.items()):
             facts_of = (len(content), hash(content))
@@ -213,15 +213,15 @@ class Mirror:
     def _upload(self, name: str, put: Callable[[str], Any]) -> None:
         """Upload a file atomically. Object stores replace files atomically; a folder needs a temporary file."""
         folder, _, inner = f"{self._root}/{name}".rpartition("/")
-        self._fs.makedirs(folder, exist_ok=True)
-        if "file" not in self._fs.protocol:
+        self.fs.makedirs(folder, exist_ok=True)
+        if "file" not in self.fs.protocol:
             put(f"{folder}/{inner}")
             return
         with replacing(Path(folder) / inner) as temporary:
             put(str(temporary))
 
     def _pipe(self, content: bytes, to: str) -> None:
-        self._fs.pipe_file(to, content)
+        self.fs.pipe_file(to, content)
 
     def _pointers(self) -> list[str]:
         """Return the checkpoints' labels, then the log.
@@ -235,19 +235,19 @@ class Mirror:
         del self._there[name]
         whole = name.startswith("checkpoints/step-") and name.endswith(atomic.MANIFEST)
         try:
-            self._fs.rm_file(f"{self._root}/{name}")
+            self.fs.rm_file(f"{self._root}/{name}")
             if whole:  # other hosts may have uploaded row files
-                self._fs.rm(f"{self._root}/{Path(name).parent.as_posix()}", recursive=True)
-            elif "file" in self._fs.protocol:  # object stores have no empty folders
-                self._fs.rmdir(f"{self._root}/{Path(name).parent.as_posix()}")
+                self.fs.rm(f"{self._root}/{Path(name).parent.as_posix()}", recursive=True)
+            elif "file" in self.fs.protocol:  # object stores have no empty folders
+                self.fs.rmdir(f"{self._root}/{Path(name).parent.as_posix()}")
         except OSError as error:
             if not isinstance(error, FileNotFoundError) and error.errno != errno.ENOTEMPTY:
                 raise
 
     def _names(self) -> list[str]:
         with self._errors("read"):
-            self._fs.invalidate_cache()
-            found = [str(name) for name in self._fs.find(self._root)] if self._fs.exists(self._root) else []
+            self.fs.invalidate_cache()
+            found = [str(name) for name in self.fs.find(self._root)] if self.fs.exists(self._root) else []
         if found == [self._root]:
             return []
         names = sorted(name[name.index(self._root) + len(self._root) + 1 :] for name in found if name[-1:] != "/")
@@ -258,7 +258,7 @@ class Mirror:
     def _read(self, name: str) -> str:
         try:
             with self._errors("read"):
-                return bytes(self._fs.cat_file(f"{self._root}/{name}")).decode().strip()
+                return bytes(self.fs.cat_file(f"{self._root}/{name}")).decode().strip()
         except FileNotFoundError:
             raise CheckpointError(f"{self.url} holds no checkpoint yet") from None
 
@@ -266,7 +266,7 @@ class Mirror:
         path = files.inside(self.folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors("read"):
-            self._fs.get_file(f"{self._root}/{name}", str(path))
+            self.fs.get_file(f"{self._root}/{name}", str(path))
         facts = path.stat()
         self._there[name] = (facts.st_size, facts.st_mtime_ns)
 

@@ -585,8 +585,8 @@ def write(path: Path, rows: PublishedRows, content: Content, before: Entry | Non
         gone = sample.deleted = rows.deleted
         if len(np.unique(gone)) != len(gone):
             raise CheckpointError(f"{path} would delete a key twice", "this is a bug in clickfleet; please report it")
-        _write_table(out, "deleted.arrow", pa.table({"key": pa.array(gone, pa.uint64())}, DELETED))
-        _write_table(out, "golden.arrow", content.golden(sample))
+        write_table(out, "deleted.arrow", pa.table({"key": pa.array(gone, pa.uint64())}, DELETED))
+        write_table(out, "golden.arrow", content.golden(sample))
         out.beside(INFO, content.info)
         out.facts = {
             "kind": "base" if rows.base else "delta",
@@ -679,7 +679,7 @@ def _write_rows(out: atomic.FolderWriter, rows: Iterable[Columns], factors: int,
     return written
 
 
-def _write_table(out: atomic.FolderWriter, name: str, table: pa.Table) -> None:
+def write_table(out: atomic.FolderWriter, name: str, table: pa.Table) -> None:
     sink = out.file(name)
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

@@ -75,9 +75,9 @@ class Table:
         self.snapshot_reserve = (
             memory_limit // 10 if memory_limit and snapshot_reserve is None else snapshot_reserve or 0
         )
-        self.core = _core.Table(self._core_config())
+        self.core = _core.Table(self.core_config())
 
-    def _core_config(self) -> dict[str, object]:
+    def core_config(self) -> dict[str, object]:
         def part(rule: Rule, init: Init) -> dict[str, object]:
             lower, upper = rule.bounds
             return {

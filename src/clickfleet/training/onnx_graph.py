@@ -64,12 +64,12 @@ class Graph:
             self._proto = found
             try:
                 self.bytes(model.state_dict())
-                self._check(kept)
+                self.check(kept)
             except Exception:  # the cache belongs to another model or version: export again
                 found = None
         if found is None:
             self._proto = _export(self._module, _example(shape, kept), self.outputs)
-            self._check(kept)
+            self.check(kept)
             if cache is not None:
                 with suppress(CheckpointError):  # the disk is full: the next run exports again
                     atomic.write_file(cache, self._proto.SerializeToString(deterministic=True))
@@ -82,7 +82,7 @@ class Graph:
                 tensor.CopyFrom(numpy_helper.from_array(weights[name].detach().contiguous().numpy(), tensor.name))
         return bytes(self._proto.SerializeToString(deterministic=True))
 
-    def _check(self, kept: Kept | None) -> None:
+    def check(self, kept: Kept | None) -> None:
         """Compare the outputs with torch's if ONNX Runtime is installed, because torch's exporter has had errors."""
         refuse_empty(self._proto)
         try:

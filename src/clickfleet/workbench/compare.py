@@ -1,8 +1,8 @@
 """Compare models and settings: train them on the same data and seeds, and write tables, curves and plots.
 
 
-found = compare("config.yaml", models=["dnn", "fm"], sets=["dense.lr=0.01,0.001"], out="compare")
-found.rows[0]["test_auc"], found.page
+comparison = compare("config.yaml", models=["dnn", "fm"], sets=["dense.lr=0.01,0.001"], out="compare")
+comparison.rows[0]["test_auc"], comparison.page
 """
 
 from __future__ import annotations
@@ -45,57 +45,56 @@ NUMBERS = (
 )
 
 
-def model_table(found: Comparison) -> TextTable:
+def model_table(comparison: Comparison) -> TextTable:
     """Return the table of the models as configured."""
-    return TextTable([Column("model"), *NUMBERS], found.rows)
+    return TextTable([Column("model"), *NUMBERS], comparison.rows)
 
 
-def study_tables(found: Comparison) -> dict[str, TextTable]:
+def study_tables(comparison: Comparison) -> dict[str, TextTable]:
     """Return one table per studied setting."""
-    several = len(found.plan.models) > 1
+    several = len(comparison.plan.models) > 1
     return {
         key: TextTable([*([Column("model")] if several else []), Column("value", key), *NUMBERS], rows)
-        for key, rows in found.studies.items()
+        for key, rows in comparison.studies.items()
     }
 
 
-def write_all(found: Comparison) -> None:
+def write_all(comparison: Comparison) -> None:
     """Write compare.csv, compare.md and compare.html."""
-    lines = [*found.rows, *(row for rows in found.studies.values() for row in rows)]
-    page.write(found.out / "compare.csv", TextTable([], lines).csv())
-    page.write(found.out / "compare.md", markdown(found))
-    page.write(found.page, html(found))
+    lines = [*comparison.rows, *(row for rows in comparison.studies.values() for row in rows)]
+    page.write(comparison.out / "compare.csv", TextTable([], lines).csv())
+    page.write(comparison.out / "compare.md", markdown(comparison))
+    page.write(comparison.page, html(comparison))
 
 
-def markdown(found: Comparison) -> str:
-    parts = ["## Models", "", model_table(found).markdown()]
-    for key, table in study_tables(found).items():
+def markdown(comparison: Comparison) -> str:
+    parts = ["## Models", "", model_table(comparison).markdown()]
+    for key, table in study_tables(comparison).items():
         parts += ["", f"## {key}", "", table.markdown()]
-    if found.failed:
-        parts += ["", "## Failed", "", *(f"* `{name}`: {text}" for name, text in found.failed.items())]
+    if comparison.failed:
+        parts += ["", "## Failed", "", *(f"* `{name}`: {text}" for name, text in comparison.failed.items())]
     return "\n".join(parts) + "\n"
 
 
-def html(found: Comparison) -> str:
+def html(comparison: Comparison) -> str:
     now = time.strftime("%Y-%m-%d %H:%M")
-    seeds = ", ".join(map(str, found.plan.seeds))
+    seeds = ", ".join(map(str, comparison.plan.seeds))
     parts = [
-        f"<h1>{escape(found.out.name)}</h1>",
-        f'<p class="soft">{len(found.runs)} runs, seeds {seeds}, {now}, clickfleet {clickfleet.__version__}</p>',
-        page.section("Models", model_table(found).html()),
-        page.section("Curves", page.charts(*curves(found))),
+        f"<h1>{escape(comparison.out.name)}</h1>",
+        f'<p class="soft">{len(comparison.runs)} runs, seeds {seeds}, {now}, clickfleet {clickfleet.__version__}</p>',
+        page.section("Models", model_table(comparison).html()),
+        page.section("Curves", page.charts(*curves(comparison))),
     ]
-    for key, table in study_tables(found).items():
-        parts.append(page.section(key, page.charts(*study_charts(key, found.studies[key])), table.html()))
-    failed = "".join(f"<p><b>{escape(name)}</b>: {escape(text)}</p>" for name, text in found.failed.items())
+    for key, table in study_tables(comparison).items():
+        parts.append(page.section(key, page.charts(*study_charts(key, comparison.studies[key])), table.html()))
+    failed = "".join(f"<p><b>{escape(name)}</b>: {escape(text)}</p>" for name, text in comparison.failed.items())
     parts.append(page.section("Failed", failed))
     parts.append(page.section("Environment", page.details("this machine", environment().text())))
-    return page.page(f"{found.out.name} — comparison", parts)
+    return page.page(f"{comparison.out.name} — comparison", parts)
 
 
-def curves(found: Comparison) -> list[str]:
+def curves(comparison: Comparison) -> list[str]:
     """Plot the curves of every model with its first seed over the rows trained on."""
-    orders = [line.orders[0] for line in found.plan.models]
     figures = []
     for title, kind, key in (
         ("Test AUC", "test", "auc"),
@@ -104,8 +103,8 @@ def curves(found: Comparison) -> list[str]:
         ("Training loss", "train", "loss"),
     ):
         series = [
-            Series(line.model, _points(order, kind, key), KINDS[i % len(KINDS)], dots=kind == "test")
-            for i, (line, order) in enumerate(zip(found.plan.models, orders, strict=True))
+            Series(line.model, _points(line.orders[0], kind, key), KINDS[i % len(KINDS)], dots=kind == "test")
+            for i, line in enumerate(comparison.plan.models)
         ]
         series = [one for one in series if one.points]
         if series:
@@ -193,58 +192,60 @@ def compare(
     folder = Path(out).absolute()
     base = configure(config, overrides)
     check(base)
-    found = Comparison(plan(base, models, sets, seeds, folder, say), folder)
-    orders = found.plan.orders
+    comparison = Comparison(plan(base, models, sets, seeds, folder, say), folder)
+    orders = comparison.plan.orders
     jobs, threads = share_cores(base, len(orders), jobs, modes.distributed(base))
     with Lock(folder / ".lock", "compares"):
         results = {order.name: done for order in orders if (done := finished(order)) is not None}
         waiting = [order for order in orders if order.name not in results]
         before = f", {len(results)} already done" if results else ""
         say(f"{count(len(orders), 'run')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
-        _train([_with_threads(order, threads) for order in waiting], jobs, results, found, say)
-        found.runs = [{"run": name, **dataclasses.asdict(one)} for name, one in results.items()]
-        found.rows = [_row(line, results) for line in found.plan.models]
-        found.studies = {key: [_row(line, results) for line in lines] for key, lines in found.plan.studies.items()}
-        write_all(found)
-    return found
+        _train([_with_threads(order, threads) for order in waiting], jobs, results, comparison, say)
+        comparison.runs = [{"run": name, **dataclasses.asdict(one)} for name, one in results.items()]
+        comparison.rows = [_row(line, results) for line in comparison.plan.models]
+        comparison.studies = {
+            key: [_row(line, results) for line in lines] for key, lines in comparison.plan.studies.items()
+        }
+        write_all(comparison)
+    return comparison
 
 
 def _train(
-    waiting: list[Order], jobs: int, results: dict[str, RunResult], found: Comparison, say: Callable[[str], None]
+    waiting: list[Order], jobs: int, results: dict[str, RunResult], comparison: Comparison, say: Callable[[str], None]
 ) -> None:
     def stop(number: int) -> None:
-        found.signal = number
+        comparison.signal = number
 
     with interruptible(stop), TrialRunner(jobs) as processes:
-        while (waiting and found.signal is None) or processes.busy:
-            if found.signal is not None:
+        while (waiting and comparison.signal is None) or processes.busy:
+            if comparison.signal is not None:
                 for order, end in processes.stop_all():
-                    _record(order, end, results, found, say)
+                    _record(order, end, results, comparison, say)
                 break
             while waiting and processes.free:
                 order = waiting.pop(0)
                 page.write(order.folder / ORDER, json.dumps({"fingerprint": fingerprint(order.config)}))
                 processes.start(order)
             for order, end in processes.finished(0.2):
-                _record(order, end, results, found, say)
+                _record(order, end, results, comparison, say)
 
 
 def _record(
-    order: Order, end: RunEnd, results: dict[str, RunResult], found: Comparison, say: Callable[[str], None]
+    order: Order, end: RunEnd, results: dict[str, RunResult], comparison: Comparison, say: Callable[[str], None]
 ) -> None:
     """Store and report how a run ended."""
-    place = f"{len(results) + len(found.failed) + 1}/{len(found.plan.orders)}"
+    place = f"{len(results) + len(comparison.failed) + 1}/{len(comparison.plan.orders)}"
     if end.result is not None:
         results[order.name] = end.result
         page.write(order.folder / RESULT, json.dumps(dataclasses.asdict(end.result)))
         auc = "" if end.result.test_auc is None else f"test AUC {end.result.test_auc:.4f}, "
         say(f"{place} {order.name}: {auc}{end.result.seconds:.1f} s")
     elif end.stopped is not None:
-        if found.signal is None:
-            found.failed[order.name] = f"stopped by signal {end.stopped}; the same command resumes it"
+        if comparison.signal is None:
+            comparison.failed[order.name] = f"stopped by signal {end.stopped}; the same command resumes it"
         say(f"{order.name} stopped with a checkpoint; the same command resumes it")
     else:
-        found.failed[order.name] = end.error or ""
+        comparison.failed[order.name] = end.error or ""
         say(f"{place} {order.name} failed: {end.error}")
 
 

@@ -27,8 +27,6 @@ from clickfleet.training.report.charts import KINDS, Series
 from clickfleet.training.report.evidence import curve
 
 Line = dict[str, Any]
-
-
 KEPT = 256
 """Bytes kept to recognise a file."""
 
@@ -258,7 +256,7 @@ class FollowedRun:
     def facts(self) -> Line:
         """Return the newest metrics for /data.json."""
         last, test = self.last, self.lines["test"]
-        entry = self.lines.get("published", [{}])[-1] if self.lines.get("published") else {}
+        entry = (self.lines.get("published") or [{}])[-1]
         return {
             "run": str(self.folder),
             "state": self.state,

@@ -17,7 +17,6 @@ from clickfleet.training.learner import Learner
 from clickfleet.training.model import SavedModel, load
 from clickfleet.training.predict import Scorer
 from clickfleet.training.report.evidence import EvidenceSample, Importance, importance
-from clickfleet.workbench.inspection import scores
 from clickfleet.workbench.runner import Facts
 
 
@@ -45,22 +44,20 @@ def explain(
     statistics = _statistics(learner, batch)
     parts = []
     for place, name in enumerate(fields.names, 1):
-        change = float(chances[0] - chances[place])
         parts.append(
             {
                 "field": name,
                 "value": None if features is None else features.get(name),
-                "contribution": change,
+                "contribution": float(chances[0] - chances[place]),
                 "logit": float(logits[0] - logits[place]),
                 **_field_statistics(loaded, batch, name, statistics),
             }
         )
     parts.sort(key=lambda part: -abs(part["logit"]))
-    label = None if batch.labels is None else float(batch.labels[0])
     return {
         "score": float(chances[0]),
         "logit": float(logits[0]),
-        "label": label,
+        "label": None if batch.labels is None else float(batch.labels[0]),
         "score_of_nothing": _score(learner, missing),
         "contributions": parts,
     }
@@ -98,25 +95,18 @@ def _score(learner: Learner, missing: Batch) -> float:
     return float(output[0])
 
 
-def _statistics(learner: Learner, batch: Batch) -> dict[int, Facts]:
-    """Return shows, clicks and score of the table rows of a batch, by key."""
-    statistics: dict[int, Facts] = {}
+def _statistics(learner: Learner, batch: Batch) -> dict[int, tuple[float, float]]:
+    """Return shows and clicks of the table rows of a batch, by key."""
+    statistics = {}
     wanted = np.unique(batch.keys)
     with learner.table.snapshot() as rows:
         for columns in rows:
             for i in np.flatnonzero(np.isin(columns["key"], wanted)):
-                show, click = float(columns["show"][i]), float(columns["click"][i])
-                score = float(scores(learner.table.policy, show, click))
-                statistics[int(columns["key"][i])] = {
-                    "show": show,
-                    "click": click,
-                    "score": score,
-                    "full": columns["full"],
-                }
+                statistics[int(columns["key"][i])] = float(columns["show"][i]), float(columns["click"][i])
     return statistics
 
 
-def _field_statistics(loaded: SavedModel, batch: Batch, name: str, statistics: dict[int, Facts]) -> Facts:
+def _field_statistics(loaded: SavedModel, batch: Batch, name: str, statistics: dict[int, tuple[float, float]]) -> Facts:
     """Return the keys of a slot and the statistics of their rows; an empty dictionary for a dense column."""
     for place, slot in enumerate(loaded.schema.slots):
         if slot.bucket is None and (slot.source or slot.name) == name:
@@ -127,18 +117,18 @@ def _field_statistics(loaded: SavedModel, batch: Batch, name: str, statistics: d
             return {
                 "keys": keys,
                 "known": len(known),
-                "show": sum(one["show"] for one in known) if counted else None,
-                "click": sum(one["click"] for one in known) if counted else None,
+                "show": sum(shows for shows, _ in known) if counted else None,
+                "click": sum(clicks for _, clicks in known) if counted else None,
             }
     return {}
 
 
-def explanation_text(found: Facts, top: int = 20) -> list[str]:
+def explanation_text(explanation: Facts, top: int = 20) -> list[str]:
     """Format the result of `explain`, largest contributions first."""
-    label = "" if found["label"] is None else f", label {found['label']:g}"
-    lines = [f"score {found['score']:.6f} (logit {found['logit']:+.4f}){label}"]
-    lines.append(f"a row without any field scores {found['score_of_nothing']:.6f}")
-    moved = [part for part in found["contributions"] if part["logit"]]
+    label = "" if explanation["label"] is None else f", label {explanation['label']:g}"
+    lines = [f"score {explanation['score']:.6f} (logit {explanation['logit']:+.4f}){label}"]
+    lines.append(f"a row without any field scores {explanation['score_of_nothing']:.6f}")
+    moved = [part for part in explanation["contributions"] if part["logit"]]
     for part in moved[:top]:
         value = "" if part["value"] is None else f" = {part['value']}"
         if part["value"] is None and part.get("keys"):  # from a file: `inspect --key` shows the row
@@ -149,7 +139,7 @@ def explanation_text(found: Facts, top: int = 20) -> list[str]:
         if part.get("show") is not None:
             seen = f"  {part['show']:g} shows, {part['click']:g} clicks"
         lines.append(f"{part['contribution']:>+10.6f}  logit {part['logit']:>+8.4f}  {part['field']}{value}{seen}")
-    rest = len(found["contributions"]) - len(moved[:top])
+    rest = len(explanation["contributions"]) - len(moved[:top])
     if rest:
         lines.append(f"{rest} other fields contribute less or nothing")
     return lines

@@ -1,8 +1,8 @@
 """Measure how fast a model scores: engines × threads × batch sizes × graph optimisation.
 
 
-found = measure("run", ["test/*"], batch_sizes=[1, 100])
-found.rows[0].p50_ms, found.accuracy["int8"].auc
+result = measure("run", ["test/*"], batch_sizes=[1, 100])
+result.rows[0].p50_ms, result.accuracy["int8"].auc
 
 A batch passes three stages: preparing (unique keys, rows pulled and pooled), running (the network) and collecting (scores as an array).
 Rows are read and parsed before the clock starts. Cells of the matrix take turns, so that a busy moment of the machine affects all of them.
@@ -33,7 +33,7 @@ from clickfleet.training.model import load
 from clickfleet.training.network import Inputs
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import KINDS, Series
-from clickfleet.workbench.runner import Facts
+from clickfleet.workbench.runner import Facts, count
 from clickfleet.workbench.tables import Column, Environment, TextTable, environment
 
 COLUMNS = (
@@ -49,8 +49,6 @@ COLUMNS = (
     Column("total_s", "total s", "{:.2f}"),
     Column("rows_per_s", "rows/s", "{:,.0f}"),
 )
-
-
 ACCURACY = (
     Column("engine"),
     Column("max_drift", "largest drift", "{:.2e}"),
@@ -60,58 +58,58 @@ ACCURACY = (
 )
 
 
-def matrix(found: Inference) -> TextTable:
-    return TextTable(COLUMNS, [asdict(row) for row in found.rows])
+def matrix(result: Inference) -> TextTable:
+    return TextTable(COLUMNS, [asdict(row) for row in result.rows])
 
 
-def accuracy(found: Inference) -> TextTable:
-    exact = found.accuracy["torch"].auc
+def accuracy(result: Inference) -> TextTable:
+    exact = result.accuracy["torch"].auc
     rows = []
-    for name, one in found.accuracy.items():
+    for name, one in result.accuracy.items():
         change = None if exact is None or one.auc is None else one.auc - exact
         rows.append({"engine": name, **asdict(one), "auc_change": change})
     return TextTable(ACCURACY, rows)
 
 
-def reasons(found: Inference) -> dict[str, list[str]]:
+def reasons(result: Inference) -> dict[str, list[str]]:
     """Return the skipped providers, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
-    for name, why in found.skipped.items():
+    for name, why in result.skipped.items():
         by_reason.setdefault(why, []).append(name.removesuffix("ExecutionProvider"))
     return by_reason
 
 
-def text(found: Inference) -> str:
-    ratios = "\n".join(f"{ratio:>6.2f} ×  {name}" for name, ratio in found.ratios().items())
-    parts = [matrix(found).text(), ratios, accuracy(found).text(), found.environment.text()]
-    parts += ["\n".join(f"not measured, {why}: {', '.join(names)}" for why, names in reasons(found).items())]
+def text(result: Inference) -> str:
+    ratios = "\n".join(f"{ratio:>6.2f} ×  {name}" for name, ratio in result.ratios().items())
+    parts = [matrix(result).text(), ratios, accuracy(result).text(), result.environment.text()]
+    parts += ["\n".join(f"not measured, {why}: {', '.join(names)}" for why, names in reasons(result).items())]
     return "\n\n".join(part for part in parts if part)
 
 
-def write_all(found: Inference, out: Path) -> Path:
+def write_all(result: Inference, out: Path) -> Path:
     """Write infer.csv, infer.md and infer.html. Return the path of the page."""
-    page.write(out / "infer.csv", TextTable([], [asdict(row) for row in found.rows]).csv())
-    skipped = "".join(f"* {why}: {', '.join(names)}\n" for why, names in reasons(found).items())
-    lines = ["## Inference", "", matrix(found).markdown(), "", "## Scores", "", accuracy(found).markdown(), ""]
-    lines += ["## Environment", "", "```text", found.environment.text(), "```", ""]
+    page.write(out / "infer.csv", TextTable([], [asdict(row) for row in result.rows]).csv())
+    skipped = "".join(f"* {why}: {', '.join(names)}\n" for why, names in reasons(result).items())
+    lines = ["## Inference", "", matrix(result).markdown(), "", "## Scores", "", accuracy(result).markdown(), ""]
+    lines += ["## Environment", "", "```text", result.environment.text(), "```", ""]
     lines += ["## Not measured", "", skipped] if skipped else []
     page.write(out / "infer.md", "\n".join(lines))
-    missing = "".join(f"<p><b>{escape(why)}</b>: {', '.join(names)}</p>" for why, names in reasons(found).items())
+    missing = "".join(f"<p><b>{escape(why)}</b>: {', '.join(names)}</p>" for why, names in reasons(result).items())
     parts = [
         "<h1>Inference</h1>",
-        page.section("Speed", page.charts(*plots(found))),
-        page.section("Scores", accuracy(found).html()),
-        page.section("Matrix", matrix(found).html()),
-        page.section("Environment", page.details("this machine", found.environment.text())),
+        page.section("Speed", page.charts(*plots(result))),
+        page.section("Scores", accuracy(result).html()),
+        page.section("Matrix", matrix(result).html()),
+        page.section("Environment", page.details("this machine", result.environment.text())),
         page.section("Not measured", missing),
     ]
     return page.write(out / "infer.html", page.page("Inference", parts))
 
 
-def plots(found: Inference) -> list[str]:
+def plots(result: Inference) -> list[str]:
     """Plot rows per second and latency by batch size: one curve per engine and number of threads, each at its best setting."""
     best: dict[tuple[str, int], dict[int, Measurement]] = {}
-    for row in found.rows:
+    for row in result.rows:
         cells = best.setdefault((row.engine, row.threads), {})
         size = row.batch_size
         if size not in cells or row.p50_ms < cells[size].p50_ms:
@@ -120,12 +118,12 @@ def plots(found: Inference) -> list[str]:
     for title, key, unit in (("Rows per second", "rows_per_s", "rows/s"), ("p99 of a batch", "p99_ms", "ms")):
         series = [
             Series(
-                f"{name}, {count} thread{'s' if count > 1 else ''}",
+                f"{name}, {count(threads, 'thread')}",
                 [(float(size), float(getattr(cells[size], key))) for size in sorted(cells)],
                 KINDS[i % len(KINDS)],
                 dots=True,
             )
-            for i, ((name, count), cells) in enumerate(best.items())
+            for i, ((name, threads), cells) in enumerate(best.items())
         ]
         sizes = {size for cells in best.values() for size in cells}
         figures.append(charts.lines(title, series, "batch size", unit, log=len(sizes) > 1))
@@ -364,12 +362,12 @@ def _open_cells(
     """Return all cells of the matrix. Cells that differ only in the batch size share one session."""
     cells = []
     network = predict.exported(learner) if set(names) - {"torch"} else b""
-    for name, count in itertools.product(names, threads):
+    for name, number in itertools.product(names, threads):
         engines: list[Engine | None] = [None]
         if name != "torch":
-            engines = [Engine(name, count, level) for level in graph]
+            engines = [Engine(name, number, level) for level in graph]
         for engine in engines:
-            group = [_Cell(learner, engine, count, size, sample) for size in sizes]
+            group = [_Cell(learner, engine, number, size, sample) for size in sizes]
             if engine is not None:
                 session = engine.session(network)
                 for cell in group:

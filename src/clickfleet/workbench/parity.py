@@ -47,9 +47,9 @@ class Check:
 class ParityReport:
     model: str = ""
     """The compared checkpoint or entry."""
-    checks: list[Check] = field(default_factory=list)
     rows: int = 0
     max_abs_diff: float | None = None
+    checks: list[Check] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -59,14 +59,7 @@ class ParityReport:
         self.checks.append(Check(name, bool(ok), detail))
 
     def to_dict(self) -> Facts:
-        checks = [asdict(check) for check in self.checks]
-        return {
-            "ok": self.ok,
-            "model": self.model,
-            "rows": self.rows,
-            "max_abs_diff": self.max_abs_diff,
-            "checks": checks,
-        }
+        return {"ok": self.ok, **asdict(self)}
 
 
 def check_parity(
@@ -100,8 +93,15 @@ def check_parity(
                 _compare_scores(report, learner, client, data, limit)
     if artifact is not None:
         version = open_version(Entry(artifact))
-        rows = version.identity.rows
-        _compare_rows(report, "rows of the artifact", learner, _artifact_reader(version), rows, sample, version.schema)
+        _compare_rows(
+            report,
+            "rows of the artifact",
+            learner,
+            lambda keys: (version.read(keys), version.known(keys)),
+            version.identity.rows,
+            sample,
+            version.schema,
+        )
         _compare_weights(report, learner, version)
         if data:
             _compare_graph(report, learner, version, data, limit)
@@ -127,7 +127,8 @@ def _compare_settings(report: ParityReport, learner: Learner, served: Facts) -> 
     )
 
 
-def _batches(learner: Learner, data: Sequence[str], limit: int) -> Iterator[Batch]:
+def read_batches(learner: Learner, data: Sequence[str], limit: int) -> Iterator[Batch]:
+    """Yield the first `limit` rows of the data, in their order."""
     source = model.SavedModel(learner, threads=1).source(list(data), CHUNK_ROWS)
     left = limit
     for batch in source:
@@ -139,14 +140,14 @@ def _batches(learner: Learner, data: Sequence[str], limit: int) -> Iterator[Batc
 
 def _compare_scores(report: ParityReport, learner: Learner, client: Client, data: Sequence[str], limit: int) -> None:
     scorer = Scorer(learner)
-    offline = np.concatenate([scores.copy() for _, scores in scorer(_batches(learner, data, limit))])
+    offline = np.concatenate([scores.copy() for _, scores in scorer(read_batches(learner, data, limit))])
     form = learner.config.data.format.name
     # The server parses uploaded lines itself, which also tests its transforms and key hash. Groups of lines repeat no header.
     texts = form in TEXT_FORMATS and not load_format(learner.config.data.format).header_lines
     if texts:
         online = [client.upload(lines, form).scores for lines in groups_of_lines(data, CHUNK_ROWS, limit)]
     else:
-        online = [client.score(batch).scores for batch in _batches(learner, data, limit)]
+        online = [client.score(batch).scores for batch in read_batches(learner, data, limit)]
     served = np.concatenate(online)
     if len(served) != len(offline):
         report.add("scores", False, f"{len(offline)} rows offline, {len(served)} online")
@@ -166,7 +167,7 @@ def _find_difference(learner: Learner, client: Client, data: Sequence[str], form
     line = next(islice(groups_of_lines(data, 1), row, None))
     seen = client.inspect(line, form)
     (batch,) = [
-        part[row % CHUNK_ROWS :][:1] for part in islice(_batches(learner, data, row + 1), row // CHUNK_ROWS, None)
+        part[row % CHUNK_ROWS :][:1] for part in islice(read_batches(learner, data, row + 1), row // CHUNK_ROWS, None)
     ]
     where = f"row {row}: "
     if not np.array_equal(np.array(seen["keys"], np.uint64), batch.keys):
@@ -199,13 +200,6 @@ def _slot_name(learner: Learner, batch: Batch, place: int) -> str:
 
 RowReader = Callable[[NDArray[np.uint64]], tuple[Floats, Any]]
 """keys -> (rows, which of them exist)"""
-
-
-def _artifact_reader(version: Version) -> RowReader:
-    def read(keys: NDArray[np.uint64]) -> tuple[Floats, Any]:
-        return version.read(keys), version.known(keys)
-
-    return read
 
 
 def _redis_reader(url: str) -> tuple[RowReader, int]:
@@ -281,7 +275,7 @@ def _compare_graph(report: ParityReport, learner: Learner, version: Version, dat
     if output not in version.outputs:
         report.add("graph", True, "not compared: the artifact has neither score nor logit")
         return
-    for batch in _batches(learner, data, limit):
+    for batch in read_batches(learner, data, limit):
         whole, part = prune(batch, learner.schema, dense, slots)
         ((_, scores),) = list(Scorer(learner)([whole]))
         expected = scores if output == "score" else np.log(scores / (1 - scores))
@@ -297,12 +291,7 @@ def prune(batch: Batch, schema: Schema, dense: list[int], slots: list[int]) -> t
     counts = np.diff(batch.offsets).reshape(len(batch), batch.slots)
     kept = np.isin(np.arange(batch.slots), slots)
     which = np.repeat(np.tile(kept, len(batch)), counts.reshape(-1))
-    filled = (
-        np.array([column.missing for column in schema.dense], np.float32)
-        .repeat(len(batch))
-        .reshape(-1, len(batch))
-        .T.copy()
-    )
+    filled = np.tile(np.array([column.missing for column in schema.dense], np.float32), (len(batch), 1))
     filled[:, dense] = batch.dense[:, dense]
     keys, values = batch.keys[which], None if batch.values is None else batch.values[which]
 

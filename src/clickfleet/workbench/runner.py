@@ -263,23 +263,21 @@ def train(config: Config, folder: Path) -> RunEnd:
         return RunEnd(stopped=int(done.signal))
     epochs = read_lines(folder)["epoch"]
     speed = done.rows_per_s or (epochs[-1]["rows_per_s"] if epochs else None)
-    rows = done.rows
     table = done.learner.table
     stats = table.stats()
     dense = sum(p.numel() for p in done.learner.model.parameters())
-    full = stats["full_rows"]
     result = RunResult(
         train_loss=done.train.get("logloss"),
         train_auc=done.train.get("auc"),
         test_auc=None if done.test is None else done.test["auc"],
         logloss=None if done.test is None else done.test["logloss"],
         rows_per_s=speed,
-        parameters=dense + stats["rows"] + full * table.factors,
+        parameters=dense + stats["rows"] + stats["full_rows"] * table.factors,
         dense_parameters=dense,
         table_rows=stats["rows"],
         # For a resumed run: the time of all rows at its last speed.
-        seconds=rows / speed if resume and speed else done.seconds,
-        rows=rows,
+        seconds=done.rows / speed if resume and speed else done.seconds,
+        rows=done.rows,
         resumed=resume,
         checkpoint=None if done.path is None else str(done.path),
     )

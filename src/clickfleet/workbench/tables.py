@@ -1,11 +1,11 @@
 """Format rows as tables for a terminal, Markdown, CSV and HTML.
 
->>> found = TextTable([Column("model"), Column("auc", "AUC", "{:.3f}")], [{"model": "fm", "auc": 0.75}, {"model": "lr", "auc": None}])
->>> print(found.text())
+>>> table = TextTable([Column("model"), Column("auc", "AUC", "{:.3f}")], [{"model": "fm", "auc": 0.75}, {"model": "lr", "auc": None}])
+>>> print(table.text())
 model    AUC
 fm     0.750
 lr         –
->>> print(found.markdown())
+>>> print(table.markdown())
 | model | AUC |
 |---|---:|
 | fm | 0.750 |

@@ -1,8 +1,8 @@
 """Search for settings: an Optuna study whose trials are runs, trained in several processes.
 
 
-found = tune("config.yaml", out="tune")
-found.best["test_auc"], found.config
+search = tune("config.yaml", out="tune")
+search.best["test_auc"], search.config
 
 The study is stored in study.db (SQLite), which only this process writes. A trial that was running when the search was killed is tried
 again with the same values, and its run resumes from its newest checkpoint.
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     import optuna
 
 
-def trial_table(found: Search, config: Config) -> TextTable:
+def trial_table(search: Search, config: Config) -> TextTable:
     """Return the table of all trials, the best first."""
-    sign = -1 if found.metric == "auc" else 1
-    ranked = sorted(found.rows, key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0)))
+    sign = -1 if search.metric == "auc" else 1
+    ranked = sorted(search.rows, key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0)))
     shown = [{**row, **{key: _short(row[key]) for key in config.tune.space}} for row in ranked]
     keys = [Column(key) for key in config.tune.space]
     return TextTable(
@@ -73,56 +73,56 @@ def importances(study: optuna.Study) -> dict[str, float]:
     return dict(optuna.importance.get_param_importances(study))
 
 
-def write_all(found: Search, study: optuna.Study, config: Config) -> None:
-    whole = trial_table(found, config)
-    page.write(found.out / "tune.csv", TextTable([], found.rows).csv())
-    page.write(found.out / "tune.md", f"## Trials\n\n{whole.markdown()}\n")
-    best, now = found.best, time.strftime("%Y-%m-%d %H:%M")
+def write_all(search: Search, study: optuna.Study, config: Config) -> None:
+    whole = trial_table(search, config)
+    page.write(search.out / "tune.csv", TextTable([], search.rows).csv())
+    page.write(search.out / "tune.md", f"## Trials\n\n{whole.markdown()}\n")
+    best, now = search.best, time.strftime("%Y-%m-%d %H:%M")
     summary = (
         "no trial has succeeded yet"
         if best is None
-        else f"best: {best['folder']}, test {NAMES[found.metric]} {best['value']:.5f}"
+        else f"best: {best['folder']}, test {NAMES[search.metric]} {best['value']:.5f}"
     )
     parts = [
-        f"<h1>{escape(found.out.name)}</h1>",
-        f'<p class="soft">{len(found.rows)} trials, {escape(summary)}, {now}, clickfleet {clickfleet.__version__}</p>',
-        page.section("History", page.charts(*history(found))),
+        f"<h1>{escape(search.out.name)}</h1>",
+        f'<p class="soft">{len(search.rows)} trials, {escape(summary)}, {now}, clickfleet {clickfleet.__version__}</p>',
+        page.section("History", page.charts(*history(search))),
         page.section("Importance", _importance(importances(study))),
-        page.section("Settings", page.charts(*slices(found, config))),
+        page.section("Settings", page.charts(*slices(search, config))),
         page.section("Trials", whole.html()),
-        page.section("Failed", _failed(found.rows)),
+        page.section("Failed", _failed(search.rows)),
         page.section("Environment", page.details("this machine", environment().text())),
     ]
-    if found.config.is_file():
-        parts.append(page.section("Best configuration", page.details("best.yaml", found.config.read_text())))
-    page.write(found.page, page.page(f"{found.out.name} — search", parts))
+    if search.config.is_file():
+        parts.append(page.section("Best configuration", page.details("best.yaml", search.config.read_text())))
+    page.write(search.page, page.page(f"{search.out.name} — search", parts))
 
 
-def history(found: Search) -> list[str]:
+def history(search: Search) -> list[str]:
     """Plot the value of every trial, and the best so far."""
-    done = [(float(row["trial"]), float(row["value"])) for row in found.rows if row["state"] == "done"]
+    done = [(float(row["trial"]), float(row["value"])) for row in search.rows if row["state"] == "done"]
     if not done:
         return []
-    better = max if found.metric == "auc" else min
+    better = max if search.metric == "auc" else min
     best: list[tuple[float, float]] = []
     for place, value in done:
         best.append((place, better(value, best[-1][1]) if best else value))
     series = [Series("trials", done, "a", line=False), Series("best so far", best, "b")]
     given_up = [
         (float(row["trial"]), float(row["value"]))
-        for row in found.rows
+        for row in search.rows
         if row["state"] == "given up" and row["value"] is not None
     ]
     if given_up:
         series.append(Series("given up", given_up, "d", line=False))
-    return [charts.lines(f"Test {NAMES[found.metric]}", series, "trial")]
+    return [charts.lines(f"Test {NAMES[search.metric]}", series, "trial")]
 
 
-def slices(found: Search, config: Config) -> list[str]:
+def slices(search: Search, config: Config) -> list[str]:
     """Plot the metric over each setting."""
     figures = []
     for key, one in config.tune.space.items():
-        rows = [row for row in found.rows if row["value"] is not None]
+        rows = [row for row in search.rows if row["value"] is not None]
         if not rows:
             continue
         names = () if one.choices is None else tuple(map(text_of, one.choices))
@@ -135,7 +135,7 @@ def slices(found: Search, config: Config) -> list[str]:
             ]
             if points:
                 parts.append(Series(state, points, kind, line=False))
-        figures.append(charts.lines(key, parts, key, f"test {NAMES[found.metric]}", log=one.log, names=names))
+        figures.append(charts.lines(key, parts, key, f"test {NAMES[search.metric]}", log=one.log, names=names))
     return figures
 
 
@@ -199,21 +199,21 @@ def tune(
     jobs, threads = share_cores(settings, wanted, jobs, modes.distributed(settings))
     with Lock(folder / ".lock", "tunes"):
         study = open_study(settings, folder)
-        search = StudyRunner(study, settings, folder, threads, say)
-        before = f", {search.ended} already ended" if search.ended else ""
+        runner = StudyRunner(study, settings, folder, threads, say)
+        before = f", {runner.ended} already ended" if runner.ended else ""
         say(f"{count(wanted, 'trial')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
         try:
-            search.run(wanted, jobs)
+            runner.run(wanted, jobs)
         finally:
-            found = Search(folder, settings.tune.metric, search.rows(), signal=search.signal)
-            found.best = next((row for row in found.rows if row["trial"] == search.best()), None)
-            if found.best is not None:
-                page.write(found.config, dump(search.best_config()))
-            write_all(found, study, settings)
-    if found.best is None and found.signal is None:
-        errors = [row["error"] for row in found.rows if row.get("error")]
+            search = Search(folder, settings.tune.metric, runner.rows(), signal=runner.signal)
+            search.best = next((row for row in search.rows if row["trial"] == runner.best()), None)
+            if search.best is not None:
+                page.write(search.config, dump(runner.best_config()))
+            write_all(search, study, settings)
+    if search.best is None and search.signal is None:
+        errors = [row["error"] for row in search.rows if row.get("error")]
         raise TrainingError("no trial succeeded", f"the first failed with: {errors[0]}" if errors else "raise --trials")
-    return found
+    return search
 
 
 def open_study(config: Config, folder: Path) -> optuna.Study:

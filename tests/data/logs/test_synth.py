@@ -57,10 +57,10 @@ def test_pairs_matter_and_no_linear_model_sees_them() -> None:
     scores, truth = [], []
     for block in range(3):
         features, labels, _ = teacher.draw(0, block)
-        effects = teacher._effects.copy()
+        effects = teacher.effects.copy()
         effects[:, :, 0] += 0.5 * np.square(effects[:, :, 1:]).sum(2)
         effects[:, :, 1:] = 0
-        scores.append(world._pooled(effects, features) + teacher._dense(features))
+        scores.append(world.pooled(effects, features) + teacher.dense(features))
         truth.append(labels)
     without = auc(np.concatenate(scores), np.concatenate(truth))
     assert 0.75 < without < 0.82

@@ -187,7 +187,7 @@ class Teacher:
         """Return features, labels and true click probabilities of `BLOCK` rows."""
         rng = self._rng(_ROWS, self.day, stream, block)
         features = self._features(rng)
-        probability = _sigmoid(self._bias + self._slots(features) + self._dense(features))
+        probability = _sigmoid(self._bias + self._slots(features) + self.dense(features))
         labels = (rng.random(BLOCK, dtype=np.float32) < probability).astype(np.int8)
         return features, labels, probability
 
@@ -207,17 +207,17 @@ class Teacher:
         return self._features(self._rng(_SCALE, self.day))
 
     def _slots(self, features: Features) -> Floats:
-        return _pooled(self._effects, features)
+        return pooled(self.effects, features)
 
     @cached_property
-    def _effects(self) -> Floats:
+    def effects(self) -> Floats:
         w, v = self._unscaled_effects()
         w *= np.array([category.strength for category in CATEGORIES], np.float32)[:, None]
         v *= np.array([category.pair_strength for category in CATEGORIES], np.float32)[:, None, None]
         for slot in range(len(CATEGORIES)):  # a mean would act as a linear effect
             v[slot] -= v[slot, _patterns(slot, self._sample)].mean(0)
-        linear = _pooled(_table(w, np.zeros_like(v)), self._sample).std()
-        pairs = _pooled(_table(np.zeros_like(w), v), self._sample).std()
+        linear = pooled(_table(w, np.zeros_like(v)), self._sample).std()
+        pairs = pooled(_table(np.zeros_like(w), v), self._sample).std()
         return _table(w * (LINEAR / linear), v * np.sqrt(PAIRS / pairs))
 
     def _unscaled_effects(self) -> tuple[Floats, Floats]:
@@ -229,7 +229,7 @@ class Teacher:
         effects = turn[0] * drawn[0] + turn[1] * drawn[1]
         return effects[0], np.moveaxis(effects[1:], 0, 2).copy()
 
-    def _dense(self, features: Features) -> Floats:
+    def dense(self, features: Features) -> Floats:
         return self._dense_scale * self._unscaled_dense(features)
 
     @cached_property
@@ -250,7 +250,7 @@ class Teacher:
     @cached_property
     def _bias(self) -> np.float32:
         """The bias that yields the click rate `CTR`, found by bisection."""
-        logit = self._slots(self._sample) + self._dense(self._sample)
+        logit = self._slots(self._sample) + self.dense(self._sample)
         low, high = np.float32(-20), np.float32(20)
         for _ in range(30):
             middle = (low + high) / 2
@@ -271,7 +271,7 @@ def _table(w: Floats, v: Floats) -> Floats:
     return np.concatenate([(w - 0.5 * np.square(v).sum(2))[:, :, None], v], axis=2)
 
 
-def _pooled(table: Floats, features: Features) -> Floats:
+def pooled(table: Floats, features: Features) -> Floats:
     parts = np.zeros((BLOCK, 1 + FACTORS), np.float32)
     for slot in range(len(CATEGORIES)):
         parts += table[slot].take(_patterns(slot, features), axis=0)

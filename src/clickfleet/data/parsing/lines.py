@@ -31,8 +31,8 @@ class LineBlock(Block):
     def parse(self, on_bad: OnBad) -> Parsed:
         with memoryview(self.space) as space:
             parsed = self.parser(space[: self.used], on_bad)
-        if len(_spare) < _MOST_SPARE and len(self.space) == _SPACE:
-            _spare.append(self.space)
+        if len(spare) < _MOST_SPARE and len(self.space) == SPACE:
+            spare.append(self.space)
         return parsed
 
 
@@ -62,7 +62,7 @@ class Lines(Format):
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
         stream = self.stream(path)
         try:
-            head = _read(stream, _HEAD_BYTES)
+            head = _read(stream, HEAD_BYTES)
             while b"\n" not in head and len(head) < MAX_LINE_BYTES and (more := _read(stream, BLOCK_BYTES)):
                 head += more
             first, _, _ = head.partition(b"\n")
@@ -76,17 +76,17 @@ class Lines(Format):
 
 
 # Buffers are reused: allocating a fresh mebibyte costs as much as reading it.
-_SPACE = BLOCK_BYTES + 1
+SPACE = BLOCK_BYTES + 1
 _MOST_SPARE = 16
-_HEAD_BYTES = 1 << 14
-_spare: list[bytearray] = []
+HEAD_BYTES = 1 << 14
+spare: list[bytearray] = []
 
 
 def _space() -> bytearray:
     try:
-        return _spare.pop()
+        return spare.pop()
     except IndexError:
-        return bytearray(_SPACE)
+        return bytearray(SPACE)
 
 
 def _read(stream: ByteStream, n: int) -> bytes:

@@ -42,7 +42,7 @@ class Replica:
         self.old_dense = self.dense.clone()
         self._touched: list[Push] = []
         self._steps = job.steps
-        self._ticket: Ticket | None = None
+        self.ticket: Ticket | None = None
         self._sent: tuple[Keys, Floats] | None = None
         """Differences in flight. They are added to `old` with the answer, which replaces nearly all of it."""
         self._late: list[Keys] = []
@@ -82,7 +82,7 @@ class Replica:
                 new &= (rows != self.blank.pull(keys)).any(axis=1)
             for table in (self.old, self.rows):
                 table.move(keys[new], rows[new], add=False, distinct=True)
-            if self.limit is not None and self._ticket is not None:
+            if self.limit is not None and self.ticket is not None:
                 self._late.append(keys)
 
     def pull(self, keys: Keys, out: Floats) -> Floats:
@@ -97,7 +97,7 @@ class Replica:
             self._touched.append(counts)
 
     def waiting(self) -> int:
-        return int(self._ticket is not None)
+        return int(self.ticket is not None)
 
     def ship(self) -> None:
         """Send 1/N of the progress since the last shipment, and all counts."""
@@ -122,16 +122,16 @@ class Replica:
             gradient = Gradient(change.numpy(), used.n, 1.0, batches)
             self._steps = self.job.steps
         request = Request(Kind.SHIP, push=used._replace(grads=delta), dense=gradient, values=dense)
-        self._ticket = self.link.ask(request)
+        self.ticket = self.link.ask(request)
 
     def receive(self, wait: bool = True) -> None:
         """Apply the answer to the last shipment. Without `wait`, only if it has arrived."""
-        if self._ticket is None:
+        if self.ticket is None:
             return
         with self._lock:
-            if self._ticket is None or not (wait or self._ticket.ready()):
+            if self.ticket is None or not (wait or self.ticket.ready()):
                 return
-            reply, self._ticket = self._ticket.wait(), None
+            reply, self.ticket = self.ticket.wait(), None
             assert reply.keys is not None
             assert reply.rows is not None
             assert reply.deleted is not None
