@@ -22,6 +22,8 @@ namespace {
 
 using namespace parse;
 
+constexpr size_t kMostRows = size_t{1} << 31;
+
 // One value of a request, of any Python type.
 struct Cell {
   enum Kind { missing, text, integer, natural, number, other } kind = missing;
@@ -128,7 +130,7 @@ struct RequestColumn {
   // Returns whether it has values for exactly n rows: a list may have changed since it was passed.
   bool holds(size_t n) const {
     const size_t now = list == nullptr ? size : static_cast<size_t>(PyList_GET_SIZE(list));
-    return width == 0 ? now == 0 : now == size && size % width == 0 && size / width == n;
+    return now == size && width != 0 && size % width == 0 && size / width == n;
   }
 
   Cell at(size_t i) const {
@@ -208,6 +210,7 @@ class Fields {
 
   nb::tuple columns(const std::vector<RequestColumn>& given, size_t n) const {
     if (given.size() != names_) throw std::invalid_argument("expected one column per name");
+    if (n > kMostRows) throw std::invalid_argument("more than 2^31 rows in one call");  // their product must not wrap
     for (const RequestColumn& column : given)
       if (!column.holds(n)) throw std::invalid_argument("columns have different lengths");
     Out out = start(n);

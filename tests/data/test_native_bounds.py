@@ -1,6 +1,7 @@
 """Every entry point of the core refuses arrays that do not fit each other, instead of reading past their ends."""
 
 from collections.abc import Callable
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -28,6 +29,23 @@ def layout(*, label: bool = True) -> "_core.Layout":
     made.add_dense("x", _core.Scale.none, 0.0, 1.0, 0.0)
     made.add_slot("s", False, "s")
     return made
+
+
+def bucketed() -> "_core.Layout":
+    made = layout()
+    made.add_bucket(0, 0, 0.0, 1.0, 4, [], 0)
+    return made
+
+
+def four_of_each(*, named: bool = True) -> "_core.Fields":
+    """Inputs whose number times 2^62 rows wraps to 0. Without names, a request has no columns."""
+    made = _core.Layout(_core.KeyRule.hash64, 1)
+    for i in range(4):
+        made.add_dense(f"x{i}", _core.Scale.none, 0.0, 1.0, 0.0)
+        made.add_slot(f"s{i}", True, f"s{i}")
+        made.add_bucket(i, i, 0.0, 1.0, 4, [], 0)
+    dense = [(f"x{i}", [i]) for i in range(4)] if named else []
+    return _core.Fields(made, dense, [(f"s{i}", -1 if named else i) for i in range(4)])
 
 
 def layer(factors: int = 2) -> "_core.FrozenLayer":
@@ -101,91 +119,191 @@ WRONG: dict[str, Callable[[], object]] = {
     "split: owner": lambda: split(2, 3),
     "split: no starts": lambda: split(0, 0),
     "pack_rows": lambda: _core.pack_rows(np.array([7], U4), keys(1), floats(1, 1), floats(1), floats(1), SLOT, np.zeros(22, B)),
+    "unique_into": lambda: _core.unique_into(keys(2), keys(1), np.zeros(2, U4)),
     "mix64": lambda: _core.mix64(keys(4), keys(3)),
     # the table
-    "pull: rows": lambda: core().pull(keys(4), True, floats(3, 3)),
-    "pull: width": lambda: core().pull(keys(4), True, floats(4, 2)),
-    "push: grads": lambda: core().push(keys(4), floats(3, 3), None, None, None, 1.0, False),
-    "push: show": lambda: core().push(keys(4), floats(4, 3), floats(3), None, None, 1.0, False),
-    "push: slots": lambda: core().push(keys(4), floats(4, 3), None, None, np.zeros(3, np.uint16), 1.0, False),
-    "push: move": lambda: core().push(keys(4), floats(4, 3), None, None, None, 1.0, False, 3),
-    "known": lambda: core().known(keys(4), np.zeros(3, B)),
-    "restore: factors": lambda: rows_of(core(), x=floats(3)),
-    "restore: state": lambda: rows_of(core(), state=floats(0)),
-    "restore: slots": lambda: rows_of(core(), slot=np.zeros(1, np.uint16)),
-    "reserve": lambda: core().reserve(2**64 - 1, 2**63),
-    "prepare: numbers": lambda: core(memory_limit=1 << 26).prepare([0] * 5),
-    "prepare: too much": lambda: core(memory_limit=1 << 26).prepare(memory(1 << 40)),
-    "prepare: no limit": lambda: core().prepare(memory(1)),
-    "settle: numbers": lambda: core(memory_limit=1 << 26).settle([]),
-    "settle: too much": lambda: core(memory_limit=1 << 26).settle(memory(1 << 20)),
-    "table: factors": lambda: _core.Table({**Table(factors=2).core_config(), "factors": -5}),
-    "table: admission": lambda: _core.Table({**Table(factors=2).core_config(), "admission": "no such way"}),
-    "cut: kind": lambda: _core.Cut(core(), "all", 1),
-    "cut: no files": lambda: _core.Cut(core(), "snapshot", 0),
-    "cut: files": lambda: _core.Cut(core(), "snapshot", 3),
-    "rule: name": lambda: _core.rule_state("none such", {}, floats(1)),
-    "rule: level": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(1), floats(0), floats(1), 1.0, -1.0, 1.0, "avx1024"),
-    "rule: gradient": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(9), floats(0), floats(1), 1.0, -1.0, 1.0, "base"),
+    "Table.pull: rows": lambda: core().pull(keys(4), True, floats(3, 3)),
+    "Table.pull: width": lambda: core().pull(keys(4), True, floats(4, 2)),
+    "Table.push: grads": lambda: core().push(keys(4), floats(3, 3), None, None, None, 1.0, False),
+    "Table.push: show": lambda: core().push(keys(4), floats(4, 3), floats(3), None, None, 1.0, False),
+    "Table.push: slots": lambda: core().push(keys(4), floats(4, 3), None, None, np.zeros(3, np.uint16), 1.0, False),
+    "Table.push: move": lambda: core().push(keys(4), floats(4, 3), None, None, None, 1.0, False, 3),
+    "Table.known": lambda: core().known(keys(4), np.zeros(3, B)),
+    "Table.restore: factors": lambda: rows_of(core(), x=floats(3)),
+    "Table.restore: state": lambda: rows_of(core(), state=floats(0)),
+    "Table.restore: slots": lambda: rows_of(core(), slot=np.zeros(1, np.uint16)),
+    "Table.reserve": lambda: core().reserve(2**64 - 1, 2**63),
+    "Table.prepare: numbers": lambda: core(memory_limit=1 << 26).prepare([0] * 5),
+    "Table.prepare: too much": lambda: core(memory_limit=1 << 26).prepare(memory(1 << 40)),
+    "Table.prepare: no limit": lambda: core().prepare(memory(1)),
+    "Table.settle: numbers": lambda: core(memory_limit=1 << 26).settle([]),
+    "Table.settle: too much": lambda: core(memory_limit=1 << 26).settle(memory(1 << 20)),
+    "Table: factors": lambda: _core.Table({**Table(factors=2).core_config(), "factors": -5}),
+    "Table: admission": lambda: _core.Table({**Table(factors=2).core_config(), "admission": "no such way"}),
+    "Cut: kind": lambda: _core.Cut(core(), "all", 1),
+    "Cut: no files": lambda: _core.Cut(core(), "snapshot", 0),
+    "Cut: files": lambda: _core.Cut(core(), "snapshot", 3),
+    "rule_state: name": lambda: _core.rule_state("none such", {}, floats(1)),
+    "apply_rule: level": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(1), floats(0), floats(1), 1.0, -1.0, 1.0, "avx1024"),
+    "apply_rule: gradient": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(9), floats(0), floats(1), 1.0, -1.0, 1.0, "base"),
     # published rows
-    "inputs: wild offsets": lambda: _core.FrozenRows((layer(),), 2).inputs(
+    "FrozenRows.inputs: wild offsets": lambda: _core.FrozenRows((layer(),), 2).inputs(
         keys(2), np.array([0, 2**63 - 1, -(2**63), -1, 1, 2, 2], INT), None, None, floats(3, 2), floats(3, 2, 2)
     ),
-    "layer: width": lambda: _core.FrozenRows((layer(1),), 2),
-    "layer: none": lambda: _core.FrozenRows((None,), 2),
-    "layer: lengths": lambda: _core.FrozenLayer([(keys(2), floats(1), floats(2, 2))], [], keys(0), None),
-    "layer: two widths": lambda: _core.FrozenLayer([(keys(1), floats(1), floats(1, n)) for n in (1, 2)], [], keys(0), None),
-    "merge: none": lambda: _core.merge_frozen([None], 2, 0, 2**64 - 1, True),
-    "merge: width": lambda: _core.merge_frozen([layer(1)], 64, 0, 2**64 - 1, True),
+    "FrozenRows.read: width": lambda: _core.FrozenRows((layer(),), 2).read(keys(2), floats(2, 2)),
+    "FrozenRows.known": lambda: _core.FrozenRows((layer(),), 2).known(keys(2), np.zeros(1, B)),
+    "FrozenRows: width": lambda: _core.FrozenRows((layer(1),), 2),
+    "FrozenRows: none": lambda: _core.FrozenRows((None,), 2),
+    "FrozenLayer: lengths": lambda: _core.FrozenLayer([(keys(2), floats(1), floats(2, 2))], [], keys(0), None),
+    "FrozenLayer: two widths": lambda: _core.FrozenLayer([(keys(1), floats(1), floats(1, n)) for n in (1, 2)], [], keys(0), None),
+    "merge_frozen: none": lambda: _core.merge_frozen([None], 2, 0, 2**64 - 1, True),
+    "merge_frozen: width": lambda: _core.merge_frozen([layer(1)], 64, 0, 2**64 - 1, True),
     # columns and plans
-    "text_keys: falling": lambda: layout().text_keys(0, np.array([0, 5, 2], np.int32), np.zeros(8, B), np.zeros((2, 1), U)),
-    "text_keys: negative": lambda: layout().text_keys(0, np.array([-9, 1, 2], np.int32), np.zeros(8, B), np.zeros((2, 1), U)),
-    "group_keys: outside": lambda: layout().group_keys(np.array([0, 99], np.int32), np.zeros(8, B), np.zeros((1, 1), U)),
-    "bucket: no column": lambda: layout().add_bucket(0, 7, 0.0, 1.0, 4, [], 0),
-    "bucket: no slot": lambda: layout().add_bucket(7, 0, 0.0, 1.0, 4, [], 0),
-    "bucket: limits": lambda: layout().add_bucket(0, 0, 1.0, 1.0, 4, [], 0),
-    "delimited: slot": lambda: _core.Delimited(layout(), [[(_core.Role.slot, 5)]], "\t", "\0", False),
-    "delimited: dense": lambda: _core.Delimited(layout(), [[(_core.Role.dense, -1)]], "\t", "\0", False),
-    "delimited: no label": lambda: _core.Delimited(
+    "Layout.text_keys: falling": lambda: layout().text_keys(0, np.array([0, 5, 2], np.int32), np.zeros(8, B), np.zeros((2, 1), U)),
+    "Layout.text_keys: negative": lambda: layout().text_keys(0, np.array([-9, 1, 2], np.int32), np.zeros(8, B), np.zeros((2, 1), U)),
+    "Layout.group_keys: outside": lambda: layout().group_keys(np.array([0, 99], np.int32), np.zeros(8, B), np.zeros((1, 1), U)),
+    "Layout.integer_keys: slot": lambda: layout().integer_keys(1, np.zeros(2, INT), np.zeros((2, 1), U)),
+    "Layout.integer_keys: room": lambda: layout().integer_keys(0, np.zeros(2, INT), np.zeros((1, 1), U)),
+    "Layout.dense_values: column": lambda: layout().dense_values(1, np.zeros(2), floats(2, 1)),
+    "Layout.dense_values: room": lambda: layout().dense_values(0, np.zeros(2), floats(1, 1)),
+    "Layout.bucket_keys: bucket": lambda: layout().bucket_keys(floats(2, 1), np.zeros((2, 1), U), 0),
+    "Layout.bucket_keys: width": lambda: bucketed().bucket_keys(floats(2, 0), np.zeros((2, 1), U), 0),
+    "Layout.missing_key": lambda: layout().missing_key(1),
+    "weave: index": lambda: _core.weave([(keys(2), np.array([0, -1], np.int32))], np.zeros((2, 1), U)),
+    "weave: rows": lambda: _core.weave([(keys(2), None)], np.zeros((3, 1), U)),
+    "weave: columns": lambda: _core.weave([(keys(2), None)], np.zeros((2, 2), U)),
+    "PrintColumn: ends": lambda: _core.PrintColumn(np.zeros(2, B), ends=np.array([0, 3], np.int32)),
+    "PrintColumn: starts": lambda: _core.PrintColumn(np.zeros(2), starts=np.array([0, 2**63 - 1, -(2**63)], INT)),
+    "PrintColumn: weights": lambda: _core.PrintColumn(np.zeros(2), weights=floats(1)),
+    "PrintColumn: present": lambda: _core.PrintColumn(np.zeros(2), present=np.zeros(1, B)),
+    "PrintColumn: digits": lambda: _core.PrintColumn(np.zeros(2), digits=400),
+    "print_rows": lambda: _core.print_rows([_core.PrintColumn(np.zeros(n)) for n in (1, 2)], "\t"),
+    "Layout.add_bucket: no column": lambda: layout().add_bucket(0, 7, 0.0, 1.0, 4, [], 0),
+    "Layout.add_bucket: no slot": lambda: layout().add_bucket(7, 0, 0.0, 1.0, 4, [], 0),
+    "Layout.add_bucket: limits": lambda: layout().add_bucket(0, 0, 1.0, 1.0, 4, [], 0),
+    "Delimited: slot": lambda: _core.Delimited(layout(), [[(_core.Role.slot, 5)]], "\t", "\0", False),
+    "Delimited: dense": lambda: _core.Delimited(layout(), [[(_core.Role.dense, -1)]], "\t", "\0", False),
+    "Delimited: no label": lambda: _core.Delimited(
         layout(label=False), [[(_core.Role.label, 0)], [(_core.Role.dense, 0)], [(_core.Role.slot, 0)]], "\t", "\0", False
     ),
-    "delimited: nothing fills it": lambda: _core.Delimited(layout(), [[(_core.Role.label, 0)]], "\t", "\0", False),
-    "slotted: group": lambda: _core.Slotted(layout(), _core.Token.name_value, [[0]], [("x", _core.Role.dense, 1)]),
-    "slotted: column": lambda: _core.Slotted(layout(), _core.Token.name_value, [[4]], []),
-    "slotted: time": lambda: _core.Slotted(layout(), _core.Token.name_value, [[0]], [("t", _core.Role.time, 0)]),
-    "multislot: width": lambda: _core.MultiSlot(layout(), [[0]], [([(_core.Role.dense, 0)], 2)]),
-    "fields: place": lambda: _core.Fields(layout(), [("x", [1])], [("s", -1)]),
-    "fields: bucket": lambda: _core.Fields(layout(), [("x", [0])], [("s", 0)]),
-    "fields: slots": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1), ("t", -1)]),
-    "fields: none": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1)]).columns([None, None], 1),
-    "fields: product": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1)]).columns(
+    "Delimited: nothing fills it": lambda: _core.Delimited(layout(), [[(_core.Role.label, 0)]], "\t", "\0", False),
+    "Slotted: group": lambda: _core.Slotted(layout(), _core.Token.name_value, [[0]], [("x", _core.Role.dense, 1)]),
+    "Slotted: column": lambda: _core.Slotted(layout(), _core.Token.name_value, [[4]], []),
+    "Slotted: time": lambda: _core.Slotted(layout(), _core.Token.name_value, [[0]], [("t", _core.Role.time, 0)]),
+    "MultiSlot: width": lambda: _core.MultiSlot(layout(), [[0]], [([(_core.Role.dense, 0)], 2)]),
+    "Fields: place": lambda: _core.Fields(layout(), [("x", [1])], [("s", -1)]),
+    "Fields: bucket": lambda: _core.Fields(layout(), [("x", [0])], [("s", 0)]),
+    "Fields: slots": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1), ("t", -1)]),
+    "Fields.columns: none": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1)]).columns([None, None], 1),
+    "Fields.columns: product": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1)]).columns(
         [_core.RequestColumn.of_list([], 4)] * 2, 2**62
     ),
+    "Fields.columns: product without values": lambda: four_of_each().columns([_core.RequestColumn.of_list([], 0)] * 8, 2**62),
+    "Fields.columns: product without columns": lambda: four_of_each(named=False).columns([], 2**62),
+    "RequestColumn.of_texts": lambda: _core.RequestColumn.of_texts(b"\xff\xff\xff\xffab", 1),
     # metrics
-    "buckets: thresholds": lambda: _core.Buckets(-7),
-    "buckets: merge": lambda: _core.Buckets(1 << 20).merge(_core.Buckets(1)),
-    "slices: merge": lambda: _core.Slices(1 << 20, 4).merge(_core.Slices(1, 4)),
-    "window: size": lambda: _core.Window(8, 0),
-    "groups: not a number": lambda: _core.Groups(8).append(keys(2), np.array([0.5, np.nan], F), floats(2), 0),
-    # words
-    "words: chances": lambda: _core.Words(keys(2), keys(2), np.array([1, np.nan]), np.ones(2)),
-    "words: no noise": lambda: _core.Words(keys(2), keys(2), np.ones(2), np.zeros(2)),
-    "pairs: offsets": lambda: pairs().draw(keys(2), np.array([0, 9, 9], INT), 2, 7),
-    "pairs: no slots": lambda: pairs().draw(keys(2), np.array([0, 2], INT), 0, 7),
-    "pairs: window": lambda: _core.Pairs(words(), 0, 2**32 - 1),
-    "pairs: not gathered": moved,
-    "pairs: rows": lambda: (drawn := pairs()).gather() and drawn.rows(keys(0), floats(0), np.zeros(0, np.uint16)),
-    "pairs: counts": lambda: pairs().take_counts(floats(1), floats(2)),
-    "pairs: held": lambda: pairs().train(_core.InPlace(core(), keys(1)), 0.1, False, False),
-    "tower: bias": lambda: _core.add_bias_relu(floats(2, 9), floats(1)),
-    "tower: d_bias": lambda: _core.relu_backward(floats(2, 9), floats(2, 9), floats(1)),
-    "tower: product": lambda: _core.relu_backward_of_product(floats(1, 1), floats(1, 9), floats(2, 9), floats(2, 9), floats(9)),
+    "Buckets: thresholds": lambda: _core.Buckets(-7),
+    "Buckets.merge": lambda: _core.Buckets(1 << 20).merge(_core.Buckets(1)),
+    "Slices.merge": lambda: _core.Slices(1 << 20, 4).merge(_core.Slices(1, 4)),
+    "Buckets.update": lambda: _core.Buckets(8).update(floats(2), floats(1)),
+    "Buckets.update: weights": lambda: _core.Buckets(8).update(floats(2), floats(2), floats(1)),
+    "Buckets.write": lambda: _core.Buckets(8).write(np.zeros(1)),
+    "Buckets.read": lambda: _core.Buckets(8).read(np.zeros(1)),
+    "Slices: thresholds": lambda: _core.Slices(0, 4),
+    "Slices.update": lambda: _core.Slices(8, 4).update(keys(1), floats(2), floats(2)),
+    "Slices.write": lambda: _core.Slices(8, 4).write(0, False, np.zeros(1)),
+    "Slices.read": lambda: _core.Slices(8, 4).read(0, False, np.zeros(1)),
+    "Window.update": lambda: _core.Window(8, 2).update(floats(2), floats(1)),
+    "Window.write": lambda: _core.Window(8, 2).write(np.zeros(1)),
+    "Window.read": lambda: _core.Window(8, 2).read(np.zeros(1), 0),
+    "Window: size": lambda: _core.Window(8, 0),
+    "Groups.update": lambda: _core.Groups(8).update(keys(1), floats(2), floats(2)),
+    "Groups.write": lambda: _core.Groups(8).write(keys(2), floats(1), floats(2)),
+    "Groups.append: not a number": lambda: _core.Groups(8).append(keys(2), np.array([0.5, np.nan], F), floats(2), 0),
+    # sets of keys and words
+    "KeySet.has": lambda: _core.KeySet().has(keys(2), np.zeros(1, B)),
+    "KeySet.copy": lambda: _core.KeySet().copy(keys(1)),
+    "Words: chances": lambda: _core.Words(keys(2), keys(2), np.array([1, np.nan]), np.ones(2)),
+    "Words: no noise": lambda: _core.Words(keys(2), keys(2), np.ones(2), np.zeros(2)),
+    "Pairs.draw: offsets": lambda: pairs().draw(keys(2), np.array([0, 9, 9], INT), 2, 7),
+    "Pairs.draw: no slots": lambda: pairs().draw(keys(2), np.array([0, 2], INT), 0, 7),
+    "Pairs: window": lambda: _core.Pairs(words(), 0, 2**32 - 1),
+    "Pairs.gradient: not gathered": moved,
+    "Pairs.move": lambda: pairs().move(floats(9, 3), 0.1, 0.1, False, (-1, 1), (-1, 1), floats(9, 3)),
+    "Pairs.rows": lambda: (drawn := pairs()).gather() and drawn.rows(keys(0), floats(0), np.zeros(0, np.uint16)),
+    "Pairs.take_counts": lambda: pairs().take_counts(floats(1), floats(2)),
+    "Pairs.train: held": lambda: pairs().train(_core.InPlace(core(), keys(1)), 0.1, False, False),
+    "add_bias_relu: bias": lambda: _core.add_bias_relu(floats(2, 9), floats(1)),
+    "relu_backward: bias": lambda: _core.relu_backward(floats(2, 9), floats(2, 9), floats(1)),
+    "relu_backward_of_product": lambda: _core.relu_backward_of_product(floats(1, 1), floats(1, 9), floats(2, 9), floats(2, 9), floats(9)),
 }  # fmt: skip
+
+
+ANY = {
+    *(
+        "Buckets.auc",
+        "Buckets.calibration_groups",
+        "Buckets.reset",
+        "Window.auc",
+        "Groups",
+        "Groups.gauc",
+        "Groups.merge",
+    ),
+    *(
+        "Groups.reset",
+        "Slices.ids",
+        "Cut.abort",
+        "Cut.changed_keys",
+        "Cut.close",
+        "Cut.commit",
+        "Cut.deleted_keys",
+        "Cut.memory",
+    ),
+    *("Cut.next", "Table.end_day", "Table.restore_changes", "Table.restore_readers", "Table.shrink", "Table.stats"),
+    *("KeySet", "KeySet.add", "InPlace", "Pairs.drawn", "Pairs.gather", "Pairs.scores", "Layout", "Layout.add_dense"),
+    *(
+        "Layout.add_slot",
+        "Layout.group_by",
+        "RequestColumn",
+        "RequestColumn.of_list",
+        "RequestColumn.of_numbers",
+        "Fields.rows",
+    ),
+    *(
+        "Delimited.parse",
+        "Slotted.parse",
+        "MultiSlot.parse",
+        "parse_sentences",
+        "unique",
+        "hash64",
+        "py2_hash",
+        "rules",
+        "cpu_level",
+    ),
+}
+"""Entry points whose arguments cannot contradict each other: any bytes, keys or rows are valid, or there are none."""
+
+
+def entry_points() -> set[str]:
+    found = set()
+    for name, value in vars(_core).items():
+        if isinstance(value, type) and not issubclass(value, Enum):
+            found |= {
+                name,
+                *(f"{name}.{part}" for part, call in vars(value).items() if callable(call) and part[0] != "_"),
+            }
+        elif callable(value) and not isinstance(value, type):
+            found.add(name)
+    return found
+
+
+def test_every_entry_point_is_here() -> None:
+    assert entry_points() == {call.partition(":")[0] for call in WRONG} | ANY
 
 
 @pytest.mark.parametrize("call", WRONG)
 def test_a_call_that_does_not_fit_is_refused(call: str) -> None:
-    with pytest.raises((ValueError, TableError)):
+    with pytest.raises((ValueError, IndexError, TableError)):
         WRONG[call]()
 
 

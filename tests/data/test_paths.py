@@ -113,6 +113,16 @@ def test_keys_of_an_object_store_stay_in_the_run_folder(
     assert not list(tmp_path.rglob("escaped"))
 
 
+@pytest.mark.parametrize("label", ["", "../x", "/etc", ".", "..", "a/b", "step-000000000002"])
+def test_a_label_at_a_url_names_a_checkpoint_beside_it(label: str, tmp_path: Path) -> None:
+    saved = tmp_path / "run/checkpoints/step-000000000001"
+    saved.mkdir(parents=True)
+    (saved / atomic.MANIFEST).write_text("{}")
+    (tmp_path / "run/checkpoints/LATEST").write_text(f"{label} h")
+    with pytest.raises(CheckpointError, match=r"run/checkpoints/LATEST is damaged: it names no valid checkpoint"):
+        run_folder.resolve(f"file://{tmp_path}/run")
+
+
 def test_a_run_at_a_url_is_written_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = mirror.home("s3://bucket/run")

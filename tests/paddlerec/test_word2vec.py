@@ -9,9 +9,10 @@ import yaml
 
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
+from clickfleet.errors import DataError
 from clickfleet.models.word2vec import vectors
 from clickfleet.paddlerec import original, translation
-from clickfleet.paddlerec.words import NAMES, write_questions, write_vocabulary
+from clickfleet.paddlerec.words import NAMES, words_of, write_questions, write_vocabulary
 from originals import rows_of, write_pickle
 
 WORDS = ["<UNK>", "paris", "france", "rome", "italy", "the"]
@@ -57,6 +58,13 @@ def test_dictionaries_become_numbers(tmp_path: Path) -> None:
     assert write_vocabulary(dictionary, tmp_path / "v.txt").read_text().splitlines()[:2] == ["0 100", "1 99"]
     questions = write_questions(dictionary, [str(tmp_path / "word2vec/data/test")], tmp_path / "q.txt").read_text()
     assert questions == "1 2 3 4\n1 2 ?oslo ?norway\n"
+
+
+@pytest.mark.parametrize("count", ["", "many", "--5", "²", "9" * 5000])
+def test_a_count_that_is_none_is_named(tmp_path: Path, count: str) -> None:
+    (tmp_path / "dict.txt").write_text(f"a 3\nb {count}\n")
+    with pytest.raises(DataError, match=r"dict\.txt:2: expected a word and its count"):
+        words_of(tmp_path / "dict.txt")
 
 
 def test_train_and_evaluate(

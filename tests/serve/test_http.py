@@ -175,6 +175,9 @@ def test_uploads(served: Served, model: Model) -> None:
     assert served.http.post("/upload", files=files).status_code == 400
     assert served.http.post("/upload", params={"user_id": "11"}).status_code in (400, 411)
     assert served.http.post("/upload", params={"user_id": "1", "re_model": "redis"}, files=files).status_code == 400
+    for size in ("0", "100001", "9" * 5000, "²"):
+        reply = served.http.post("/upload", params={"user_id": "1", "batch_size": size}, files=files)
+        assert (reply.status_code, reply.json()["error"][:10]) == (400, "batch_size")
     bad = {"file": ("a", b"age:old user:1\n")}
     reply = served.http.post("/upload", params={"user_id": "1"}, files=bad)
     assert reply.status_code == 400

@@ -269,6 +269,27 @@ def test_quantities_of_tensors_are_bounded(served: Served, request_: Any, messag
     assert len(reply.text) < 5000
 
 
+@pytest.mark.parametrize(
+    ("headers", "parameters", "message"),
+    [
+        ({"inference-header-content-length": "9" * 5000}, {}, "at most 18 digits"),
+        ({"inference-header-content-length": "9" * 18}, {}, "longer than the body"),
+        ({}, {"timeout": 10**400}, "number of microseconds"),
+        ({}, {"timeout": -(10**400)}, "number of microseconds"),
+        ({}, {"timeout": [1]}, "number of microseconds"),
+    ],
+)
+def test_numbers_beside_the_tensors_are_bounded(
+    served: Served, headers: dict[str, str], parameters: dict[str, Any], message: str
+) -> None:
+    offsets = tensor(name="offsets", shape=[4], datatype="INT64", data=[0, 1, 2, 3])
+    dense = tensor(name="dense", shape=[1, 2], datatype="FP32", data=[1.0, 2.0])
+    body = {"inputs": [dense, tensor(shape=[3]), offsets], "parameters": parameters}
+    reply = served.http.post("/v2/models/deepfm/infer", json=body, headers=headers)
+    assert reply.status_code == 400, reply.text[:300]
+    assert message in reply.json()["error"]
+
+
 def test_requests_that_multiply_their_keys_are_refused(served: Served) -> None:
     tags = [1] * 20_000
     row = {"user": "a", "tags": tags, "ad": "b"}

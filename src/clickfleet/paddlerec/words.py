@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ def words_of(dictionary: Path) -> list[tuple[str, int]]:
     words = []
     for number, line in enumerate(lines, start=1):
         word, _, count = line.strip().rpartition(" ")
-        if not word or not count.lstrip("-").isdigit():
+        if not word or not re.fullmatch("-?[0-9]{1,18}", count):
             raise DataError(f"{dictionary}:{number}: expected a word and its count, found {line[:80]!r}")
         words.append((word, int(count)))
     return words

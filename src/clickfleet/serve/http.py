@@ -243,14 +243,17 @@ class App:
         if microseconds:
             if not isinstance(microseconds, int | float):
                 raise ServeError("timeout must be a number of microseconds")
-            limit = min(limit, microseconds / 1e3)
+            try:
+                limit = min(limit, microseconds / 1e3)
+            except OverflowError:  # an integer larger than any float
+                raise ServeError("timeout must be a number of microseconds") from None
         return started + limit / 1e3
 
     async def _infer(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
         version = self.context.batcher.version
         length = headers.get(HEADER_LENGTH)
-        if length is not None and not length.isdigit():
-            raise ServeError("Inference-Header-Content-Length must be a number")
+        if length is not None and (len(length) > 18 or not length.isdigit()):
+            raise ServeError("Inference-Header-Content-Length must be a number of at most 18 digits")
         request, tensors = open_inference.read(body, None if length is None else int(length))
         names = open_inference.requested_outputs(request, version)
         batch = open_inference.batch(tensors, version, self.context.settings.max_rows)

@@ -80,7 +80,7 @@ async def upload(context: Context, query: Any, content: bytes | None) -> tuple[i
     if target not in ("json", "redis"):
         return _error(400, "re_model must be json or redis")
     size = query.get("batch_size") or "5"
-    if not size.isascii() or not size.isdigit() or not 0 < int(size) <= 100000:
+    if not size.isascii() or not size.isdigit() or len(size) > 6 or not 0 < int(size) <= 100000:
         return _error(400, "batch_size must be a number from 1 to 100000")
     if is_true(query.get("save")) and context.settings.upload_dir is None:
         return _error(400, "saving uploads is disabled; start the server with --upload-dir")

@@ -158,8 +158,12 @@ class Mirror:
         pointer = next((one for one in pointers if one in names), None)
         wanted = names
         if pointer is not None:
-            inner = Path(pointer).with_name(self._read(pointer).split(" ")[0]).as_posix()
-            wanted = [pointer, *(name for name in names if name.startswith(f"{inner}/"))]
+            folder, slash, _ = pointer.rpartition("/")
+            inner = f"{folder}{slash}{self._read(pointer).split(' ')[0]}/"
+            saved = [name for name in names if name.startswith(inner)]
+            if not saved:
+                raise CheckpointError(f"{self.url}/{pointer} is damaged: it names no valid checkpoint")
+            wanted = [pointer, *saved]
         elif label is not None:
             raise CheckpointError(f"{self.url} has no {label}", "name the URL of a run that keeps this checkpoint")
         for name in wanted:

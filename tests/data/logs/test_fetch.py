@@ -32,6 +32,8 @@ class Site:
     asked: list[str | None] = field(default_factory=list)
     """The Range header of each request."""
     url: str = ""
+    length: str | None = None
+    """The Content-Length to announce instead of the true one."""
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             else:
                 self.send_response(200)
-            self.send_header("Content-Length", str(len(content) - start))
+            self.send_header("Content-Length", state.length or str(len(content) - start))
             self.send_header("ETag", state.etag)
             self.end_headers()
             stop = start + state.break_after.pop(0) if state.break_after else len(content)
@@ -96,6 +98,13 @@ def test_a_broken_connection_goes_on_where_it_stopped(site: Site, tmp_path: Path
     assert site.asked[0] is None
     assert site.asked[-1] == "bytes=700001-"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize("length", ["many", "-1", "9" * 5000])
+def test_a_length_that_is_none_is_ignored(site: Site, tmp_path: Path, length: str) -> None:
+    site.files["/file"], site.length = CONTENT, length
+    assert get(site, tmp_path / "file") == len(CONTENT)
+    assert (tmp_path / "file").read_bytes() == CONTENT
 
 
 def test_an_interrupted_call_is_taken_up_by_the_next(site: Site, tmp_path: Path) -> None:

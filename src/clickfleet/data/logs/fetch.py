@@ -114,9 +114,12 @@ def _whole(reply: Any, have: int) -> int | None:
         start, _, total = reply.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         if start.split("-")[0] != str(have):
             raise ConnectionError(f"requested bytes from {have}, but the server sent {start!r}")
-        return int(total) if total.isdigit() else None
-    length = reply.headers.get("Content-Length")
-    return int(length) if length is not None else None
+        return _size_of(total)
+    return _size_of(reply.headers.get("Content-Length", ""))
+
+
+def _size_of(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def _check_room(part: Path, whole: int | None, have: int, room: float) -> None:
