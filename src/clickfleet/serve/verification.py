@@ -69,7 +69,7 @@ def _checkpoints(path: Path) -> Path | None:
 def _steps(folder: Path) -> list[Path]:
     """Return all checkpoints of a folder. Raise `CheckpointError` if a name or pointer is wrong."""
     checkpoint.latest(folder)
-    return [folder / f"step-{step:012d}" for step in checkpoint.steps(folder)]
+    return [checkpoint.step_folder(folder, step) for step in checkpoint.steps(folder)]
 
 
 def _one(path: Path) -> Facts:

@@ -10,7 +10,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -26,6 +25,18 @@ Floats = NDArray[np.float32]
 Columns = dict[str, Any]
 
 NO_SLOT = 0xFFFF
+
+
+def mix64(keys: Keys) -> Keys:
+    """Return the hash of every key. Row files are sorted by it, and it decides a row's shard."""
+    hashes = np.empty(len(keys), np.uint64)
+    _core.mix64(np.ascontiguousarray(keys), hashes)
+    return hashes
+
+
+def sort_by_hash(keys: Keys) -> Keys:
+    """Return keys in the order of row files."""
+    return keys[np.argsort(mix64(keys), kind="stable")]
 
 
 class Table:
@@ -302,9 +313,7 @@ class Snapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
