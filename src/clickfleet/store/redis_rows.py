@@ -16,6 +16,7 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
+from clickfleet.data.arrow_ipc import numbers
 from clickfleet.data.batch import Floats, Keys
 from clickfleet.errors import CheckpointError, MissingError, PublishError
 from clickfleet.store.published import LOG, Entry, Log, since_base
@@ -135,15 +136,11 @@ def _write(client: Any, prefix: str, entry: Entry) -> int:
 def rows_of(entry: Entry) -> Iterator[tuple[Keys, Floats]]:
     """Yield, for each record batch, the keys and their [embed_w, embedx] or [embed_w]."""
     for batch in entry.batches():
-        keys = np.frombuffer(batch.column("key").buffers()[1], np.uint64, len(batch), 8 * batch.column("key").offset)
-        weight = batch.column("embed_w")
-        weights = np.frombuffer(weight.buffers()[1], np.float32, len(batch), 4 * weight.offset)
-        factors = batch.column("embedx").flatten()
-        values = (
-            np.frombuffer(factors.buffers()[1], np.float32, len(factors), 4 * factors.offset) if len(factors) else None
-        )
-        columns = [weights[:, None], *([] if values is None else [values.reshape(len(batch), -1)])]
-        yield keys, np.concatenate(columns, axis=1).astype("<f4")
+        columns = [numbers(batch.column("embed_w"), np.float32)[:, None]]
+        factors = numbers(batch.column("embedx").flatten(), np.float32)
+        if len(factors):
+            columns.append(factors.reshape(len(batch), -1))
+        yield numbers(batch.column("key"), np.uint64), np.concatenate(columns, axis=1).astype("<f4")
 
 
 def _remove(client: Any, prefix: str) -> None:
