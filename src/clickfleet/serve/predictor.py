@@ -15,7 +15,7 @@ from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError
 from clickfleet.serve import overlays
 from clickfleet.serve.features import Fields
-from clickfleet.store.onnx import CPU, Engine, soil
+from clickfleet.store.onnx import CPU, Engine, fill_with_nan
 from clickfleet.store.published import Entry
 
 GOLDEN_TOLERANCE = 1e-6
@@ -187,7 +187,7 @@ class Version:
         batch, expected = golden
         try:
             if not self.engine.int8:  # int8 cannot represent the NaN
-                soil(self._session, self._feed(*self.inputs(batch)), rows=4 * len(batch))
+                fill_with_nan(self._session, self._feed(*self.inputs(batch)), rows=4 * len(batch))
             outputs = self.run(batch)
             first = {} if self.engine.int8 else self.run(batch[:1])  # with int8, a single row has another scale
         except Exception as error:  # ONNX Runtime raises many kinds

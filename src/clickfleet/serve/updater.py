@@ -44,7 +44,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     os.nice(10)  # from here on, requests have priority
-    shown, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
+    logged, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
     while not stopped and os.getppid() == parent:
         try:
             updater.poll()
@@ -56,9 +56,9 @@ def main() -> None:
             heartbeat_at = updater.polled_at
             state_folder.write_heartbeat(updater.state)
         problem = updater.status.problem if updater.status else None
-        if problem != shown and problem is not None:
+        if problem != logged and problem is not None:
             print(f"updater: {problem}", file=sys.stderr, flush=True)
-        shown = problem
+        logged = problem
         time.sleep(pause)
 
 

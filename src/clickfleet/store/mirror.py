@@ -155,13 +155,13 @@ class Mirror:
         labels = (checkpoint.BEST, checkpoint.LATEST) if label is None else (label,)
         pointers = (f"{prefix}{name}" for name in labels for prefix in ("", "checkpoints/"))
         pointer = next((name for name in pointers if name in names), None)
-        wanted = names
+        needed = names
         if pointer is not None:
             inner = Path(pointer).with_name(self._read(pointer).split(" ")[0]).as_posix()
-            wanted = [pointer, *(name for name in names if name.startswith(f"{inner}/"))]
+            needed = [pointer, *(name for name in names if name.startswith(f"{inner}/"))]
         elif label is not None:
             raise CheckpointError(f"{self.url} has no {label}", "name the URL of a run that keeps this checkpoint")
-        for name in wanted:
+        for name in needed:
             self._get(name)
         return self.folder
 

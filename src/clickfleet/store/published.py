@@ -618,13 +618,13 @@ class _RowBuffer:
         self._last = int(hashes[-1])
 
     def take(self, size: int) -> pa.RecordBatch:
-        whole = {name: np.concatenate([part[name] for part in self._parts]) for name in ROWS.names}
+        joined = {name: np.concatenate([part[name] for part in self._parts]) for name in ROWS.names}
         ends = {name: size * (self.width if name == "embedx" else 1) for name in ROWS.names}
-        self._parts = [{name: values[ends[name] :] for name, values in whole.items()}]
+        self._parts = [{name: values[ends[name] :] for name, values in joined.items()}]
         self.size -= size
-        plain = [pa.array(whole[name][: ends[name]], ROWS.field(name).type) for name in ROWS.names[:-1]]
+        plain = [pa.array(joined[name][: ends[name]], ROWS.field(name).type) for name in ROWS.names[:-1]]
         offsets = pa.array(np.arange(size + 1, dtype=np.int32) * np.int32(self.width))
-        values = pa.array(whole["embedx"][: ends["embedx"]], pa.float32())
+        values = pa.array(joined["embedx"][: ends["embedx"]], pa.float32())
         factors = pa.ListArray.from_arrays(offsets, values, type=FLOATS)
         return pa.RecordBatch.from_arrays([*plain, factors], schema=ROWS)
 

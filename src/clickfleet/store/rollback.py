@@ -105,9 +105,9 @@ class _RestoredRows:
         for full, parts in self._rows.items():
             if not parts:
                 continue
-            whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            order = np.argsort(mix64(whole["key"]), kind="stable")
-            columns = {name: np.ascontiguousarray(values[order]) for name, values in whole.items()}
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            order = np.argsort(mix64(joined["key"]), kind="stable")
+            columns = {name: np.ascontiguousarray(values[order]) for name, values in joined.items()}
             yield {**columns, "embedx": columns["embedx"].reshape(-1), "full": full}
 
 

@@ -344,12 +344,12 @@ class Changes(Snapshot):
 def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:
     """Return `array` as a contiguous array. Raise TableError if its type or shape is wrong."""
     if (
-        type(array) is np.ndarray
+        isinstance(array, np.ndarray)
         and array.dtype == dtype
         and array.ndim == len(shape)
-        and all(want is None or want == got for want, got in zip(shape, array.shape, strict=True))
+        and all(size is None or size == actual for size, actual in zip(shape, array.shape, strict=True))
     ):
-        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        return np.ascontiguousarray(array)
     wanted = f"{np.dtype(dtype).name}[{', '.join('n' if size is None else str(size) for size in shape)}]"
     if not isinstance(array, np.ndarray):
         raise TableError(f"{name} must be a NumPy array {wanted}, not {type(array).__name__}")
@@ -357,8 +357,4 @@ def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | 
         raise TableError(
             f"{name} must be {wanted}, not {array.dtype}", f"convert with {name}.astype(np.{np.dtype(dtype).name})"
         )
-    if array.ndim != len(shape) or any(
-        want is not None and want != got for want, got in zip(shape, array.shape, strict=True)
-    ):
-        raise TableError(f"{name} must have shape {wanted}, not {list(array.shape)}")
-    return np.ascontiguousarray(array)
+    raise TableError(f"{name} must have shape {wanted}, not {list(array.shape)}")
