@@ -98,7 +98,7 @@ def test_shards_of_other_hosts_put_their_rows_and_get_them_back(
 def test_a_mirror_holds_what_is_complete(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/there"
     one = Mirror(url)
-    assert not one.steps()
+    assert not one.has_checkpoint()
     with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
         Mirror(url).fetch()
     table, folder = clickfleet.Table(factors=2), one.folder / "checkpoints"

@@ -108,7 +108,7 @@ def test_keys_of_an_object_store_stay_in_the_run_folder(
     assert any(".." in name for name in bucket.find("models/run")), "the store keeps the key as it is"
     with pytest.raises(TrustError, match=r"s3://models/run names the file '.*escaped'"):
         run_folder.resolve("s3://models/run")
-    with pytest.raises(TrustError, match="escaped"), run_folder.at_home("s3://models/run"):
+    with pytest.raises(TrustError, match="escaped"), run_folder.open_folder("s3://models/run"):
         pass
     assert not list(tmp_path.rglob("escaped"))
 
@@ -125,9 +125,9 @@ def test_a_label_at_a_url_names_a_checkpoint_beside_it(label: str, tmp_path: Pat
 
 def test_a_run_at_a_url_is_written_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = mirror.home("s3://bucket/run")
+    folder = mirror.local_folder("s3://bucket/run")
     assert folder.parent.stat().st_mode & 0o777 == 0o700
-    assert mirror.home("s3://bucket/run/") == folder
+    assert mirror.local_folder("s3://bucket/run/") == folder
     files.make(folder / "deep")
     assert (folder / "deep").is_dir()
 
@@ -152,7 +152,7 @@ def test_a_temporary_folder_that_is_not_ours_is_refused(
         (tmp_path / f"clickfleet-{mine + 1}").mkdir(mode=0o700)  # as another user made it
         monkeypatch.setattr(os, "getuid", lambda: mine + 1)
     with pytest.raises(TrustError, match="is not safe for temporary files"):
-        mirror.home("s3://bucket/run")
+        mirror.local_folder("s3://bucket/run")
     with pytest.raises(TrustError, match="set TMPDIR"):
         files.make(tmp_path / f"clickfleet-{os.getuid()}" / "run-1")
 

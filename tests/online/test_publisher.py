@@ -17,7 +17,7 @@ from clickfleet.online.publisher import copy_to
 from clickfleet.serve import verification
 from clickfleet.store import checkpoint, published
 from clickfleet.store.published import Content, Log, prune
-from clickfleet.store.rollback import rollback, touched
+from clickfleet.store.rollback import changed_keys, rollback
 from reference import rows_of
 
 F = np.float32
@@ -85,7 +85,7 @@ def test_base_plus_deltas_is_the_base_of_that_moment(actions, tmp_path_factory):
         if newer and (head is None or any(line.kind == "base" for line in newer)):
             base = True
         for line in newer if not base else ():
-            for keys in touched(log.entry(line)):
+            for keys in changed_keys(log.entry(line)):
                 table.restore_readers(keys)
         changes = table.cut_changes(base=base or not lines)
         head = log.append(changes, content(len(lines))).hash

@@ -11,7 +11,7 @@ from clickfleet.errors import CheckpointError
 from clickfleet.online.on_cluster import merged
 from clickfleet.serve import overlays
 from clickfleet.store import checkpoint, published
-from clickfleet.store.rollback import in_order, mixed
+from clickfleet.store.table import mix64, sort_by_hash
 from online.test_publisher import content
 
 F = np.float32
@@ -25,7 +25,7 @@ class Shards:
         self.n = n
 
     def split(self, keys: Any) -> list[Any]:
-        place = mixed(keys) % np.uint64(1024)
+        place = mix64(keys) % np.uint64(1024)
         spans = [checkpoint.span(shard, self.n) for shard in range(self.n)]
         return [(place >= low) & (place < high) for low, high in spans]
 
@@ -44,7 +44,7 @@ class Changed:
 
     @property
     def deleted(self) -> Any:
-        return in_order(np.concatenate([changes.deleted for changes in self._changes]))
+        return sort_by_hash(np.concatenate([changes.deleted for changes in self._changes]))
 
     def commit(self) -> None:
         for changes in self._changes:

@@ -40,7 +40,7 @@ def test_a_stream_goes_on_from_s3_on_an_empty_machine(tmp_path, graph, bucket):
     config["run"]["dir"] = url
     bucket.put_file(str(graph), "models/live/graph.onnx")
     learn(config, "online.end_day=20260101", quiet=True)
-    shutil.rmtree(mirror.home(url))  # another machine
+    shutil.rmtree(mirror.local_folder(url))  # another machine
     done = learn(config, quiet=True)
     assert (done.passes, done.rows) == (2, 60)
     assert done.to_dict()["checkpoint"].startswith(f"{url}/checkpoints/step-")
@@ -74,7 +74,7 @@ def test_training_at_a_url(tmp_path):
 def test_what_cannot_be_put_stays_and_is_named(tmp_path, monkeypatch):
     url = f"file://{tmp_path}/there"
     (tmp_path / "there").write_text("in the way")
-    with pytest.raises(CheckpointError, match="the whole run is in"), run_folder.at_home(url) as (folder, _):
+    with pytest.raises(CheckpointError, match="the whole run is in"), run_folder.open_folder(url) as (folder, _):
         (folder / "log.txt").write_text("all of it")
     assert (folder / "log.txt").read_text() == "all of it"
     shutil.rmtree(folder)
@@ -84,7 +84,7 @@ def test_a_name_is_never_put_before_what_it_names(tmp_path):
     """A checkpoint that is replaced while the one before is put: the URL has one that is whole at any time."""
     url = f"file://{tmp_path}/there"
     table = clickfleet.Table(factors=2)
-    with run_folder.at_home(url) as (folder, copy):
+    with run_folder.open_folder(url) as (folder, copy):
         checkpoint.write(table, folder / "checkpoints", 1, keep=1)
         real = copy.fs.put_file
 

@@ -171,7 +171,7 @@ class ClusterCheckpoints:
         if run.processes.count() != run.base.steps or not saved:
             self.now(epoch)
         elif epoch is not None and run.config.run.keep_epochs and run.path is not None:
-            checkpoint.label_epoch(run.folder, epoch, run.path)
+            checkpoint.label_epoch(run.path, epoch)
 
     def drop(self) -> None:
         """Discard the checkpoint in progress."""

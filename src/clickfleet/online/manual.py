@@ -17,7 +17,7 @@ from clickfleet.store import checkpoint, mirror, run_folder
 from clickfleet.store.lock import Lock
 from clickfleet.store.published import Entry, Log
 from clickfleet.store.rollback import rollback as go_back
-from clickfleet.store.run_folder import at_home
+from clickfleet.store.run_folder import open_folder
 from clickfleet.training import saving
 from clickfleet.training.learner import Learner
 from clickfleet.training.metrics import Metrics, make_metrics
@@ -65,7 +65,7 @@ def opened(run: Path | str, locked: bool = False, best: bool = False, trust: boo
     if locked:
         yield Opened(Path(run), best, trust)
         return
-    with at_home(run, resume=True) as (folder, _):
+    with open_folder(run, resume=True) as (folder, _):
         yield Opened(folder, best, trust)
 
 
@@ -111,7 +111,7 @@ def publish(
     The entry holds the checkpoint that the run folder names.
     """
     if rollback is not None and mirror.url_of(run) is not None:
-        with at_home(run, resume=True) as (folder, _):
+        with open_folder(run, resume=True) as (folder, _):
             return publish(folder, rollback=rollback, to=to)
     if rollback is not None:
         log = Log(Path(run) / "published" if (Path(run) / "published").is_dir() else run)

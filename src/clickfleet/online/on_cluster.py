@@ -23,9 +23,8 @@ from clickfleet.online.pass_queue import AnnouncedPasses, PassQueue, PassReader
 from clickfleet.online.passes import Pass, PassSource
 from clickfleet.online.publisher import PassPublisher, PublisherState
 from clickfleet.online.session import OnlinePosition, PassSession
-from clickfleet.store.rollback import in_order, mixed
 from clickfleet.store.run_folder import State
-from clickfleet.store.table import Columns, Keys, PublishableTable
+from clickfleet.store.table import Columns, Keys, PublishableTable, mix64, sort_by_hash
 from clickfleet.training import modes
 from clickfleet.training.loop import Arrangement
 from clickfleet.training.metrics import Metrics
@@ -284,7 +283,7 @@ class ShardChanges:
     @property
     def deleted(self) -> Keys:
         found = self._crew.call(self._crew.shards, "deleted")
-        return in_order(np.concatenate([found[name] for name in self._crew.shards]))
+        return sort_by_hash(np.concatenate([found[name] for name in self._crew.shards]))
 
     def commit(self) -> None:
         self._crew.call(self._crew.shards, "end_changes", True)
@@ -325,7 +324,7 @@ class _Feed:
         if part is None:
             self.done = LAST_HASH + 1
             return
-        hashes = mixed(part["key"])
+        hashes = mix64(part["key"])
         if not part["full"]:
             self.done = self._seen  # a range begins: the ranges before it are complete
         self._seen = max(self._seen, int(hashes[-1]))

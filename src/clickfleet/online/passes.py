@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import errno
 import json
 import os
 import threading
@@ -204,15 +203,8 @@ class PassPlan:
             kept = self._passes[: names.index((planned.day, planned.number))]
             atomic.write_file(self.path, b"".join(map(_line, kept)))
             self._passes = kept
-        with atomic.write_errors(self.path), self.path.open("ab", buffering=0) as out:
-            size, line = out.tell(), _line(planned)
-            try:
-                if out.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(out.fileno())
-            except OSError:
-                out.truncate(size)
-                raise
+        with atomic.write_errors(self.path):
+            atomic.append(self.path, _line(planned), durable=True)
         self._passes.append(planned)
 
 

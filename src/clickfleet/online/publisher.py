@@ -27,7 +27,7 @@ from clickfleet.store import atomic, published, redis_rows
 from clickfleet.store.lock import Lock
 from clickfleet.store.mirror import Mirror
 from clickfleet.store.published import LOG, Entry, Line, Log, prune
-from clickfleet.store.rollback import touched
+from clickfleet.store.rollback import changed_keys
 from clickfleet.store.table import PublishableTable
 from clickfleet.training.export import Publisher
 from clickfleet.training.learner import Learner
@@ -335,7 +335,7 @@ class PassPublisher:
         if self.head is None or any(line.kind == "base" for line in newer):
             return "base"
         for line in newer:
-            for keys in touched(self.log.entry(line)):
+            for keys in changed_keys(self.log.entry(line)):
                 self.table.restore_readers(keys)
         return kind
 

@@ -17,7 +17,7 @@ from clickfleet.store import atomic, checkpoint, mirror, run_folder
 from clickfleet.store.lock import Lock
 from clickfleet.store.published import Log
 from clickfleet.store.rollback import rollback
-from clickfleet.store.run_folder import at_home
+from clickfleet.store.run_folder import open_folder
 
 INTENT = "rewind.json"
 Place = tuple[int, int]
@@ -91,7 +91,7 @@ def listed(config: Config) -> list[Stop]:
 
 def rewind(config: Config, place: Place, skip: int, say: Say) -> dict[str, str | int | None]:
     """Rewind a run to before a pass. The first `skip` passes from there on will be left out."""
-    with at_home(_folder(config)) as (folder, _):
+    with open_folder(_folder(config)) as (folder, _):
         complete(folder, say)
         known = stops(folder)
         found = [stop for stop in known if stop.is_before(place)]

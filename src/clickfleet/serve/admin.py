@@ -19,12 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from clickfleet.errors import ClickfleetError, MissingError, ServeError
+from clickfleet.errors import ClickfleetError, ServeError
 from clickfleet.serve import state_folder, uploads
-from clickfleet.serve.batching import BusyError, LateError
-from clickfleet.serve.connection import PAUSE
 from clickfleet.serve.context import Context
-from clickfleet.serve.http import clip
+from clickfleet.serve.http import RefusedError, clip, refuse
 from clickfleet.serve.predictor import Version
 from clickfleet.serve.uploads import parse
 from clickfleet.store import onnx
@@ -158,13 +156,9 @@ async def _disconnected(request: Request, error: Exception) -> Response:
     return _error(400, "the client disconnected")
 
 
-async def _client_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, BusyError):
-        request.scope[PAUSE] = request.app.state.context.admission.pause_s()
-        return _error(503, str(error), {"retry-after": str(max(1, round(error.retry_s)))})
-    if isinstance(error, _RefusedError):
-        return _error(error.status, str(error))
-    return _error(504 if isinstance(error, LateError) else 501 if isinstance(error, MissingError) else 400, str(error))
+async def _client_error(request: Request, error: Any) -> Response:
+    status, body, headers = refuse(error, request.scope, request.app.state.context)
+    return Response(body, status, {name.decode(): value.decode() for name, value in headers})
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
@@ -172,18 +166,12 @@ async def _internal_error(request: Request, error: Exception) -> Response:
     return _error(500, "internal server error; see the server's log")
 
 
-class _RefusedError(ClickfleetError):
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(what)
-        self.status = status
-
-
 def _content_length(request: Request, limit: int) -> int:
     length = request.headers.get("content-length")
     if length is None or not length.isascii() or not length.isdigit():
-        raise _RefusedError(411, "the request needs a Content-Length header")
+        raise RefusedError(411, "the request needs a Content-Length header")
     if len(length) > 18 or int(length) > limit:
-        raise _RefusedError(413, f"the body exceeds {limit} bytes")
+        raise RefusedError(413, f"the body exceeds {limit} bytes")
     return int(length)
 
 
@@ -216,18 +204,18 @@ async def _read(request: Request, limit: int) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > limit:
-            raise _RefusedError(413, f"the body exceeds {limit} bytes")
+            raise RefusedError(413, f"the body exceeds {limit} bytes")
         parts.append(part)
     return b"".join(parts)
 
 
 def _require_admin(request: Request, context: Context) -> None:
     if not context.admin.required:
-        raise _RefusedError(403, "admin routes are disabled; start the server with --admin-token-file")
+        raise RefusedError(403, "admin routes are disabled; start the server with --admin-token-file")
     if context.admin.closed:
-        raise _RefusedError(503, "the server cannot check tokens at the moment; see its log")
+        raise RefusedError(503, "the server cannot check tokens at the moment; see its log")
     if not context.admin.allow(request.headers.get("authorization", "").encode("latin-1")):
-        raise _RefusedError(401, "this route requires the admin bearer token")
+        raise RefusedError(401, "this route requires the admin bearer token")
 
 
 async def _run_command(context: Context, command: state_folder.Command) -> Response:
@@ -240,11 +228,9 @@ async def _run_command(context: Context, command: state_folder.Command) -> Respo
     deadline = time.monotonic() + _ANSWER_S
     while (answer := state_folder.take_answer(state, name)) is None:
         if time.monotonic() > deadline and state_folder.withdraw_command(state, name):
-            raise _RefusedError(504, "the updater did not answer in time; the command was withdrawn")
+            raise RefusedError(504, "the updater did not answer in time; the command was withdrawn")
         if time.monotonic() > 2 * _ANSWER_S + deadline:
-            raise _RefusedError(
-                504, "the updater took the command but did not answer; see /v1/model for what is served"
-            )
+            raise RefusedError(504, "the updater took the command but did not answer; see /v1/model for what is served")
         await asyncio.sleep(0.02)
     while context.status.revision < answer.revision and context.problem is None and time.monotonic() < deadline:
         await asyncio.sleep(0.02)

@@ -32,8 +32,8 @@ class Tokens:
         self.problem: str | None = None
         """Why the last read of the file failed."""
         self.required = file is not None
-        if self._file is None and (given := os.environ.get(variable)):
-            self._accepted = tuple(f"Bearer {token}".encode() for token in given.split())
+        if self._file is None and (text := os.environ.get(variable)):
+            self._accepted = tuple(f"Bearer {token}".encode() for token in text.split())
             self.required = True
         if self._file is not None:
             try:

@@ -152,13 +152,10 @@ class LateError(ClickfleetError):
 
 @dataclass(slots=True)
 class ScoreResult:
-    """The outputs of one request, the version that computed them, and the time it took."""
+    """The outputs of one request, and the version that computed them."""
 
     outputs: Outputs
     version: Version
-    rows: int
-    queue_s: float
-    compute_s: float
 
 
 @dataclass(slots=True)
@@ -166,7 +163,6 @@ class _QueuedRequest:
     batch: Batch
     version: Version
     future: asyncio.Future[ScoreResult]
-    arrived: float
     deadline: float
 
 
@@ -209,7 +205,7 @@ class Batcher:
             self.counts.refused += 1
             future.set_exception(BusyError(max(1.0, wait)))
             return future
-        self._queue.append(_QueuedRequest(batch, version, future, self._now(), deadline))
+        self._queue.append(_QueuedRequest(batch, version, future, deadline))
         self._queued_rows += len(batch)
         if not self._scheduled:
             self._scheduled = True
@@ -292,7 +288,7 @@ class Batcher:
                     item.future.set_exception(outputs)
                 else:
                     part = outputs if len(items) == 1 else {k: v[at : at + size] for k, v in outputs.items()}
-                    item.future.set_result(ScoreResult(part, version, size, started - item.arrived, took))
+                    item.future.set_result(ScoreResult(part, version))
             at += size
         if self._queue:
             self._loop.call_soon(self._flush)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from itertools import islice
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -65,14 +65,12 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.connection.close()
 
     def model(self) -> dict[str, Any]:
         """Return what is served: sequence, age, lag, inputs, schema."""
-        return self._object("/v1/model", self._send("GET", "/v1/model")[0])
+        return self._object("GET", "/v1/model")
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> Floats:
         """Return the scores of rows of named features."""
@@ -85,7 +83,7 @@ class Client:
     ) -> dict[str, Any]:
         """Rank candidates. The options are those of `POST /v1/rank`: top_k, min_score, exclude, fixed."""
         body = {"user": dict(user or {}), "candidates": list(candidates), **options}
-        return self._object("/v1/rank", self._send("POST", "/v1/rank", json.dumps(body).encode())[0])
+        return self._object("POST", "/v1/rank", json.dumps(body).encode())
 
     def score(self, batch: Batch) -> Scores:
         """Score a batch that was read by the model's schema, sent as binary tensors."""
@@ -135,11 +133,11 @@ class Client:
 
     def inspect(self, lines: bytes, form: str) -> dict[str, Any]:
         """Return the result of every step from a few lines to their scores, as the server computes them."""
-        path = f"/v1/inspect?{urlencode({'format': form})}"
-        return self._object("/v1/inspect", self._send("POST", path, lines)[0])
+        return self._object("POST", f"/v1/inspect?{urlencode({'format': form})}", lines)
 
-    def _object(self, path: str, content: bytes) -> dict[str, Any]:
-        with self._decoding(path):
+    def _object(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+        content = self._send(method, path, body)[0]
+        with self._decoding(path.partition("?")[0]):
             return dict(json.loads(content))
 
     @contextmanager
@@ -157,11 +155,11 @@ class Client:
     def _send(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[bytes, Any]:
-        sent = dict(headers or {})
+        all_headers = dict(headers or {})
         if self._token:
-            sent["Authorization"] = f"Bearer {self._token}"
+            all_headers["Authorization"] = f"Bearer {self._token}"
         try:
-            self.connection.request(method, path, body, sent)
+            self.connection.request(method, path, body, all_headers)
             answer = self.connection.getresponse()
             content = answer.read(MAX_REPLY + 1)
         except (OSError, http.client.HTTPException) as error:
@@ -205,9 +203,7 @@ class GrpcClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._channel.close()
 
     def score(self, batch: Batch) -> Scores:
@@ -277,14 +273,14 @@ def score_files(
         raise ConfigError(f"unknown protocol {protocol!r}", "choose http, grpc or upload")
     with Client(url, token, certificate=certificate) as client:
         served = client.model()
-        if not isinstance(served, dict) or not isinstance(served.get("schema"), dict):
+        if not isinstance(served.get("schema"), dict):
             raise ServeError(f"{url} is not a clickfleet server: its reply has no schema", "check the address")
         format_ = Plugin(form) if form else Plugin.parse(served.get("format"), "" if trust else url)
         if protocol == "upload":
             replies = (client.upload(lines, format_.name) for lines in groups_of_lines(data, batch_size, limit))
             return _summarize(replies, show)
         reader = Reader(list(data), Schema.from_dict(served["schema"]), format_, batch_size)
-        batches = (batch for batch, _ in zip(reader, _batch_numbers(batch_size, limit), strict=False))
+        batches = islice(reader, None if limit is None else -(-limit // batch_size))
         if protocol == "http":
             return _summarize((client.score(batch) for batch in batches), show)
         with GrpcClient(grpc_address or _default_grpc_address(url), str(served["name"]), token) as calls:
@@ -299,10 +295,6 @@ def _summarize(replies: Iterator[Scores], show: Show) -> dict[str, Any]:
         times.append(reply.client_ms)
     p50, p99 = np.percentile(times, [50, 99]).tolist() if times else (0.0, 0.0)
     return {"rows": rows, "batches": len(times), "p50_ms": p50, "p99_ms": p99}
-
-
-def _batch_numbers(batch_size: int, limit: int | None) -> range:
-    return range(1 << 62 if limit is None else -(-limit // batch_size))
 
 
 def _default_grpc_address(url: str) -> str:

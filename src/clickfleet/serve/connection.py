@@ -46,8 +46,6 @@ _MAX_SWEEP_S, _MIN_SWEEP_S = 1.0, 0.05
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a connection."""
-
     header_bytes: int
     header_s: float
     body_s: float

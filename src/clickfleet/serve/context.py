@@ -14,7 +14,6 @@ from clickfleet.serve.auth import Tokens
 from clickfleet.serve.batching import AdmissionControl, Batcher
 from clickfleet.serve.counters import Meter
 from clickfleet.serve.features import inputs_of
-from clickfleet.serve.predictor import age
 from clickfleet.serve.state_folder import Status, UpdaterHealth
 from clickfleet.serve.supervisor import Settings
 
@@ -102,7 +101,7 @@ class Context:
             "hash": identity.hash,
             "chain": identity.chain,
             "step": identity.step,
-            "age_s": round(age(identity), 3),
+            "age_s": round(identity.age_s, 3),
             "lag": self.lag,
             "head": self.status.head,
             "rows": identity.rows,
@@ -158,7 +157,7 @@ class Context:
             self._totals()[0],
             {
                 "model_sequence": ("Sequence of the served entry.", identity.sequence),
-                "model_age_seconds": ("Time since the served entry was published.", age(identity)),
+                "model_age_seconds": ("Time since the served entry was published.", identity.age_s),
                 "model_lag": ("Published entries not served yet; NaN if unknown.", math.nan if lag is None else lag),
                 "model_refused": (
                     "Whether a newer entry was refused.",

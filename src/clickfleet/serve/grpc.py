@@ -164,8 +164,8 @@ class Service:
             version.outputs
         )
         batch = open_inference.batch(_tensors(request), version, self.context.settings.max_rows)
-        left = min(stream.time_remaining() or 1e9, self.context.settings.max_time_ms / 1e3)
-        done = await self.context.batcher.score(batch, version, started + left)
+        time_left = min(stream.time_remaining() or 1e9, self.context.settings.max_time_ms / 1e3)
+        done = await self.context.batcher.score(batch, version, started + time_left)
         reply = protobuf.message("ModelInferResponse")(
             model_name=request.model_name, model_version=done.version.version, id=request.id
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from clickfleet.errors import ClickfleetError, ServeError, hide
+from clickfleet.errors import ClickfleetError, MissingError, ServeError, hide
 from clickfleet.serve import json_api, open_inference
 from clickfleet.serve.batching import SMALL_BYTES, BusyError, LateError
 from clickfleet.serve.connection import PAUSE, log_fault
@@ -30,16 +30,27 @@ PUBLIC = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
 COMPRESS_FROM = 1 << 14
 
 
-class RefusedError(Exception):
-    """A reply other than 200."""
+class RefusedError(ClickfleetError):
+    """A request that gets this status, with these headers besides the usual ones."""
 
     def __init__(self, status: int, what: str, headers: Headers | None = None) -> None:
         super().__init__(what)
-        self.status, self.what, self.headers = status, what, headers or []
+        self.status, self.headers = status, headers or []
 
 
-def error_body(what: str) -> bytes:
-    return orjson.dumps({"error": clip(what)})
+def error_reply(status: int, what: str, headers: Headers | None = None) -> Answer:
+    return status, orjson.dumps({"error": clip(what)}), [*JSON, *(headers or [])]
+
+
+def refuse(error: ClickfleetError, scope: Scope, context: Context) -> Answer:
+    """Return the reply to a request that failed with an error of the client or of the server's load."""
+    if isinstance(error, RefusedError):
+        return error_reply(error.status, str(error), error.headers)
+    if isinstance(error, BusyError):
+        scope[PAUSE] = context.admission.pause_s()
+        return error_reply(503, str(error), [(b"retry-after", b"%d" % max(1, round(error.retry_s)))])
+    status = 504 if isinstance(error, LateError) else 501 if isinstance(error, MissingError) else 400
+    return error_reply(status, str(error))
 
 
 def clip(what: str, limit: int = 2000) -> str:
@@ -83,16 +94,8 @@ class App:
         try:
             try:
                 route, answer = await self._answer(scope, receive, path, started)
-            except RefusedError as refused:
-                route, answer = _route_name(path), (refused.status, error_body(refused.what), [*JSON, *refused.headers])
-            except BusyError as busy:
-                retry = (b"retry-after", str(max(1, round(busy.retry_s))).encode())
-                scope[PAUSE] = context.admission.pause_s()
-                route, answer = _route_name(path), (503, error_body(str(busy)), [*JSON, retry])
-            except LateError as late:
-                route, answer = _route_name(path), (504, error_body(str(late)), JSON)
             except ClickfleetError as error:
-                route, answer = _route_name(path), (400, error_body(str(error)), JSON)
+                route, answer = _route_name(path), refuse(error, scope, context)
             if answer is None:
                 status = await self._run_fallback(scope, receive, send)
                 context.active -= 1
@@ -101,7 +104,7 @@ class App:
         except Exception:
             log_fault()
             context.meter.count("faults")
-            answer = 500, error_body("internal server error; see the server's log"), JSON
+            answer = error_reply(500, "internal server error; see the server's log")
         status, body, headers = answer
         took = time.perf_counter() - started
         try:

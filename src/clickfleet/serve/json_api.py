@@ -1,6 +1,6 @@
 """The plain JSON routes: scores of rows of named features, rankings, and the contribution of each feature."""
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,9 +22,10 @@ class Predict(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _predict = msgspec.json.Decoder(Predict)
+_Request = TypeVar("_Request")
 
 
-def decode(decoder: Any, body: bytes, shape: str) -> Any:
+def _decode(decoder: msgspec.json.Decoder[_Request], body: bytes, shape: str) -> _Request:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -32,8 +33,7 @@ def decode(decoder: Any, body: bytes, shape: str) -> Any:
 
 
 def read_predict(body: bytes) -> Predict:
-    request: Predict = decode(_predict, body, '{"rows": [{"feature": value, …}, …]}')
-    return request
+    return _decode(_predict, body, '{"rows": [{"feature": value, …}, …]}')
 
 
 def predict_reply(request: Predict, done: ScoreResult, seconds: float) -> bytes:
@@ -112,8 +112,7 @@ _rank = msgspec.json.Decoder(Rank)
 
 
 def read_rank(body: bytes) -> Rank:
-    request: Rank = decode(_rank, body, '{"user": {…}, "candidates": [{"id": …, "feature": value, …}, …], "top_k": 10}')
-    return request
+    return _decode(_rank, body, '{"user": {…}, "candidates": [{"id": …, "feature": value, …}, …], "top_k": 10}')
 
 
 def _is_id(item: Any) -> bool:
@@ -132,11 +131,11 @@ class Ranking:
             raise ServeError(f"{self.total} candidates exceed the server's limit of {max_candidates}")
         if request.top_k is not None and request.top_k < 1:
             raise ServeError("top_k must be at least 1")
-        seen = {str(item) for item in request.exclude}
+        excluded = {str(item) for item in request.exclude}
+        seen = set(excluded)
         self.excluded = self.repeated = 0
         self.ids: list[str | int] = []
         values, rows = [], []
-        shown = {str(item) for item in request.exclude}
         for place, candidate in enumerate(request.candidates):
             features = dict(candidate)
             item = features.pop("id", None)
@@ -146,8 +145,8 @@ class Ranking:
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_VALUE:
                 raise ServeError(f"candidate {item!r}: the value must be a number")
             if str(item) in seen:
-                self.excluded += str(item) in shown
-                self.repeated += str(item) not in shown
+                self.excluded += str(item) in excluded
+                self.repeated += str(item) not in excluded
                 continue
             seen.add(str(item))
             self.ids.append(item)

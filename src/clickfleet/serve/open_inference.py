@@ -199,18 +199,18 @@ def check_size(inputs: int, request_id: str) -> None:
 
 def batch(tensors: Sequence[RawTensor | ListTensor], version: Version, max_rows: int) -> Batch:
     """Convert the tensors of a request into a batch."""
-    named = {tensor.name: tensor for tensor in tensors}
-    if len(named) != len(tensors):
+    by_name = {tensor.name: tensor for tensor in tensors}
+    if len(by_name) != len(tensors):
         raise ServeError("an input appears twice")
-    if not named:
+    if not by_name:
         raise ServeError("the request has no inputs", f"inputs: {', '.join(version.fields.names)}")
-    if "keys" in named and all(name in ENCODED for name in named) and not set(named) <= set(version.fields.names):
-        return _encoded_batch(named, version, max_rows)
-    if "dense" in named and "dense" not in version.fields.names and not version.schema.slots:
-        return _encoded_batch(named, version, max_rows)
+    if "keys" in by_name and all(name in ENCODED for name in by_name) and not set(by_name) <= set(version.fields.names):
+        return _encoded_batch(by_name, version, max_rows)
+    if "dense" in by_name and "dense" not in version.fields.names and not version.schema.slots:
+        return _encoded_batch(by_name, version, max_rows)
     rows = 0
     columns = {}
-    for name, tensor in named.items():
+    for name, tensor in by_name.items():
         if not tensor.shape or len(tensor.shape) > 2:
             raise ServeError(f"{name}: the shape must be [rows] or [rows, values], not {list(tensor.shape)}")
         rows, width = tensor.shape[0], tensor.shape[1] if len(tensor.shape) == 2 else 1
@@ -218,19 +218,19 @@ def batch(tensors: Sequence[RawTensor | ListTensor], version: Version, max_rows:
         if width < 1 or width > 65536:
             raise ServeError(f"{name}: {width} values per row; from 1 to 65536 are allowed")
         columns[name] = tensor.column(width)
-    for name, tensor in named.items():
+    for name, tensor in by_name.items():
         if tensor.shape[0] != rows or columns[name].size != tensor.count:
             raise ServeError(f"{name}: expected {rows} rows like the other inputs")
     return version.fields.columns(columns, rows)
 
 
-def _encoded_batch(named: Mapping[str, RawTensor | ListTensor], version: Version, max_rows: int) -> Batch:
-    for name, tensor in named.items():
+def _encoded_batch(by_name: Mapping[str, RawTensor | ListTensor], version: Version, max_rows: int) -> Batch:
+    for name, tensor in by_name.items():
         if name not in ENCODED:
             raise version.fields.unknown(name)
         if len(tensor.shape) not in ENCODED[name]:
             raise ServeError(f"{name}: invalid shape {list(tensor.shape)}")
-    arrays = {name: tensor.array() for name, tensor in named.items()}
+    arrays = {name: tensor.array() for name, tensor in by_name.items()}
     keys = arrays.get("keys", np.empty((len(arrays.get("dense", ())), 0), np.uint64))
     if keys.dtype.kind not in "ui":
         raise ServeError("keys must be UINT64")

@@ -6,7 +6,7 @@ A merged folder has `rows.arrow` and `deleted.arrow` like an entry, so the same 
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -15,76 +15,45 @@ import numpy as np
 import pyarrow as pa
 
 from clickfleet import _core
-from clickfleet.data.arrow_ipc import batches
+from clickfleet.data.arrow_ipc import batches, numbers
 from clickfleet.errors import CheckpointError
 from clickfleet.store.published import BATCH_ROWS, DELETED, ROWS, Entry
+from clickfleet.store.table import NO_SLOT, sort_by_hash
 
 Rows = Literal["mapped", "memory"]
 Layer = Any
 """`_core.FrozenLayer`."""
 
-NO_SLOT = np.uint16(0xFFFF)
-_LAST_HASH = 2**64 - 1
+_HASHES = 2**64
 
 
 def open_layer(folder: Path | str, factors: int, rows: Rows = "mapped") -> Layer:
     """Open the rows and deleted keys of an entry or merged folder."""
     folder = Path(folder)
     full, short, memory = [], [], []
-    for batch in _batches(folder / "rows.arrow", ROWS, rows):
-        _check(batch, folder / "rows.arrow")
-        keys, weights = _numbers(batch.column("key"), np.uint64), _numbers(batch.column("embed_w"), np.float32)
+    mapped = rows == "mapped"
+    for batch in batches(folder / "rows.arrow", ROWS, mapped=mapped):
+        keys, weights = numbers(batch.column("key"), np.uint64), numbers(batch.column("embed_w"), np.float32)
         lists = batch.column("embedx")
-        values = _numbers(lists.values, np.float32)[lists.offsets[0].as_py() : lists.offsets[-1].as_py()]
+        values = numbers(lists.values, np.float32)[lists.offsets[0].as_py() : lists.offsets[-1].as_py()]
+        widths = np.diff(numbers(lists.offsets, np.int32))
+        uniform = (widths == widths[:1]).all() and (widths >= 0).all()  # rows are read by position
         memory.append(batch)
-        if len(values) not in (0, len(keys) * factors):
+        if lists.values.null_count or not uniform or len(values) not in (0, len(keys) * factors):
             raise CheckpointError(f"{folder / 'rows.arrow'} mixes short and full rows, or has rows of another width")
         if factors and len(values):
             full.append((keys, weights, values.reshape(len(keys), factors)))
         else:
             short.append((keys, weights))
-    deleted_keys = []
-    for batch in _batches(folder / "deleted.arrow", DELETED, rows):
-        _check(batch, folder / "deleted.arrow")
-        deleted_keys.append(_numbers(batch.column("key"), np.uint64))
-    deleted = _by_hash(deleted_keys)
+    deleted_batches = batches(folder / "deleted.arrow", DELETED, mapped=mapped)
+    deleted_keys = [numbers(batch.column("key"), np.uint64) for batch in deleted_batches]
+    deleted = sort_by_hash(np.unique(np.concatenate([np.empty(0, np.uint64), *deleted_keys])))
     if len(deleted) != sum(map(len, deleted_keys)):
         raise CheckpointError(f"{folder / 'deleted.arrow'} contains a key twice")
     try:
         return _core.FrozenLayer(full, short, deleted, (memory, full, short, deleted))
     except ValueError as error:
         raise CheckpointError(f"{folder / 'rows.arrow'} is broken: {error}") from None
-
-
-def _check(batch: pa.RecordBatch, path: Path) -> None:
-    """Raise `CheckpointError` for nulls and for lists of different lengths: rows are read by position."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count:
-            raise CheckpointError(f"{path} contains nulls in {name}")
-    if "embedx" in batch.schema.names and batch.num_rows:
-        lists = batch.column("embedx")
-        steps = np.diff(_numbers(lists.offsets, np.int32))
-        if lists.values.null_count or (steps != steps[0]).any() or steps[0] < 0:
-            raise CheckpointError(f"{path} mixes short and full rows, or has rows of another width")
-
-
-def _batches(path: Path, schema: pa.Schema, rows: Rows) -> Iterator[pa.RecordBatch]:
-    return batches(path, schema, mapped=rows == "mapped")
-
-
-def _numbers(column: pa.Array, kind: Any) -> Any:
-    """Return a column as a NumPy view. Arrow's `to_numpy` would import pandas, which takes a second."""
-    data = column.buffers()[1]
-    if data is None or not len(column):
-        return np.empty(0, kind)
-    return np.frombuffer(data, kind, len(column), column.offset * np.dtype(kind).itemsize)
-
-
-def _by_hash(parts: list[Any]) -> Any:
-    keys = np.unique(np.concatenate([np.empty(0, np.uint64), *parts]))
-    hashes = np.empty_like(keys)
-    _core.mix64(keys, hashes)
-    return keys[np.argsort(hashes)]
 
 
 def size(layer: Layer) -> int:
@@ -115,7 +84,7 @@ def write_merged(layers: Sequence[Layer], factors: int, folder: Path, keep_delet
 def _ranges(rows: int) -> list[tuple[int, int]]:
     """Split all hashes into ranges, each with about as many rows as a record batch."""
     n = max(1, -(-rows // BATCH_ROWS))
-    edges = [i * (_LAST_HASH + 1) // n for i in range(n + 1)]
+    edges = [i * _HASHES // n for i in range(n + 1)]
     return [(low, high - 1) for low, high in pairwise(edges)]
 
 
@@ -130,7 +99,7 @@ def _write_full_batches(writer: Any, parts: list[Any], factors: int) -> list[Any
 def _record_batch(factors: int, keys: Any, weights: Any, rows: Any) -> pa.RecordBatch:
     offsets = _arrow(np.arange(len(keys) + 1, dtype=np.int32) * np.int32(factors), pa.int32())
     lists = pa.ListArray.from_arrays(offsets, _arrow(rows.reshape(-1), pa.float32()), type=ROWS.field("embedx").type)
-    slots = _arrow(np.full(len(keys), NO_SLOT), pa.uint16())
+    slots = _arrow(np.full(len(keys), NO_SLOT, np.uint16), pa.uint16())
     columns = [_arrow(keys, pa.uint64()), slots, _arrow(weights, pa.float32()), lists]
     return pa.RecordBatch.from_arrays(columns, schema=ROWS)
 
@@ -176,20 +145,19 @@ class Stack:
     def _merge(self, first: int, last: int, factors: int, rows: Rows) -> None:
         self._merges += 1
         folder = self.state / f"merged-{os.getpid()}-{self._merges:06d}"
-        chosen = self.folders[first:last]
-        write_merged([self.opened[one] for one in chosen], factors, folder, keep_deleted=last < len(self.folders))
+        merged = self.folders[first:last]
+        write_merged([self.opened[name] for name in merged], factors, folder, keep_deleted=last < len(self.folders))
         self._open(folder, factors, rows)
         self.folders = [*self.folders[:first], str(folder), *self.folders[last:]]
-        for one in chosen:
-            if Path(one).parent == self.state:
-                self._unused.append((time.monotonic(), Path(one)))
+        for path in map(Path, merged):
+            if path.parent == self.state:
+                self._unused.append((time.monotonic(), path))
 
     def remove_unused(self, keep_s: float = 30.0) -> None:
         """Remove merged folders that no version has used for a while. A process that mapped them keeps the data."""
         now = time.monotonic()
-        for at, folder in [
-            item for item in self._unused if now - item[0] > keep_s and str(item[1]) not in self.folders
-        ]:
-            shutil.rmtree(folder, ignore_errors=True)
-            self._unused.remove((at, folder))
+        for since, folder in list(self._unused):
+            if now - since > keep_s and str(folder) not in self.folders:
+                shutil.rmtree(folder, ignore_errors=True)
+                self._unused.remove((since, folder))
         self.opened = {folder: layer for folder, layer in self.opened.items() if folder in self.folders}

@@ -15,7 +15,7 @@ from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError
 from clickfleet.serve import overlays
 from clickfleet.serve.features import Fields
-from clickfleet.store.onnx import CPU, Engine, soil
+from clickfleet.store.onnx import CPU, Engine, fill_with_nan
 from clickfleet.store.published import Entry
 
 GOLDEN_TOLERANCE = 1e-6
@@ -49,6 +49,11 @@ class ModelIdentity:
     rows: int
     model: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since publication."""
+        return max(0.0, time.time() - self.published)
+
 
 class Version:
     """A model at one sequence. It is immutable, so holding a reference gives one consistent model."""
@@ -65,8 +70,10 @@ class Version:
     ) -> None:
         manifest = entry.manifest
         self.entry = entry
-        same = like is not None and like.entry.manifest["schema"] == manifest["schema"]
-        self.fields: Fields = like.fields if like is not None and same else Fields(Schema.from_dict(manifest["schema"]))
+        if like is None or like.entry.manifest["schema"] != manifest["schema"]:
+            self.fields: Fields = Fields(Schema.from_dict(manifest["schema"]))
+        else:
+            self.fields = like.fields
         self.schema = self.fields.schema
         self.factors = int(manifest["factors"])
         self.rows = rows
@@ -180,7 +187,7 @@ class Version:
         batch, expected = golden
         try:
             if not self.engine.int8:  # int8 cannot represent the NaN
-                soil(self.session, self._feed(*self.inputs(batch)), rows=4 * len(batch))
+                fill_with_nan(self.session, self._feed(*self.inputs(batch)), rows=4 * len(batch))
             outputs = self.run(batch)
             first = {} if self.engine.int8 else self.run(batch[:1])  # with int8, a single row has another scale
         except Exception as error:  # ONNX Runtime raises many kinds
@@ -232,8 +239,3 @@ def open_version(
     table = _core.FrozenRows(tuple(stack), factors)
     count = sum(overlays.size(layer) for layer in stack)
     return Version(entry, table, name, row_count=count, engine=engine, like=like)
-
-
-def age(identity: ModelIdentity) -> float:
-    """Return the seconds since publication."""
-    return max(0.0, time.time() - identity.published)

@@ -22,13 +22,13 @@ class RedisRows:
     def __init__(self, url: str, entry: Entry) -> None:
         self._client = redis_rows.connect(url)
         self.factors = int(entry.manifest["factors"])
-        found = redis_rows.head(self._client)
-        if found is None or found["hash"] != entry.hash:
-            held = "nothing" if found is None else f"entry {found['sequence']}"
+        head = redis_rows.head(self._client)
+        if head is None or head["hash"] != entry.hash:
+            held = "nothing" if head is None else f"entry {head['sequence']}"
             raise CheckpointError(
                 f"Redis holds {held}, not entry {entry.sequence}", f"fill it with clickfleet publish … --to {url}"
             )
-        self._prefix: str = found["prefix"]
+        self._prefix = head["prefix"]
         self._lock = threading.Lock()
         self._cache: dict[int, Any] = {}
 
@@ -59,12 +59,12 @@ class RedisRows:
                     out[place] = row
         if missing:
             try:
-                found, _ = redis_rows.read(self._client, self._prefix, keys[missing], self.factors)
+                rows, _ = redis_rows.read(self._client, self._prefix, keys[missing], self.factors)
             except redis.RedisError:
                 raise BusyError(1.0) from None
-            out[missing] = found
+            out[missing] = rows
             with self._lock:
                 if len(self._cache) + len(missing) > CACHED_ROWS:
                     self._cache.clear()
-                self._cache.update(zip(keys[missing].tolist(), found, strict=True))
+                self._cache.update(zip(keys[missing].tolist(), rows, strict=True))
         return out

@@ -85,9 +85,9 @@ class VersionWatch:
 
     async def _follow(self) -> None:
         """Switch to a new version. Retry one that cannot be opened."""
-        found = stamp(self.state)
-        if found != self._stamp and await self._switch():
-            self._stamp = found
+        newest = stamp(self.state)
+        if newest != self._stamp and await self._switch():
+            self._stamp = newest
         self.context.updater.checked_at = time.monotonic()
 
     async def _switch(self) -> bool:
@@ -163,8 +163,6 @@ class Command:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a command."""
-
     sequence: int | None
     hash: str | None
     pinned: bool
@@ -212,10 +210,10 @@ def read_status(state: Path) -> Status | None:
 def stamp(state: Path) -> tuple[int, int] | None:
     """Return a value that changes whenever version.json is replaced."""
     try:
-        found = os.stat(state / VERSION)
+        facts = os.stat(state / VERSION)
     except FileNotFoundError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return facts.st_mtime_ns, facts.st_ino
 
 
 def write_heartbeat(state: Path) -> None:

@@ -19,7 +19,7 @@ from clickfleet.serve.overlays import Stack
 from clickfleet.serve.predictor import open_version
 from clickfleet.serve.state_folder import Command, CommandResult, Status
 from clickfleet.serve.supervisor import Settings
-from clickfleet.store.published import LOG, Entry, Line, Log
+from clickfleet.store.published import LOG, Entry, Line, Log, since_base
 from clickfleet.store.redis_rows import RedisHead
 
 HEARTBEAT_S = 0.5
@@ -44,7 +44,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
     os.nice(10)  # from here on, requests have priority
-    shown, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
+    logged, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
     while not stopped and os.getppid() == parent:
         try:
             updater.poll()
@@ -56,9 +56,9 @@ def main() -> None:
             heartbeat_at = updater.polled_at
             state_folder.write_heartbeat(updater.state)
         problem = updater.status.problem if updater.status else None
-        if problem != shown and problem is not None:
+        if problem != logged and problem is not None:
             print(f"updater: {problem}", file=sys.stderr, flush=True)
-        shown = problem
+        logged = problem
         time.sleep(pause)
 
 
@@ -74,7 +74,9 @@ class Updater:
         self.state = Path(settings.state)
         self.folder = Path(settings.model)
         self.following = (self.folder / LOG).is_file()
-        self.tail = LogTail(self.folder)
+        self.log = Log(self.folder)
+        self.lines: list[Line] = []
+        """The lines of the log at the last read."""
         self.stack = Stack(self.state)
         self.rows: overlays.Rows = "memory" if settings.rows == "memory" else "mapped"
         self.redis = None if settings.rows in ("mapped", "memory") else settings.rows
@@ -91,7 +93,7 @@ class Updater:
         before = self._previous_status()
         self._revision = 0 if before is None else before.revision
         if self.following:
-            self.tail.refresh()
+            self._read_log()
             if before is not None and before.pinned:
                 self._load_sequence(int(Path(before.entry).name.partition("-")[0]))
                 return self._announce(None, pinned=True)
@@ -126,15 +128,22 @@ class Updater:
             return bool(commands)
         pinned = self.status is not None and self.status.pinned
         try:
-            news = self.tail.refresh() or self._redis_moved()
-            if not self.tail.lines:
-                raise CheckpointError(f"{self.tail.log.path} is missing or has no entries")
+            changed = self._read_log() or self._redis_moved()
+            if not self.lines:
+                raise CheckpointError(f"{self.log.path} is missing or has no entries")
             self.polled_at = time.monotonic()
-            if not news and not self._retry_due():
+            if not changed and not self._retry_due():
                 return False
-            self._announce(None, pinned=True) if pinned else self._announce(self._to_head())
+            self._announce(None if pinned else self._to_head(), pinned)
         except ClickfleetError as error:
             return self.report_problem(str(error), log_unreadable=True)
+        return True
+
+    def _read_log(self) -> bool:
+        """Read new lines of the log. Return whether it changed."""
+        if not self.log.refresh():
+            return False
+        self.lines = self.log.lines()
         return True
 
     def _retry_due(self) -> bool:
@@ -162,18 +171,18 @@ class Updater:
 
     def _execute(self, command: Command) -> CommandResult:
         """Roll back to a sequence and stay there, or follow the log again."""
-        refused = None
+        refusal = None
         try:
             if not self.following:
                 raise CheckpointError("this server serves a single entry, not a log: it cannot roll back or follow")
-            self.tail.refresh()
+            self._read_log()
             if command.sequence is None:
                 self._announce(self._to_head(accept_fork=True))
             else:
                 self._load_sequence(int(command.sequence))
                 self._announce(None, pinned=True)
         except ClickfleetError as error:
-            refused = str(error)
+            refusal = str(error)
         status = self.status
         assert status is not None
         return CommandResult(
@@ -181,50 +190,44 @@ class Updater:
             hash=None if self.serving is None else self.serving.hash,
             pinned=status.pinned,
             head=status.head,
-            problem=refused or status.problem,
+            problem=refusal or status.problem,
             revision=status.revision,
         )
 
     def _to_head(self, accept_fork: bool = False) -> str | None:
         """Apply every entry up to the head. Return why one was refused, or None. `accept_fork` allows a log whose past changed."""
-        lines = self.tail.lines
+        lines = self.lines
         if self.redis is not None:
-            return self._to_redis_head(lines)
+            return self._to_redis_head()
         if self.serving is not None and self.serving not in lines:
             compacted = bool(lines) and lines[0].sequence > self.serving.sequence  # retention dropped its line
             if not accept_fork and not compacted:
                 return (
-                    f"{self.tail.log.path} no longer contains the served entry {self.serving.sequence} (a fork); "
+                    f"{self.log.path} no longer contains the served entry {self.serving.sequence} (a fork); "
                     "POST /admin/follow accepts the log as it is now"
                 )
-            return self._apply(self._from_base(lines))
+            return self._apply(since_base(lines))
         at = -1 if self.serving is None else lines.index(self.serving)
         newer = lines[at + 1 :]
-        return self._apply(self._from_base(newer) or newer)
+        return self._apply(since_base(newer) or newer)
 
-    def _to_redis_head(self, lines: Sequence[Line]) -> str | None:
+    def _to_redis_head(self) -> str | None:
         """Serve the entry whose rows Redis holds."""
         head = self._redis_head()
-        matching = [line for line in lines if head is not None and line.hash == head["hash"]]
-        if not matching:
+        line = next((line for line in self.lines if head is not None and line.hash == head["hash"]), None)
+        if line is None:
             held = "nothing" if head is None else f"entry {head['sequence']} of another log"
             return f"{self.redis} holds {held}; fill it with clickfleet publish … --to {self.redis}"
-        self.tail.log.entry(matching[0]).verify()
-        self.serving = matching[0]
+        self.log.entry(line).verify()
+        self.serving = line
         return None
-
-    @staticmethod
-    def _from_base(lines: Sequence[Line]) -> Sequence[Line]:
-        """Return the lines from the last base on."""
-        bases = [i for i, line in enumerate(lines) if line.kind == "base"]
-        return lines[bases[-1] :] if bases else []
 
     def _apply(self, lines: Sequence[Line]) -> str | None:
         """Add entries one by one. Stop at the first invalid one and return why it was refused."""
         for line in lines:
             before, served = list(self.stack.folders), self.serving
             try:
-                entry = self.tail.log.entry(line)
+                entry = self.log.entry(line)
                 entry.verify()
                 if entry.base:
                     self.stack.start(entry, self.rows)
@@ -247,9 +250,8 @@ class Updater:
 
     def _load_sequence(self, sequence: int) -> None:
         """Load the model as it was at a sequence."""
-        lines = self.tail.lines
-        upto = [i for i, line in enumerate(lines) if line.sequence == sequence]
-        if not upto:
+        lines = self.lines
+        if sequence not in [line.sequence for line in lines]:
             known = f"{lines[0].sequence} to {lines[-1].sequence}" if lines else "none"
             raise CheckpointError(f"the log has no entry {sequence}", f"entries: {known}")
         if self.redis is not None:
@@ -257,19 +259,18 @@ class Updater:
                 "cannot roll back rows in Redis, which holds a single entry", "run publish --rollback and fill it again"
             )
         before = list(self.stack.folders), self.serving
-        problem = self._apply(self._from_base(lines[: upto[0] + 1]))
+        problem = self._apply(since_base([line for line in lines if line.sequence <= sequence]))
         if problem is not None:
             self.stack.folders, self.serving = before
             raise CheckpointError(problem)
 
     def _announce(self, problem: str | None, pinned: bool = False) -> Status:
         assert self.serving is not None
-        head = self.tail.lines[-1].sequence if self.tail.lines else None
+        head = self.lines[-1].sequence if self.lines else None
         path = str(self.folder / self.serving.name)
-        self._write(Status(path, list(self.stack.folders), head, problem, pinned, following=True))
+        status = self._write(Status(path, list(self.stack.folders), head, problem, pinned, following=True))
         self.stack.remove_unused()
-        assert self.status is not None
-        return self.status
+        return status
 
     def report_problem(self, problem: str, log_unreadable: bool = False) -> bool:
         """Announce a problem, which does not change what is served. Return whether it is a new one.
@@ -298,21 +299,6 @@ class Updater:
     def _back_off(self) -> None:
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
-
-
-class LogTail:
-    """The lines of a growing log. Each is read and checked once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.log = Log(folder)
-        self.lines: list[Line] = []
-
-    def refresh(self) -> bool:
-        """Read new lines. Return whether there are any. A log whose past changed is read again from its start."""
-        if not self.log.refresh():
-            return False
-        self.lines = self.log.lines()
-        return True
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def check(chain: Sequence[Entry]) -> bool:
         if i and (entry.base or entry.manifest["chain"] != chain[0].manifest["chain"]):
             raise CheckpointError(f"{entry.path} does not belong to the chain of {chain[0].path.name}")
         try:
-            open_version(entry, [one.path for one in chain[i::-1]], opened=opened)
+            open_version(entry, [layer.path for layer in chain[i::-1]], opened=opened)
         except MissingError:
             golden = False
     return golden
@@ -49,30 +49,30 @@ def verify(model: str | Path) -> Facts:
     """Check everything at a path: a checkpoint, an entry, a published log, or a run with its checkpoints and its log."""
     path = run_folder.resolve(model) if mirror.url_of(model) is not None else Path(model)
     if (path / LOG).is_file():
-        found = [_log(path)]
+        reports = [_log(path)]
     elif (path / atomic.MANIFEST).is_file():
-        found = [_one(path)]
-    elif (folder := _checkpoints(path)) is not None or directories(path / "published"):
-        found = [] if folder is None else [_one(one) for one in _steps(folder)]
+        reports = [_model(path)]
+    elif (paths := _checkpoints(path)) or directories(path / "published"):
+        reports = [_model(step) for step in paths]
         if (path / "published").is_dir():
-            found.append(_log(path / "published"))
+            reports.append(_log(path / "published"))
     else:
-        found = [_one(run_folder.resolve(path))]
-    total = {key: sum(one[key] for one in found) for key in ("files", "bytes", "rows", "checkpoints", "entries")}
-    return {"path": str(path), **total, "golden": all(one["golden"] for one in found)}
+        reports = [_model(run_folder.resolve(path))]
+    sums = {key: sum(facts[key] for facts in reports) for key in ("files", "bytes", "rows", "checkpoints", "entries")}
+    return {"path": str(path), **sums, "golden": all(facts["golden"] for facts in reports)}
 
 
-def _checkpoints(path: Path) -> Path | None:
-    return next((one for one in (path / "checkpoints", path) if checkpoint.steps(one)), None)
+def _checkpoints(path: Path) -> list[Path]:
+    """Return the checkpoints of a run. Raise `CheckpointError` if LATEST is wrong."""
+    for folder in (path / "checkpoints", path):
+        if steps := checkpoint.steps(folder):
+            checkpoint.latest(folder)
+            return [checkpoint.step_folder(folder, step) for step in steps]
+    return []
 
 
-def _steps(folder: Path) -> list[Path]:
-    """Return all checkpoints of a folder. Raise `CheckpointError` if a name or pointer is wrong."""
-    checkpoint.latest(folder)
-    return [folder / f"step-{step:012d}" for step in checkpoint.steps(folder)]
-
-
-def _one(path: Path) -> Facts:
+def _model(path: Path) -> Facts:
+    """Check a checkpoint, or an entry with the entries it needs."""
     if atomic.read_kind(path) != KIND:
         manifest = checkpoint.verify(path)
         return _facts([manifest], manifest["short_rows"] + manifest["full_rows"], checkpoints=1)
@@ -96,9 +96,10 @@ def _log(folder: Path) -> Facts:
         elif not chains:
             raise CheckpointError(f"{entry.path} is a delta without its base")
         chains[-1].append(entry)
-    tried = [check(chain) for chain in chains]
+    golden = [check(chain) for chain in chains]
     manifests = [entry.manifest for chain in chains for entry in chain]
-    return _facts(manifests, sum(one["rows"] for one in manifests), entries=len(manifests), golden=all(tried))
+    rows = sum(manifest["rows"] for manifest in manifests)
+    return _facts(manifests, rows, entries=len(manifests), golden=all(golden))
 
 
 def _facts(
@@ -121,8 +122,8 @@ def repair(model: str | Path) -> Facts:
     It starts with the oldest base from which the entries are consecutive, and ends with the newest entry. No file is removed.
     """
     folder = Path(model) / "published" if (Path(model) / "published").is_dir() else Path(model)
-    there = directories(folder)
-    if not there:
+    numbered = directories(folder)
+    if not numbered:
         raise CheckpointError(f"{folder} has no entries to rebuild a log from")
     with Lock(folder / ".lock", "publishes", patience_s=60.0):
         log = Log(folder)
@@ -130,7 +131,7 @@ def repair(model: str | Path) -> Facts:
             before = log.lines()
         except CheckpointError:
             before = []
-        lines = _linked([Entry(path) for _, path in there])
+        lines = _linked([Entry(path) for _, path in numbered])
         _check_known(log, before, lines)
         first = next((i for i, line in enumerate(lines) if line.kind == "base"), None)
         if first is None:
@@ -147,14 +148,13 @@ def repair(model: str | Path) -> Facts:
         changed = header != log.header or lines != before
         if changed:
             log.rewrite(header, lines)
-    outside = [path.name for number, path in there if number < header.kept]
     return {
         "path": str(folder),
         "entries": len([line for line in lines if line.sequence >= header.kept]),
         "first": header.kept,
         "last": lines[-1].sequence,
         "added": len({line.hash for line in lines} - {line.hash for line in before}),
-        "outside": outside,
+        "outside": [path.name for number, path in numbered if number < header.kept],
         "changed": changed,
     }
 

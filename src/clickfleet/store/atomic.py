@@ -1,8 +1,8 @@
 """Write files and folders atomically, and detect damage when they are read.
 
-`write_file` replaces one file. `write_folder(path, kind)` collects files in a hidden folder beside `path`, flushes them to the disk,
-writes `manifest.json` and renames the folder to `path`; a crash leaves nothing under `path`. The manifest is canonical JSON (sorted
-keys, no blanks, UTF-8):
+`write_file` replaces a file, and `append` extends one. `write_folder(path, kind)` collects files in a hidden folder beside `path`,
+flushes them to the disk, writes `manifest.json` and renames the folder to `path`; a crash leaves nothing under `path`. The manifest is
+canonical JSON (sorted keys, no blanks, UTF-8):
 
     {"files": {name: {"bytes": n, "xxh3_128": hex}, …}, "format": "clickfleet/<kind>", "hash": hex, "version": 1, …facts of the writer}
 
@@ -21,7 +21,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypedDict
 
 import xxhash
@@ -58,19 +57,19 @@ def checksum(content: bytes) -> FileFacts:
     return {"bytes": len(content), "xxh3_128": xxhash.xxh3_128(content).hexdigest()}
 
 
-def seal(facts: Mapping[str, object]) -> bytes:
-    """Return facts as canonical JSON, with their hash added.
+def seal(facts: Mapping[str, object], key: str = "hash") -> bytes:
+    """Return facts as canonical JSON, with their hash added under `key`.
 
     >>> unseal(seal({"time": 1.5}))
     {'time': 1.5}
     """
-    return canonical({**facts, "hash": digest(facts)})
+    return canonical({**facts, key: digest(facts)})
 
 
-def unseal(content: bytes) -> dict[str, Any]:
+def unseal(content: bytes, key: str = "hash") -> dict[str, Any]:
     """Return the facts that `seal` wrote. Raise ValueError if they were changed."""
     facts = json.loads(content)
-    if not isinstance(facts, dict) or facts.pop("hash", None) != digest(facts):
+    if not isinstance(facts, dict) or facts.pop(key, None) != digest(facts):
         raise ValueError("its hash does not match")
     return facts
 
@@ -161,9 +160,7 @@ class FolderWriter:
             self.hidden.mkdir(parents=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self._finish()
@@ -185,10 +182,10 @@ class FolderWriter:
             "files": {**{name: file.facts() for name, file in self._files.items()}, **self._adopted},
             **self.facts,
         }
-        whole = digest(manifest)
+        manifest_hash = digest(manifest)
         for name, facts in self._beside.items():
-            self.put(name, seal({**facts, "entry": whole}))
-        self.put(MANIFEST, canonical({**manifest, "hash": whole}))
+            self.put(name, seal({**facts, "entry": manifest_hash}))
+        self.put(MANIFEST, canonical({**manifest, "hash": manifest_hash}))
         flush(self.hidden)
         move(self.hidden, self.path)
         flush(self.path.parent)
@@ -214,8 +211,8 @@ def read_manifest(path: Path | str, kind: str | None, version: int | None = 1) -
         with damage_errors(path / MANIFEST):
             manifest = json.loads((path / MANIFEST).read_bytes())
     except FileNotFoundError:
-        what = f"{path} has no {MANIFEST}" if path.is_dir() else f"{path} does not exist"
-        raise CheckpointError(what, f"expected a saved {kind or 'model'}") from None
+        problem = f"{path} has no {MANIFEST}" if path.is_dir() else f"{path} does not exist"
+        raise CheckpointError(problem, f"expected a saved {kind or 'model'}") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path / MANIFEST}: {error.strerror or error}") from error
     if not isinstance(manifest, dict) or not str(manifest.get("format", "")).startswith("clickfleet/"):
@@ -240,13 +237,13 @@ def read_manifest(path: Path | str, kind: str | None, version: int | None = 1) -
 def verify_files(path: Path | str, manifest: Manifest) -> None:
     """Read every file that the manifest lists and compare lengths and checksums."""
     with damage_errors(Path(path) / MANIFEST):
-        named = {str(name): (facts["bytes"], facts["xxh3_128"]) for name, facts in manifest["files"].items()}
-    for name, (size, checksum) in named.items():
+        listed = {str(name): (facts["bytes"], facts["xxh3_128"]) for name, facts in manifest["files"].items()}
+    for name, (size, checksum) in listed.items():
         file = Path(path) / name
         try:
-            found = file.stat().st_size
-            if found != size:
-                raise CheckpointError(f"{file} is damaged: expected {size} bytes, found {found}")
+            actual_size = file.stat().st_size
+            if actual_size != size:
+                raise CheckpointError(f"{file} is damaged: expected {size} bytes, found {actual_size}")
             with file.open("rb", buffering=0) as source:
                 state = xxhash.xxh3_128()
                 while chunk := source.read(1 << 22):
@@ -280,6 +277,20 @@ def write_file(path: Path, content: bytes) -> None:
     """Replace a whole file durably, or leave it as it was."""
     with write_errors(path), replacing(path, durable=True) as temporary:
         temporary.write_bytes(content)
+
+
+def append(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Append to a file, or leave it as it was. `durable` flushes it to the disk."""
+    with path.open("ab", buffering=0) as out:  # unbuffered: closing the file must not write what failed before
+        size, rest = out.tell(), memoryview(content)
+        try:
+            while rest:
+                rest = rest[out.write(rest) :]
+            if durable:
+                os.fsync(out.fileno())
+        except OSError:
+            out.truncate(size)
+            raise
 
 
 @contextmanager
@@ -335,21 +346,11 @@ class Appender:
         with self._lock:
             if self.waiting:
                 try:
-                    self._write()
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    append(self.path, self.waiting)
                     self.waiting, self.problem = b"", None
                 except OSError as error:
                     if error.errno not in FULL:
                         raise
                     self.problem = error
             return not self.waiting
-
-    def _write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab", buffering=0) as out:
-            size, left = out.tell(), memoryview(self.waiting)
-            try:
-                while left:
-                    left = left[out.write(left) :]
-            except OSError:
-                out.truncate(size)
-                raise

@@ -30,7 +30,6 @@ and `schema`, `model` and `step` in its manifest. A checkpoint without these is 
 checksums (atomic.py). Loading and saving it again gives the same bytes.
 """
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -46,7 +45,7 @@ from clickfleet.data.arrow_ipc import FLOATS, batches, columns
 from clickfleet.data.files import inside
 from clickfleet.errors import CheckpointError
 from clickfleet.store import atomic
-from clickfleet.store.table import Columns, Snapshot, Table
+from clickfleet.store.table import Columns, Snapshot, Table, mix64
 
 LATEST, BEST = "LATEST", "BEST"
 MAX_FILES = 32
@@ -129,44 +128,41 @@ def span(shard: int, shards: int) -> tuple[int, int]:
 def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -> Table:
     """Load the table of a checkpoint, or the part that belongs to shard `shard` of `shards`. `changes` override its description."""
     path = Path(path)
-    manifest = atomic.read_manifest(path, "checkpoint")
     if not 0 <= shard < shards <= _core.VIRTUAL_SHARDS:
         raise CheckpointError(
             f"invalid shard {shard} of {shards}", f"shards are numbered from 0; {_core.VIRTUAL_SHARDS} at most"
         )
-    atomic.verify_files(path, manifest)
+    manifest = verify(path)
     with atomic.damage_errors(path):
-        return _load(path, manifest, span(shard, shards), shard, shards, changes)
+        return _load(path, manifest, shard, shards, changes)
 
 
-def _load(
-    path: Path, manifest: atomic.Manifest, own: tuple[int, int], shard: int, shards: int, changes: Mapping[str, object]
-) -> Table:
+def _load(path: Path, manifest: atomic.Manifest, shard: int, shards: int, changes: Mapping[str, object]) -> Table:
     table = Table.like({**manifest["table"], **changes})
-    first, last = own
+    first, last = span(shard, shards)
     files = manifest["row_files"]
     if not isinstance(files, int) or not 1 <= files <= MAX_FILES:
         raise CheckpointError(f"{path} is damaged: it claims {files} row files")
     stored = sum(facts["bytes"] for facts in manifest["files"].values())
     if not all(0 <= manifest[kind] <= stored for kind in ("short_rows", "full_rows")):
         raise CheckpointError(f"{path} is damaged: it claims more rows than its files can hold")
-    per_file = _core.VIRTUAL_SHARDS // files
-    same = all(changes.get(key, manifest["table"][key]) == manifest["table"][key] for key in MEMORY)
-    memory = manifest["memory"][shard] if same and len(manifest.get("memory", ())) == shards else None
+    same_limits = all(changes.get(key, manifest["table"][key]) == manifest["table"][key] for key in MEMORY)
+    memory = manifest["memory"][shard] if same_limits and len(manifest.get("memory", ())) == shards else None
     if memory is not None:
         table.core.prepare(memory)
     else:
         table.core.reserve(
             *(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows"))
         )
-    mine = [file for file in range(files) if file * per_file < last and (file + 1) * per_file > first]
-    for batch in itertools.chain.from_iterable(batches(path / _name(file, files), ROWS) for file in mine):
-        _restore(table, batch, first, last)
+    for file in range(first * files // _core.VIRTUAL_SHARDS, -(-last * files // _core.VIRTUAL_SHARDS)):
+        for batch in batches(path / _name(file, files), ROWS):
+            _restore(table, batch, first, last)
     changed = pa.Table.from_batches(batches(path / "changed.arrow", CHANGED), CHANGED)
     if manifest["tracking"]:
         keys, deleted = changed["key"].to_numpy(), changed["deleted"].to_numpy()
-        ours = _in_shards(keys, first, last)
-        table.core.restore_changes(keys[~deleted & ours], keys[deleted & ours])
+        virtual_shards = mix64(keys) % _core.VIRTUAL_SHARDS
+        in_span = (virtual_shards >= first) & (virtual_shards < last)
+        table.core.restore_changes(keys[~deleted & in_span], keys[deleted & in_span])
     if memory is not None:
         table.core.settle(memory)
     return table
@@ -209,34 +205,39 @@ def write(
     **contents: Any,
 ) -> Path:
     """Save the checkpoint of a step, point LATEST (and EPOCH-…, BEST) at it, and remove all but the newest `keep` and the labelled ones."""
-    path = save(table, Path(folder) / f"step-{step:012d}", step=step, **contents)
+    path = save(table, step_folder(folder, step), step=step, **contents)
     register(path, keep, epoch, best)
     return path
 
 
 def register(path: Path, keep: int, epoch: int | None = None, best: bool = False) -> None:
     """Point LATEST (and EPOCH-…, BEST) at a complete checkpoint, then remove old ones like `write`."""
-    _point(path.parent / LATEST, path)
+    make_latest(path)
     if epoch is not None:
-        label_epoch(path.parent, epoch, path)
+        label_epoch(path, epoch)
     if best:
-        label_best(path.parent, path)
+        label_best(path)
     prune(path.parent, keep)
 
 
 def make_latest(path: Path) -> None:
     """Point LATEST at a checkpoint."""
-    _point(path.parent / LATEST, path)
+    _label(path, LATEST)
 
 
-def label_epoch(folder: Path | str, epoch: int, path: Path) -> None:
+def label_epoch(path: Path, epoch: int) -> None:
     """Keep a checkpoint as that of an epoch's end."""
-    _point(Path(folder) / f"EPOCH-{epoch:04d}", path)
+    _label(path, f"EPOCH-{epoch:04d}")
 
 
-def label_best(folder: Path | str, path: Path) -> None:
+def label_best(path: Path) -> None:
     """Keep a checkpoint as the best one; it replaces the previous best."""
-    _point(Path(folder) / BEST, path)
+    _label(path, BEST)
+
+
+def _label(path: Path, label: str) -> None:
+    manifest = atomic.read_manifest(path, "checkpoint")
+    atomic.write_file(path.parent / label, f"{path.name} {atomic.digest(manifest)}\n".encode())
 
 
 def is_label(name: str) -> bool:
@@ -246,40 +247,49 @@ def is_label(name: str) -> bool:
 
 def labelled(folder: Path | str, label: str) -> Path:
     """Return the checkpoint that LATEST, BEST or EPOCH-… names, after checking its manifest."""
-    return _pointed(Path(folder) / label)
-
-
-def _point(pointer: Path, path: Path) -> None:
-    manifest = atomic.read_manifest(path, "checkpoint")
-    atomic.write_file(pointer, f"{path.name} {atomic.digest(manifest)}\n".encode())
+    folder = Path(folder)
+    try:
+        name, _, manifest_hash = (folder / label).read_text().strip().partition(" ")
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no checkpoint yet") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{folder / label} is damaged: {error}") from error
+    if not _STEP.match(name) or atomic.digest(atomic.read_manifest(folder / name, "checkpoint")) != manifest_hash:
+        known = ", ".join(step_folder(folder, step).name for step in steps(folder)) or "none"
+        raise CheckpointError(
+            f"{folder / label} is damaged: it names no valid checkpoint", f"existing checkpoints: {known}"
+        )
+    return folder / name
 
 
 def epochs(folder: Path | str) -> dict[int, Path]:
     """Return the checkpoints kept at the ends of epochs, by epoch."""
-    folder = Path(folder)
-    found = (_EPOCH.match(entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
-    return {
-        epoch: _pointed(folder / f"EPOCH-{epoch:04d}") for epoch in sorted(int(match[1]) for match in found if match)
-    }
+    return {epoch: labelled(folder, f"EPOCH-{epoch:04d}") for epoch in _numbers(Path(folder), _EPOCH)}
 
 
 def steps(folder: Path | str) -> list[int]:
     """Return the steps that have a checkpoint, oldest first."""
-    folder = Path(folder)
-    found = (_STEP.match(entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
-    return sorted(int(match[1]) for match in found if match)
+    return _numbers(Path(folder), _STEP)
+
+
+def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+    matches = (pattern.match(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def step_folder(folder: Path | str, step: int) -> Path:
+    """Return the path of a step's checkpoint."""
+    return Path(folder) / f"step-{step:012d}"
 
 
 def latest(folder: Path | str) -> Path:
     """Return the checkpoint that LATEST names, after checking its manifest. Without LATEST, return the newest complete one."""
-    found = steps(folder)
-    if (
-        found and not (Path(folder) / LATEST).exists()
-    ):  # the run was killed after writing the first checkpoint, before LATEST
-        path = Path(folder) / f"step-{found[-1]:012d}"
-        atomic.read_manifest(path, "checkpoint")
-        return path
-    return labelled(folder, LATEST)
+    complete = steps(folder)
+    if not complete or (Path(folder) / LATEST).exists():
+        return labelled(folder, LATEST)
+    path = step_folder(folder, complete[-1])  # the run was killed after its first checkpoint, before LATEST
+    atomic.read_manifest(path, "checkpoint")
+    return path
 
 
 def chosen(folder: Path | str) -> Path | None:
@@ -299,10 +309,10 @@ def is_named(path: Path, label: str) -> bool:
 
 def forget_best(folder: Path | str) -> bool:
     """Stop keeping the best checkpoint. Return whether there was one."""
-    pointer = Path(folder) / BEST
-    kept = pointer.is_file()
-    pointer.unlink(missing_ok=True)
-    return kept
+    label = Path(folder) / BEST
+    existed = label.is_file()
+    label.unlink(missing_ok=True)
+    return existed
 
 
 def best(folder: Path | str) -> Path | None:
@@ -310,37 +320,21 @@ def best(folder: Path | str) -> Path | None:
     return labelled(folder, BEST) if (Path(folder) / BEST).is_file() else None
 
 
-def _pointed(pointer: Path) -> Path:
-    folder = pointer.parent
-    try:
-        name, _, wanted = pointer.read_text().strip().partition(" ")
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} holds no checkpoint yet") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{pointer} is damaged: {error}") from error
-    if not _STEP.match(name) or atomic.digest(atomic.read_manifest(folder / name, "checkpoint")) != wanted:
-        known = ", ".join(f"step-{step:012d}" for step in steps(folder)) or "none"
-        raise CheckpointError(f"{pointer} is damaged: it names no valid checkpoint", f"existing checkpoints: {known}")
-    return folder / name
-
-
 def prune(folder: Path | str, keep: int) -> list[int]:
     """Remove all but the newest `keep` checkpoints and the labelled ones. Return the removed steps."""
-    folder = Path(folder)
-    kept = {path.name for path in (*epochs(folder).values(), best(folder)) if path is not None}
-    others = [step for step in steps(folder) if f"step-{step:012d}" not in kept]
-    newest = steps(folder)[-keep:] if keep > 0 else others  # 0: all
-    gone = [step for step in others if step not in newest]
-    for step in gone:
-        atomic.remove(folder / f"step-{step:012d}")
-    return gone
+    labelled_paths = {*epochs(folder).values(), best(folder)}
+    older = steps(folder)[:-keep] if keep > 0 else []  # 0: keep all
+    removed = [step for step in older if step_folder(folder, step) not in labelled_paths]
+    for step in removed:
+        atomic.remove(step_folder(folder, step))
+    return removed
 
 
 def forget_after(folder: Path | str, step: int) -> None:
     """Remove the checkpoints of later steps, which a killed run wrote but did not register in LATEST."""
     for later in steps(folder):
         if later > step:
-            atomic.remove(Path(folder) / f"step-{later:012d}")
+            atomic.remove(step_folder(folder, later))
 
 
 def _name(file: int, files: int) -> str:
@@ -436,20 +430,10 @@ def put(table: Table, columns: Columns, first: int = 0, last: int = _core.VIRTUA
     for name, width in widths.items():
         if len(columns[name]) != rows * width:
             raise CheckpointError(f"the checkpoint's {name} does not fit the table: expected {width} floats per row")
-    order = ("key", "slot", "show", "click", "unseen_days", "delta_score", "published", "embed_w", *_LISTS)
-    table.core.restore(full, *(columns[name] for name in order), first, last)
+    table.core.restore(full, *(columns[name] for name in ROWS.names), first, last)
 
 
 def batches_of(path: Path, key: int, files: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the only file that may hold a key."""
-    mixed = np.empty(1, np.uint64)
-    _core.mix64(np.array([key], np.uint64), mixed)
-    shard = int(mixed[0]) % _core.VIRTUAL_SHARDS
+    shard = int(mix64(np.array([key], np.uint64))[0]) % _core.VIRTUAL_SHARDS
     return batches(path / _name(shard * files // _core.VIRTUAL_SHARDS, files), ROWS)
-
-
-def _in_shards(keys: Any, first: int, last: int) -> Any:
-    mixed = np.empty_like(keys)
-    _core.mix64(keys, mixed)
-    shard = mixed % _core.VIRTUAL_SHARDS
-    return (shard >= first) & (shard < last)

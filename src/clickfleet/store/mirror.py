@@ -29,9 +29,10 @@ from clickfleet.store.lock import Lock
 PUSH_S = 30.0
 TRIES = 5
 LOG = "published/LOG.jsonl"
-PASSING = "spool/"
+SPOOL = "spool/"
 """Not uploaded: records of passes, which are in their topic."""
 _URL = re.compile(r"^([a-z][a-z0-9+]+):/+(?=[^/])")
+_LATEST = f"checkpoints/{checkpoint.LATEST}"
 _folders: dict[str, str] = {}  # local folder -> URL
 
 
@@ -42,14 +43,14 @@ def url_of(path: str | Path) -> str | None:
     ('s3://logs/run', 'file:///mnt/run', None)
     """
     text = str(path)
-    found = _URL.match(text)
-    if found is None or Path(text).exists():
+    match = _URL.match(text)
+    if match is None or Path(text).exists():
         return None
-    root = "/" if found[1] in ("file", "local") else ""
-    return f"{found[1]}://{root}{text[found.end() :]}"
+    root = "/" if match[1] in ("file", "local") else ""
+    return f"{match[1]}://{root}{text[match.end() :]}"
 
 
-def home(url: str) -> Path:
+def local_folder(url: str) -> Path:
     """Return the local folder of a run at a URL. It is the same for all processes of a user, and private to that user."""
     name = hashlib.blake2b(url.rstrip("/").encode(), digest_size=8).hexdigest()
     return files.temporary() / f"run-{name}"
@@ -74,7 +75,8 @@ class Mirror:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="clickfleet-run-"))
         _folders[str(self.folder)] = self.url
         atexit.register(self._discard)
-        self._there: dict[str, tuple[int, int]] = {}
+        self._uploaded: dict[str, tuple[int, int]] = {}
+        """Files at the URL, with the stamp that each had here."""
         self._lock = threading.Lock()
         self._stop, self._woken = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -83,11 +85,8 @@ class Mirror:
         if not self._shared:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        with (
-            suppress(CheckpointError, OSError),
-            Lock(self.folder / ".lock", "trains"),
-        ):  # not while another process trains
-            self.empty()
+        with suppress(CheckpointError, OSError), Lock(self.folder / ".lock", "trains"):
+            self.empty()  # the lock ensures that no other process trains there
 
     def empty(self) -> None:
         """Remove what an earlier process left in the local folder; the URL is authoritative."""
@@ -95,10 +94,10 @@ class Mirror:
             if path.name != ".lock":
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def start(self, log: Callable[[str], None], apart: bool = False) -> None:
+    def start(self, log: Callable[[str], None], skip_checkpoints: bool = False) -> None:
         """Upload new files periodically in the background until `close`. Log errors and retry later.
 
-        `apart`: leave out checkpoints, whose row files come from other hosts. The caller uploads them with `push` when complete.
+        Pass `skip_checkpoints` if row files come from other hosts. The caller then uploads a checkpoint with `push` when it is complete.
         """
 
         def work() -> None:
@@ -106,7 +105,7 @@ class Mirror:
                 self._woken.wait(PUSH_S)
                 self._woken.clear()
                 try:
-                    self.push(apart)
+                    self.push(skip_checkpoints)
                 except CheckpointError as error:
                     log(f"warning: {error}")
 
@@ -130,16 +129,16 @@ class Mirror:
             atexit.unregister(self._discard)
             raise CheckpointError(f"{error}", f"the whole run is in {self.folder}: copy it to the URL") from error
 
-    def fetch(self, rows: bool = True, must: bool = True) -> None:
+    def fetch(self, rows: bool = True, required: bool = True) -> None:
         """Download what a run needs to resume: its newest checkpoint, logs and metrics; row files only with `rows`.
 
-        Raise CheckpointError if there is no checkpoint and `must` is set.
+        Raise CheckpointError if there is no checkpoint and it is `required`.
         """
         names = self._names()
-        begun = f"checkpoints/{checkpoint.LATEST}" in names
-        latest = self._read("checkpoints/LATEST").split(" ")[0] if begun or must else ""
+        has_latest = _LATEST in names
+        latest = self._read(_LATEST).split(" ")[0] if has_latest or required else ""
         for name in names:
-            if not begun and name.startswith("checkpoints/"):  # incomplete: no label points at it
+            if not has_latest and name.startswith("checkpoints/"):  # incomplete: no label points at it
                 continue
             old = name.startswith("checkpoints/step-") and not name.startswith(f"checkpoints/{latest}/")
             is_rows = Path(name).name.startswith("rows-")
@@ -155,31 +154,31 @@ class Mirror:
         names = self._names()
         labels = (checkpoint.BEST, checkpoint.LATEST) if label is None else (label,)
         pointers = (f"{prefix}{name}" for name in labels for prefix in ("", "checkpoints/"))
-        pointer = next((one for one in pointers if one in names), None)
-        wanted = names
+        pointer = next((name for name in pointers if name in names), None)
+        needed = names
         if pointer is not None:
             folder, slash, _ = pointer.rpartition("/")
             inner = f"{folder}{slash}{self._read(pointer).split(' ')[0]}/"
             saved = [name for name in names if name.startswith(inner)]
             if not saved:
                 raise CheckpointError(f"{self.url}/{pointer} is damaged: it names no valid checkpoint")
-            wanted = [pointer, *saved]
+            needed = [pointer, *saved]
         elif label is not None:
             raise CheckpointError(f"{self.url} has no {label}", "name the URL of a run that keeps this checkpoint")
-        for name in wanted:
+        for name in needed:
             self._get(name)
         return self.folder
 
-    def steps(self) -> bool:
-        """Return whether the URL has a checkpoint."""
-        return f"checkpoints/{checkpoint.LATEST}" in self._names()
+    def has_checkpoint(self) -> bool:
+        """Return whether the URL has a complete checkpoint."""
+        return _LATEST in self._names()
 
-    def push(self, apart: bool = False) -> None:
-        """Bring the URL up to date with what is complete here; `apart` leaves out checkpoints."""
+    def push(self, skip_checkpoints: bool = False) -> None:
+        """Bring the URL up to date with what is complete here."""
         with self._lock, self._errors("write"):
             for attempt in range(TRIES):
                 try:
-                    self._push("checkpoints/" if apart else PASSING)
+                    self._push((SPOOL, "checkpoints/") if skip_checkpoints else (SPOOL,))
                     break
                 except FileNotFoundError:  # a file was removed during its upload: list the folder again
                     if attempt == TRIES - 1:
@@ -187,31 +186,26 @@ class Mirror:
                             f"cannot write {self.url}: files keep disappearing from {self.folder}"
                         ) from None
 
-    def _push(self, but: str) -> None:
-        # Labels are written after what they point at. Read first, they name only files that are uploaded below.
-        left_out = (PASSING, but)
-        names = {n: (self.folder / n).read_bytes() for n in self._pointers() if not n.startswith(left_out)}
-        here = {}
+    def _push(self, excluded: tuple[str, ...]) -> None:
+        # Pointers are written after what they point at. Read first, they name only files that are uploaded below.
+        pointers = {n: (self.folder / n).read_bytes() for n in self._pointers() if not n.startswith(excluded)}
+        stamps = {}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
-            if (
-                path.is_file()
-                and not name.startswith(left_out)
-                and not any(p.startswith(".") for p in Path(name).parts)
-            ):
-                facts = path.stat()
-                here[name] = (facts.st_size, facts.st_mtime_ns)
-        for name in sorted((name for name in here if not _points(name)), key=_last):
-            if self._there.get(name) != here[name]:
+            hidden = any(part.startswith(".") for part in Path(name).parts)
+            if path.is_file() and not hidden and not name.startswith(excluded):
+                stamps[name] = _stamp(path)
+        for name in sorted((name for name in stamps if not _is_pointer(name)), key=_manifests_last):
+            if self._uploaded.get(name) != stamps[name]:
                 self._upload(name, partial(self.fs.put_file, str(self.folder / name)))
-                self._there[name] = here[name]
-        for name, content in reversed(names.items()):
-            facts_of = (len(content), hash(content))
-            if self._there.get(name) != facts_of:
+                self._uploaded[name] = stamps[name]
+        for name, content in reversed(pointers.items()):
+            stamp = (len(content), hash(content))
+            if self._uploaded.get(name) != stamp:
                 self._upload(name, partial(self._pipe, content))
-                self._there[name] = facts_of
-        gone = {name for name in self._there if not name.startswith(left_out)} - here.keys() - names.keys()
-        for name in sorted(gone, key=lambda name: not name.endswith(atomic.MANIFEST)):
+                self._uploaded[name] = stamp
+        removed = {name for name in self._uploaded if not name.startswith(excluded)} - stamps.keys() - pointers.keys()
+        for name in sorted(removed, key=lambda name: not name.endswith(atomic.MANIFEST)):
             self._remove(name)
 
     def _upload(self, name: str, put: Callable[[str], Any]) -> None:
@@ -236,14 +230,14 @@ class Mirror:
         return [f"checkpoints/{name}" for name in labels] + [LOG] * (self.folder / LOG).exists()
 
     def _remove(self, name: str) -> None:
-        del self._there[name]
-        whole = name.startswith("checkpoints/step-") and name.endswith(atomic.MANIFEST)
+        del self._uploaded[name]
+        folder = f"{self._root}/{Path(name).parent.as_posix()}"
         try:
             self.fs.rm_file(f"{self._root}/{name}")
-            if whole:  # other hosts may have uploaded row files
-                self.fs.rm(f"{self._root}/{Path(name).parent.as_posix()}", recursive=True)
+            if name.startswith("checkpoints/step-") and name.endswith(atomic.MANIFEST):
+                self.fs.rm(folder, recursive=True)  # other hosts may have uploaded row files
             elif "file" in self.fs.protocol:  # object stores have no empty folders
-                self.fs.rmdir(f"{self._root}/{Path(name).parent.as_posix()}")
+                self.fs.rmdir(folder)
         except OSError as error:
             if not isinstance(error, FileNotFoundError) and error.errno != errno.ENOTEMPTY:
                 raise
@@ -251,10 +245,10 @@ class Mirror:
     def _names(self) -> list[str]:
         with self._errors("read"):
             self.fs.invalidate_cache()
-            found = [str(name) for name in self.fs.find(self._root)] if self.fs.exists(self._root) else []
-        if found == [self._root]:
+            paths = [str(path) for path in self.fs.find(self._root)] if self.fs.exists(self._root) else []
+        if paths == [self._root]:
             return []
-        names = sorted(name[name.index(self._root) + len(self._root) + 1 :] for name in found if name[-1:] != "/")
+        names = sorted(path[path.index(self._root) + len(self._root) + 1 :] for path in paths if path[-1:] != "/")
         for name in names:
             files.check_name(name, self.url)
         return [name for name in names if not Path(name).name.startswith(".")]  # incomplete uploads
@@ -271,8 +265,7 @@ class Mirror:
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors("read"):
             self.fs.get_file(f"{self._root}/{name}", str(path))
-        facts = path.stat()
-        self._there[name] = (facts.st_size, facts.st_mtime_ns)
+        self._uploaded[name] = _stamp(path)
 
     def _errors(self, action: str) -> AbstractContextManager[None]:
         return _storage_errors(self.url, action)
@@ -289,12 +282,17 @@ def _storage_errors(url: str, action: str) -> Iterator[None]:
         raise CheckpointError(f"cannot {action} {url}: {error}") from error
 
 
-def _points(name: str) -> bool:
+def _stamp(path: Path) -> tuple[int, int]:
+    facts = path.stat()
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _is_pointer(name: str) -> bool:
     folder, _, inner = name.rpartition("/")
     return name == LOG or (folder == "checkpoints" and checkpoint.is_label(inner))
 
 
-def _last(name: str) -> tuple[bool, str]:
+def _manifests_last(name: str) -> tuple[bool, str]:
     return Path(name).name == atomic.MANIFEST, name
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
-GraphLevel = Literal["off", "basic", "extended", "all"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Engine:
         options = self.options()
         parse(graph)
         try:
-            run = ort.InferenceSession(graph, options, providers=_order(provider))
+            run = ort.InferenceSession(graph, options, providers=list(dict.fromkeys((provider, CPU))))
         except Exception as error:  # ONNX Runtime's errors have no common base class
             reason = str(error).partition("\n")[0][:200]
             raise CheckpointError(
@@ -112,13 +111,13 @@ def providers() -> tuple[list[str], list[str]]:
     return present, [name for name in ort.get_all_providers() if name not in (*present, CPU)]
 
 
-def soil(session: Any, given: Mapping[str, NDArray[np.float32]], rows: int = 64) -> None:
-    """Fill the memory of a new session with NaN, so that a result which depends on old memory fails the check after it.
+def fill_with_nan(session: Any, inputs: Mapping[str, NDArray[np.float32]], rows: int = 64) -> None:
+    """Fill the memory of a new session with NaN. A check that follows then fails if a result depends on old memory.
 
-    A new session's memory is mostly zeros, and a graph that reads it would pass by luck. `rows` must be several times
+    The memory of a new session is mostly zeros, so a graph that reads it would pass by luck. `rows` must be several times
     those of the check.
     """
-    session.run(None, {name: np.full((rows, *x.shape[1:]), np.nan, np.float32) for name, x in given.items()})
+    session.run(None, {name: np.full((rows, *x.shape[1:]), np.nan, np.float32) for name, x in inputs.items()})
 
 
 @lru_cache(maxsize=1)
@@ -153,29 +152,25 @@ def parse(graph: bytes) -> Any:
         ) from error
     for part in _parts(model):
         if isinstance(part, onnx.TensorProto) and (part.external_data or part.data_location):
-            where = next((one.value for one in part.external_data if one.key == "location"), "another file")
-            raise TrustError(f"the network would read its tensor {part.name!r:.80} from {where!r:.200}", _ALONE)
+            file = next((entry.value for entry in part.external_data if entry.key == "location"), "another file")
+            raise TrustError(f"the network would read its tensor {part.name!r:.80} from {file!r:.200}", _SELF_CONTAINED)
         if isinstance(part, onnx.NodeProto) and part.op_type == "EPContext":
-            raise TrustError(f"the network would run the compiled part {part.name!r:.80}", _ALONE)
+            raise TrustError(f"the network would run the compiled part {part.name!r:.80}", _SELF_CONTAINED)
     return model
 
 
-_ALONE = "clickfleet's networks contain all their weights: do not use this one, or export it again"
+_SELF_CONTAINED = "clickfleet's networks contain all their weights: do not use this one, or export it again"
 
 
 def _parts(message: Any) -> Iterator[Any]:
     """Yield a message and all messages inside it, at any depth: subgraphs, functions, attributes, sparse tensors."""
     waiting = [message]
     while waiting:
-        one = waiting.pop()
-        yield one
-        for field, value in one.ListFields():
+        part = waiting.pop()
+        yield part
+        for field, value in part.ListFields():
             if field.message_type is not None:
                 waiting += [value] if hasattr(value, "ListFields") else list(value)
-
-
-def _order(provider: str) -> list[str]:
-    return [provider] if provider == CPU else [provider, CPU]
 
 
 def _runtime() -> Any:

@@ -43,26 +43,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from clickfleet import _core
 from clickfleet.data import arrow_ipc
 from clickfleet.data.arrow_ipc import FLOATS, batches, columns
 from clickfleet.data.files import inside
 from clickfleet.errors import CheckpointError
 from clickfleet.store import atomic
-from clickfleet.store.table import Columns, Floats, Keys
-
-Bytes = NDArray[np.uint8]
+from clickfleet.store.table import Columns, Floats, Keys, mix64
 
 
-def make(new: bytes, old: bytes) -> bytes:
-    """Return the difference between `new` and `old`, which have the same length."""
+def make_difference(new: bytes, old: bytes) -> bytes:
+    """Return the content of `dense.xor` for two networks of the same length."""
     planes = np.ascontiguousarray((_padded(new) ^ _padded(old)).reshape(-1, 4).T)
     packed: bytes = pa.compress(planes.tobytes(), codec="zstd", asbytes=True)
     return packed
 
 
-def apply(difference: bytes, old: bytes, path: Path) -> bytes:
-    """Return the new content; `path` names the file with the difference in errors."""
+def apply_difference(difference: bytes, old: bytes, path: Path) -> bytes:
+    """Return the new network. `path` is where the difference was read from, for errors."""
     before = _padded(old)
     try:
         raw = pa.decompress(difference, decompressed_size=len(before), codec="zstd", asbytes=True)
@@ -72,7 +69,7 @@ def apply(difference: bytes, old: bytes, path: Path) -> bytes:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
-def _padded(content: bytes) -> Bytes:
+def _padded(content: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(content + bytes(-len(content) % 4), np.uint8)
 
 
@@ -123,15 +120,15 @@ class Sample:
         self.deleted: Keys = np.empty(0, np.uint64)
         self._left = self.ROWS
 
-    def look_at(self, columns: Columns, width: int) -> None:
-        """Add a few of these rows, which have `width` factors each."""
+    def add(self, columns: Columns, width: int) -> None:
+        """Keep a few of these rows, which have `width` factors each."""
         size = min(len(columns["key"]), self._left)
         self._left -= size
         for slot in np.unique(columns["slot"][:size]).tolist():
-            taken = self.rows.setdefault(slot, [])
-            for i in np.flatnonzero(columns["slot"][:size] == slot)[: self.PER_SLOT - len(taken)]:
+            kept = self.rows.setdefault(slot, [])
+            for i in np.flatnonzero(columns["slot"][:size] == slot)[: self.PER_SLOT - len(kept)]:
                 factors = columns["embedx"][i * width : (i + 1) * width]
-                taken.append((int(columns["key"][i]), np.append(columns["embed_w"][i], factors).astype(np.float32)))
+                kept.append((int(columns["key"][i]), np.append(columns["embed_w"][i], factors).astype(np.float32)))
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,7 @@ class Entry:
         whole = self.whole_network()
         if XOR not in self.manifest["files"]:
             return whole
-        network = apply(self._bytes(XOR), whole, self.path / XOR)
+        network = apply_difference(self._bytes(XOR), whole, self.path / XOR)
         if atomic.checksum(network) != self.manifest.get("network"):
             raise CheckpointError(f"{self.path / XOR} is damaged: it does not produce the network of {self.path.name}")
         return network
@@ -216,10 +213,10 @@ class Entry:
         """Return the last whole network of the chain."""
         if DENSE in self.manifest["files"]:
             return self._bytes(DENSE)
-        place = self.dense()
-        if not NAME.fullmatch(str(place.get("entry"))):
+        dense = self.dense()
+        if not NAME.fullmatch(str(dense.get("entry"))):
             raise CheckpointError(f"{self.path / atomic.MANIFEST} does not name the entry with its network")
-        file: Path = self.path.parent / str(place["entry"]) / DENSE
+        file: Path = self.path.parent / str(dense["entry"]) / DENSE
         try:
             content = file.read_bytes()
         except OSError as error:
@@ -227,15 +224,15 @@ class Entry:
                 f"cannot read {file}, the network of {self.path.name}: {error.strerror}",
                 "leave entries in the folder they were published to",
             ) from error
-        if atomic.checksum(content) != {key: place.get(key) for key in ("bytes", "xxh3_128")}:
+        if atomic.checksum(content) != {key: dense.get(key) for key in ("bytes", "xxh3_128")}:
             raise CheckpointError(f"{file} is damaged: it is not the network of {self.path.name}")
         return content
 
     def golden(self) -> pa.Table:
         """Return the golden requests with their expected results."""
         try:
-            found = arrow_ipc.open_bytes(self._bytes("golden.arrow"))
-            return pa.Table.from_batches(found, found.schema)
+            requests = arrow_ipc.open_bytes(self._bytes("golden.arrow"))
+            return pa.Table.from_batches(requests, requests.schema)
         except (pa.ArrowException, ValueError, MemoryError) as error:
             raise CheckpointError(f"{self.path / 'golden.arrow'} is damaged: {error}") from error
 
@@ -262,17 +259,6 @@ class Entry:
             raise CheckpointError(f"cannot read {self.path / name}: {error.strerror}") from error
 
 
-def _signed(facts: Mapping[str, object]) -> bytes:
-    return atomic.canonical({**facts, "line": atomic.digest(facts)}) + b"\n"
-
-
-def _checked(text: bytes) -> atomic.Manifest:
-    facts: atomic.Manifest = json.loads(text)
-    if facts.pop("line") != atomic.digest(facts):
-        raise ValueError("its hash does not match")
-    return facts
-
-
 @dataclass(frozen=True)
 class Header:
     """The first line of a log."""
@@ -285,20 +271,20 @@ class Header:
     """Hash of the entry before the first line."""
 
     def text(self) -> bytes:
-        return _signed({"format": "clickfleet/log", "version": 1, **vars(self)})
+        return atomic.seal({"format": "clickfleet/log", "version": 1, **vars(self)}, "line") + b"\n"
 
     @classmethod
     def parse(cls, text: bytes, path: Path) -> Header | None:
         """Return the header, or None if the line belongs to an entry, because the log has no header."""
         try:
-            facts = _checked(text)
+            facts = atomic.unseal(text, "line")
             if "begins" not in facts:
                 return None
-            form, version = facts.pop("format"), facts.pop("version")
-            if form != "clickfleet/log" or version > 1:
-                raise ValueError(f"{form} {version} is unknown; upgrade clickfleet to read it")
+            kind, version = facts.pop("format"), facts.pop("version")
+            if kind != "clickfleet/log" or version > 1:
+                raise ValueError(f"{kind} {version} is unknown; upgrade clickfleet to read it")
             return cls(**facts)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: line 1: {error}", HOW_TO_REPAIR) from error
 
 
@@ -314,7 +300,7 @@ class Line:
     chain: str
 
     def text(self) -> bytes:
-        return _signed(vars(self))
+        return atomic.seal(vars(self), "line") + b"\n"
 
     @classmethod
     def of(cls, entry: Entry) -> Line:
@@ -325,11 +311,11 @@ class Line:
     @classmethod
     def parse(cls, text: bytes, path: Path) -> Line:
         try:
-            line = cls(**_checked(text))
+            line = cls(**atomic.unseal(text, "line"))
             if line.kind not in ("base", "delta") or line.name != name_of(line.sequence, line.kind):
                 raise ValueError(f"{line.name!r} is not a name of entry {line.sequence}")
             return line
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} has a damaged line: {error}", HOW_TO_REPAIR) from error
 
     def follows(self, before: Line) -> bool:
@@ -381,9 +367,9 @@ class Log:
                     self._forget()
                     grown = file.read()
         except FileNotFoundError:
-            there = self._stamp is not None
+            existed = self._stamp is not None
             self._forget()
-            return there
+            return existed
         except OSError as error:
             raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from error
         for text in grown[len(self._last) :].split(b"\n")[:-1]:
@@ -423,10 +409,9 @@ class Log:
         lines = self.lines()
         if self.header is not None:
             return [line for line in lines if line.sequence >= self.header.kept]
-        there = [i for i, line in enumerate(lines) if line.kind == "base" and (self.folder / line.name).exists()]
-        return (
-            lines[there[0] :] if there else lines
-        )  # older logs have no header; missing folders are the only trace of retention
+        # Older logs have no header. Missing folders are the only trace of retention.
+        bases = [i for i, line in enumerate(lines) if line.kind == "base" and (self.folder / line.name).exists()]
+        return lines[bases[0] :] if bases else lines
 
     def entry(self, line: Line) -> Entry:
         """Open the entry of a line. Raise CheckpointError if its hash differs."""
@@ -451,10 +436,9 @@ class Log:
         parent = None if head is None else head.hash
         sequence = self._first()[0] if head is None else head.sequence + 1
         kind = "base" if rows.base else "delta"
-        named = self._chain(before, kind, sequence, content)
+        chain = self._chain(before, kind, sequence, content)
         path = self.folder / name_of(sequence, kind)
-        place = {"sequence": sequence, "parent": parent, "chain": named}
-        entry = write(path, rows, content, before, **place)
+        entry = write(path, rows, content, before, sequence=sequence, parent=parent, chain=chain)
         try:
             self._write_line(Line.of(entry))
         except CheckpointError:
@@ -463,18 +447,11 @@ class Log:
         return entry
 
     def _write_line(self, line: Line) -> None:
-        """Append a line after those that `recover` found. A failure leaves the file unchanged."""
+        """Append a line after `recover`. A failure leaves the file unchanged."""
         text = (b"" if self._size else Header().text()) + line.text()
-        with atomic.write_errors(self.path), open(self.path, "r+b", opener=_made) as out:
-            out.seek(self._size)
-            try:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            except OSError:
-                out.truncate(self._size)
-                raise
-            self._swept = (os.fstat(out.fileno()).st_ino, self._size + len(text))
+        with atomic.write_errors(self.path):
+            atomic.append(self.path, text, durable=True)
+            self._swept = _stamp(os.stat(self.path))[:2]
 
     def _chain(self, before: Entry | None, kind: str, sequence: int, content: Content) -> str:
         identity = content.identity()
@@ -494,10 +471,8 @@ class Log:
         with atomic.write_errors(self.path):
             self.folder.mkdir(parents=True, exist_ok=True)
         self.refresh()
-        if (
-            self._stamp is None or self._swept != self._stamp[:2]
-        ):  # another process wrote to the log, or was killed while writing
-            self._sweep()
+        if self._stamp is None or self._swept != self._stamp[:2]:
+            self._sweep()  # another process wrote to the log, or was killed while writing
         return self._lines[-1] if self._lines else None
 
     def _sweep(self) -> None:
@@ -532,7 +507,7 @@ class Log:
         entry.verify()
         return entry
 
-    def begin(self, begins: int, kept: int) -> None:
+    def drop_before(self, begins: int, kept: int) -> None:
         """Drop the lines before sequence `begins` and record that folders are kept from sequence `kept` on, atomically."""
         lines = self.lines()
         first = next((line for line in lines if line.sequence >= begins), None)
@@ -554,21 +529,16 @@ class Log:
         return header + b"".join(line.text() for line in self._lines)
 
 
-def _made(path: str, flags: int) -> int:
-    """Open a file; create it if it does not exist."""
-    return os.open(path, flags | os.O_CREAT, 0o644)
-
-
-def _stamp(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _stamp(facts: os.stat_result) -> tuple[int, int, int]:
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def directories(folder: Path) -> list[tuple[int, Path]]:
     """Return all entries in a folder by sequence, whether or not the log names them."""
     if not folder.is_dir():
         return []
-    found = ((NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    matches = ((NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def chain(content: Content, first: int) -> str:
@@ -582,10 +552,10 @@ def write(path: Path, rows: PublishedRows, content: Content, before: Entry | Non
         network = _write_network(out, content.graph, None if rows.base else before)
         sample = Sample()
         written = _write_rows(out, rows, content.factors, sample)
-        gone = sample.deleted = rows.deleted
-        if len(np.unique(gone)) != len(gone):
+        deleted = sample.deleted = rows.deleted
+        if len(np.unique(deleted)) != len(deleted):
             raise CheckpointError(f"{path} would delete a key twice", "this is a bug in clickfleet; please report it")
-        write_table(out, "deleted.arrow", pa.table({"key": pa.array(gone, pa.uint64())}, DELETED))
+        write_table(out, "deleted.arrow", pa.table({"key": pa.array(deleted, pa.uint64())}, DELETED))
         write_table(out, "golden.arrow", content.golden(sample))
         out.beside(INFO, content.info)
         out.facts = {
@@ -593,7 +563,7 @@ def write(path: Path, rows: PublishedRows, content: Content, before: Entry | Non
             **content.identity(),
             "step": content.step,
             "rows": written,
-            "deleted": len(gone),
+            "deleted": len(deleted),
             "sealed": [INFO],
             **network,
             **content.more,
@@ -608,7 +578,7 @@ def _write_network(out: atomic.FolderWriter, graph: bytes, before: Entry | None)
     if dense.items() >= (checksum := atomic.checksum(graph)).items():
         return {"version": VERSION, "dense": dense}
     if before is not None and len(graph) >= LARGE_NETWORK and dense.get("bytes") == len(graph):
-        content = make(graph, before.whole_network())
+        content = make_difference(graph, before.whole_network())
         if len(content) <= WORTH * len(graph):
             out.put(XOR, content)
             return {"version": VERSION, "dense": dense, "network": checksum}
@@ -616,7 +586,7 @@ def _write_network(out: atomic.FolderWriter, graph: bytes, before: Entry | None)
     return {}
 
 
-class _Gathered:
+class _RowBuffer:
     """Collects rows of one kind until they fill a record batch."""
 
     def __init__(self, width: int) -> None:
@@ -634,42 +604,40 @@ class _Gathered:
 
     def _check(self, columns: Columns) -> None:
         """Raise CheckpointError for rows that consumers would reject: not ordered by hash, or of another width."""
-        keys = np.ascontiguousarray(columns["key"])
+        keys = columns["key"]
         if not len(keys):
             return
-        mixed = np.empty_like(keys)
-        _core.mix64(keys, mixed)
-        if int(mixed[0]) <= self._last or not (mixed[1:] > mixed[:-1]).all():
+        hashes = mix64(keys)
+        if int(hashes[0]) <= self._last or not (hashes[1:] > hashes[:-1]).all():
             raise CheckpointError(
                 "rows to publish are not ordered by their hashes",
                 "this is a bug in clickfleet; please report it",
             )
         if len(columns["embedx"]) != len(keys) * self.width:
             raise CheckpointError(f"rows to publish have a width other than {self.width}")
-        self._last = int(mixed[-1])
+        self._last = int(hashes[-1])
 
     def take(self, size: int) -> pa.RecordBatch:
-        whole = {name: np.concatenate([part[name] for part in self._parts]) for name in ROWS.names}
-        cuts = {name: size * (self.width if name == "embedx" else 1) for name in ROWS.names}
-        self._parts = [{name: values[cuts[name] :] for name, values in whole.items()}]
+        joined = {name: np.concatenate([part[name] for part in self._parts]) for name in ROWS.names}
+        ends = {name: size * (self.width if name == "embedx" else 1) for name in ROWS.names}
+        self._parts = [{name: values[ends[name] :] for name, values in joined.items()}]
         self.size -= size
-        plain = [pa.array(whole[name][: cuts[name]], ROWS.field(name).type) for name in ROWS.names[:-1]]
+        plain = [pa.array(joined[name][: ends[name]], ROWS.field(name).type) for name in ROWS.names[:-1]]
         offsets = pa.array(np.arange(size + 1, dtype=np.int32) * np.int32(self.width))
-        factors = pa.ListArray.from_arrays(
-            offsets, pa.array(whole["embedx"][: cuts["embedx"]], pa.float32()), type=FLOATS
-        )
+        values = pa.array(joined["embedx"][: ends["embedx"]], pa.float32())
+        factors = pa.ListArray.from_arrays(offsets, values, type=FLOATS)
         return pa.RecordBatch.from_arrays([*plain, factors], schema=ROWS)
 
 
 def _write_rows(out: atomic.FolderWriter, rows: Iterable[Columns], factors: int, sample: Sample) -> int:
-    kinds = (_Gathered(0), _Gathered(factors))
+    kinds = (_RowBuffer(0), _RowBuffer(factors))
     written = 0
     sink = out.file("rows.arrow")
     with pa.ipc.new_file(sink, ROWS) as writer:
         for columns in rows:
             written += len(columns["key"])
             kind = kinds[bool(columns["full"]) or factors == 0]
-            sample.look_at(columns, kind.width)
+            sample.add(columns, kind.width)
             for batch in kind.add(columns):
                 writer.write_batch(batch)
         for kind in kinds:
@@ -705,8 +673,8 @@ def prune(log: Log, keep: int) -> list[str]:
     if len(bases) < keep:
         return []
     kept = bases[-keep]
-    log.begin(bases[-keep - SPARE] if len(bases) >= keep + SPARE else lines[0].sequence, kept)
-    gone = [path for number, path in directories(log.folder) if number < kept]
-    for path in gone:
+    log.drop_before(bases[-keep - SPARE] if len(bases) >= keep + SPARE else lines[0].sequence, kept)
+    old = [path for number, path in directories(log.folder) if number < kept]
+    for path in old:
         atomic.remove(path)
-    return [path.name for path in gone]
+    return [path.name for path in old]

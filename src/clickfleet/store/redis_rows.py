@@ -9,12 +9,14 @@ from files.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import numpy as np
 
+from clickfleet.data.arrow_ipc import numbers
 from clickfleet.data.batch import Floats, Keys
 from clickfleet.errors import CheckpointError, MissingError, PublishError
 from clickfleet.store.published import LOG, Entry, Log, since_base
@@ -58,11 +60,11 @@ def connect(url: str) -> Any:
 
 def head(client: Any) -> RedisHead | None:
     """Return the facts of the entry that the rows belong to; None if there is none yet."""
-    found = client.get(HEAD)
-    if found is None:
+    content = client.get(HEAD)
+    if content is None:
         return None
     try:
-        facts = json.loads(found)
+        facts = json.loads(content)
         return cast(RedisHead, {**facts, "prefix": str(facts["prefix"])})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{HEAD.decode()} in Redis is damaged: {error}", "fill Redis again") from None
@@ -73,29 +75,24 @@ def names(prefix: str, keys: Keys) -> list[bytes]:
     return [start + raw[at : at + 8] for at in range(0, len(raw), 8)]
 
 
-def fill(
-    url: str,
-    published: Log | Path | str,
-    say: Callable[[str], None] = lambda text: None,
-    check: Callable[[Entry], object] = Entry.verify,
-) -> FillResult:
+def fill(url: str, published: Log | Path | str, check: Callable[[Entry], object] = Entry.verify) -> FillResult:
     """Bring Redis to the newest entry of a log, or to a single entry: by deltas if possible, else by the base.
 
     `check` raises for an entry that must not be written.
     """
     client = connect(url)
     before = head(client)
-    todo, last, anew = _todo(published, None if before is None else before["hash"])
-    prefix = todo[0].hash[:16] if before is None or anew else before["prefix"]
+    entries, last, from_base = _missing(published, None if before is None else before["hash"])
+    prefix = entries[0].hash[:16] if before is None or from_base else before["prefix"]
     written = deleted = 0
-    for entry in todo:
+    for entry in entries:
         check(entry)
         if entry.base:
             _remove(client, prefix)  # left by an interrupted call
         written += _write(client, prefix, entry)
-        gone = np.asarray(entry.deleted(), np.uint64)
-        for at in range(0, len(gone), CHUNK):
-            deleted += int(client.delete(*names(prefix, gone[at : at + CHUNK])))
+        keys = np.asarray(entry.deleted(), np.uint64)
+        for at in range(0, len(keys), CHUNK):
+            deleted += int(client.delete(*names(prefix, keys[at : at + CHUNK])))
         facts: RedisHead = {
             "prefix": prefix,
             "sequence": entry.sequence,
@@ -104,26 +101,25 @@ def fill(
             "factors": entry.manifest["factors"],
         }
         client.set(HEAD, json.dumps(facts))
-        say(f"entry {entry.sequence}: {entry.manifest['rows']:,} rows, {entry.manifest['deleted']:,} deleted")
     if before is not None and before["prefix"] != prefix:
         _remove(client, before["prefix"])
-    return {"url": url, "sequence": last, "entries": len(todo), "rows": written, "deleted": deleted}
+    return {"url": url, "sequence": last, "entries": len(entries), "rows": written, "deleted": deleted}
 
 
-def _todo(published: Log | Path | str, there: str | None) -> tuple[list[Entry], int, bool]:
-    """Return the entries to write after the one with hash `there`, the last sequence, and whether they start with a base."""
+def _missing(published: Log | Path | str, held: str | None) -> tuple[list[Entry], int, bool]:
+    """Return the entries to write after the one with hash `held`, the last sequence, and whether they start with a base."""
     if not isinstance(published, Log):
         folder = Path(published)
         if not (folder / LOG).is_file():
             entry = Entry(folder)
             if not entry.base:
                 raise PublishError(f"{folder} is a delta", "name the log it belongs to")
-            return ([], entry.sequence, False) if entry.hash == there else ([entry], entry.sequence, True)
+            return ([], entry.sequence, False) if entry.hash == held else ([entry], entry.sequence, True)
         published = Log(folder)
     lines = since_base(published.lines())
     if not lines:
         raise CheckpointError(f"{published.folder} holds no published base")
-    at = next((i for i, line in enumerate(lines) if line.hash == there), -1)
+    at = next((i for i, line in enumerate(lines) if line.hash == held), -1)
     return [published.entry(line) for line in lines[at + 1 :]], lines[-1].sequence, at < 0
 
 
@@ -131,35 +127,30 @@ def _write(client: Any, prefix: str, entry: Entry) -> int:
     written = 0
     for keys, rows in rows_of(entry):
         for at in range(0, len(keys), CHUNK):
-            some = names(prefix, keys[at : at + CHUNK])
-            client.mset(dict(zip(some, (row.tobytes() for row in rows[at : at + CHUNK]), strict=True)))
-            written += len(some)
+            chunk = names(prefix, keys[at : at + CHUNK])
+            client.mset(dict(zip(chunk, (row.tobytes() for row in rows[at : at + CHUNK]), strict=True)))
+            written += len(chunk)
     return written
 
 
 def rows_of(entry: Entry) -> Iterator[tuple[Keys, Floats]]:
     """Yield, for each record batch, the keys and their [embed_w, embedx] or [embed_w]."""
     for batch in entry.batches():
-        keys = np.frombuffer(batch.column("key").buffers()[1], np.uint64, len(batch), 8 * batch.column("key").offset)
-        weight = batch.column("embed_w")
-        weights = np.frombuffer(weight.buffers()[1], np.float32, len(batch), 4 * weight.offset)
-        factors = batch.column("embedx").flatten()
-        values = (
-            np.frombuffer(factors.buffers()[1], np.float32, len(factors), 4 * factors.offset) if len(factors) else None
-        )
-        columns = [weights[:, None], *([] if values is None else [values.reshape(len(batch), -1)])]
-        yield keys, np.concatenate(columns, axis=1).astype("<f4")
+        columns = [numbers(batch.column("embed_w"), np.float32)[:, None]]
+        factors = numbers(batch.column("embedx").flatten(), np.float32)
+        if len(factors):
+            columns.append(factors.reshape(len(batch), -1))
+        yield numbers(batch.column("key"), np.uint64), np.concatenate(columns, axis=1).astype("<f4")
 
 
 def _remove(client: Any, prefix: str) -> None:
-    some: list[bytes] = []
-    for name in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK):
-        some.append(name)
-        if len(some) == CHUNK:
-            client.delete(*some)
-            some = []
-    if some:
-        client.delete(*some)
+    found = _scan(client, prefix)
+    while chunk := list(islice(found, CHUNK)):
+        client.delete(*chunk)
+
+
+def _scan(client: Any, prefix: str) -> Iterator[bytes]:
+    return iter(client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK))
 
 
 def read(client: Any, prefix: str, keys: Keys, factors: int) -> tuple[Floats, Any]:
@@ -168,14 +159,14 @@ def read(client: Any, prefix: str, keys: Keys, factors: int) -> tuple[Floats, An
     out = np.zeros((len(keys), width), np.float32)
     known = np.zeros(len(keys), bool)
     for at in range(0, len(keys), CHUNK):
-        for place, found in enumerate(client.mget(names(prefix, keys[at : at + CHUNK])), start=at):
-            if found is None:
+        for place, content in enumerate(client.mget(names(prefix, keys[at : at + CHUNK])), start=at):
+            if content is None:
                 continue
-            if len(found) not in (4, 4 * width):
+            if len(content) not in (4, 4 * width):
                 raise CheckpointError(
-                    f"a row in Redis has {len(found)} bytes, not 4 or {4 * width}", "fill Redis again"
+                    f"a row in Redis has {len(content)} bytes, not 4 or {4 * width}", "fill Redis again"
                 )
-            row = np.frombuffer(found, "<f4")
+            row = np.frombuffer(content, "<f4")
             out[place, : len(row)] = row
             known[place] = True
     return out, known
@@ -183,10 +174,4 @@ def read(client: Any, prefix: str, keys: Keys, factors: int) -> tuple[Floats, An
 
 def count(client: Any, prefix: str) -> int:
     """Count the rows by scanning all names."""
-    return sum(1 for _ in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK))
-
-
-def all_keys(client: Any, prefix: str) -> Iterable[int]:
-    start = len(f"clickfleet:{prefix}:")
-    for name in client.scan_iter(match=f"clickfleet:{prefix}:*".encode(), count=CHUNK):
-        yield int.from_bytes(name[start:], "little")
+    return sum(1 for _ in _scan(client, prefix))

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from clickfleet import _core
 from clickfleet.errors import CheckpointError
-from clickfleet.store.published import Content, Entry, Log, Sample, since_base
-from clickfleet.store.table import Columns, Keys
+from clickfleet.store.published import Content, Entry, Log, since_base
+from clickfleet.store.table import Columns, Keys, mix64, sort_by_hash
 
 
-def touched(entry: Entry) -> Iterator[Keys]:
+def changed_keys(entry: Entry) -> Iterator[Keys]:
     """Yield every key that an entry sets or deletes."""
     for batch in entry.batches():
         yield np.ascontiguousarray(batch.column("key").to_numpy())
@@ -41,14 +40,11 @@ def rollback(log: Log, sequence: int) -> Entry:
             raise CheckpointError(f"its base is not in {log.path} any more")
     except CheckpointError as error:
         raise CheckpointError(f"cannot roll back to entry {sequence}: {error}", "its chain was removed") from error
+    target, keys = chain[-1], None
     if not newer:
-        return chain[-1]
-    target = chain[-1]
-    if any(line.kind == "base" for line in newer):
-        rows: _Restored = _Restored(chain, None, target.manifest["factors"])
-    else:
-        keys = np.unique(np.concatenate([keys for line in newer for keys in touched(log.entry(line))]))
-        rows = _Restored(chain, keys, target.manifest["factors"])
+        return target
+    if all(line.kind == "delta" for line in newer):
+        keys = np.unique(np.concatenate([keys for line in newer for keys in changed_keys(log.entry(line))]))
     facts = target.manifest
     content = Content(
         schema=facts["schema"],
@@ -56,47 +52,44 @@ def rollback(log: Log, sequence: int) -> Entry:
         factors=facts["factors"],
         step=facts["step"],
         graph=target.graph(),
-        golden=lambda sample: _golden(target, sample),
+        golden=lambda sample: target.golden(),  # its requests are valid again
         outputs=tuple(facts["outputs"]),
         info={**target.info, "time": time.time(), "rollback_to": sequence},
     )
-    return log.append(rows, content)
+    return log.append(_RestoredRows(chain, keys, facts["factors"]), content)
 
 
-def _golden(target: Entry, sample: Sample) -> pa.Table:
-    return target.golden()  # its requests are valid again
-
-
-class _Restored:
+class _RestoredRows:
     """The rows of a base and its deltas: all of them, or those of the given keys. Given keys without a row are deleted."""
 
     def __init__(self, chain: list[Entry], keys: Keys | None, factors: int) -> None:
         self.base = keys is None
         self._factors = factors
-        self._found: dict[bool, list[Columns]] = {False: [], True: []}
+        self._rows: dict[bool, list[Columns]] = {False: [], True: []}
+        """Full or short -> parts."""
         self._left = keys
         """Keys not found yet. None: all keys are wanted, and `_seen` holds those of later entries."""
         self._seen: Keys = np.empty(0, np.uint64)
         for entry in reversed(chain):
-            self._take(entry)
-        self._deleted: Keys = np.empty(0, np.uint64)
-        if self._left is not None:
-            found = [part["key"] for parts in self._found.values() for part in parts]
-            assert keys is not None
-            self._deleted = in_order(np.setdiff1d(keys, np.concatenate([np.empty(0, np.uint64), *found])))
+            self._read(entry)
+        self.deleted: Keys = np.empty(0, np.uint64)
+        if keys is not None:
+            restored = [part["key"] for parts in self._rows.values() for part in parts]
+            self.deleted = sort_by_hash(np.setdiff1d(keys, np.concatenate([self.deleted, *restored])))
 
-    def _take(self, entry: Entry) -> None:
-        spoken: list[Keys] = [entry.deleted()]
+    def _read(self, entry: Entry) -> None:
+        """Add the rows that no later entry sets or deletes."""
+        parts: list[Keys] = [entry.deleted()]
         for batch in entry.batches():
             keys = batch.column("key").to_numpy()
             if self._left is None:
                 places = np.flatnonzero(~np.isin(keys, self._seen))
             else:
                 places = _search(keys, self._left)
-            spoken.append(keys if self._left is None else keys[places])
+            parts.append(keys if self._left is None else keys[places])
             if len(places):
                 self._keep(batch.take(pa.array(places)))
-        known = np.concatenate(spoken)
+        known = np.concatenate(parts)
         if self._left is None:
             self._seen = np.union1d(self._seen, known)
         else:
@@ -106,42 +99,28 @@ class _Restored:
         embedx = batch.column("embedx").flatten().to_numpy()
         full = len(embedx) > 0 or self._factors == 0
         columns = {name: batch.column(name).to_numpy() for name in ("key", "slot", "embed_w")}
-        self._found[full].append({**columns, "embedx": embedx.reshape(batch.num_rows, -1)})
+        self._rows[full].append({**columns, "embedx": embedx.reshape(batch.num_rows, -1)})
 
     def __iter__(self) -> Iterator[Columns]:
-        for full, parts in self._found.items():
+        for full, parts in self._rows.items():
             if not parts:
                 continue
-            whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            order = np.argsort(mixed(whole["key"]), kind="stable")
-            columns = {name: np.ascontiguousarray(values[order]) for name, values in whole.items()}
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            order = np.argsort(mix64(joined["key"]), kind="stable")
+            columns = {name: np.ascontiguousarray(values[order]) for name, values in joined.items()}
             yield {**columns, "embedx": columns["embedx"].reshape(-1), "full": full}
-
-    @property
-    def deleted(self) -> Keys:
-        return self._deleted
-
-
-def mixed(keys: Keys) -> Keys:
-    out = np.empty(len(keys), np.uint64)
-    _core.mix64(np.ascontiguousarray(keys), out)
-    return out
-
-
-def in_order(keys: Keys) -> Keys:
-    return keys[np.argsort(mixed(keys), kind="stable")]
 
 
 def _search(rows: Keys, wanted: Keys) -> Any:
     """Return the positions of the wanted keys in rows that ascend by mix64, by binary search."""
-    goals = mixed(wanted)
+    hashes = mix64(wanted)
     low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(rows), np.int64)
     while (open_ := low < high).any():
         middle = (low + high) // 2
         below = np.zeros(len(wanted), bool)
-        below[open_] = mixed(rows[middle[open_]]) < goals[open_]
+        below[open_] = mix64(rows[middle[open_]]) < hashes[open_]
         low, high = np.where(open_ & below, middle + 1, low), np.where(open_ & ~below, middle, high)
     inside = low < len(rows)
-    hit = np.zeros(len(wanted), bool)
-    hit[inside] = rows[low[inside]] == wanted[inside]
-    return np.sort(low[hit])
+    found = np.zeros(len(wanted), bool)
+    found[inside] = rows[low[inside]] == wanted[inside]
+    return np.sort(low[found])

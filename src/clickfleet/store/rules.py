@@ -43,10 +43,10 @@ class Spec:
 def specs() -> Mapping[str, Spec]:
     """Return every rule by name."""
     return {
-        one["name"]: Spec(
-            one["name"], one["scale"], tuple((name, _short(value), text) for name, value, text in one["fields"])
+        spec["name"]: Spec(
+            spec["name"], spec["scale"], tuple((name, _short(value), text) for name, value, text in spec["fields"])
         )
-        for one in _core.rules()
+        for spec in _core.rules()
     }
 
 

@@ -26,10 +26,10 @@ def resolve(model: str | Path) -> Path:
     A run folder means its best checkpoint if that is kept, else its newest. RUN/LATEST, RUN/BEST and RUN/EPOCH-0000 name one checkpoint.
     """
     if (url := mirror.url_of(model)) is not None:
-        there, _, label = url.rpartition("/")
+        run, _, label = url.rpartition("/")
         if checkpoint.is_label(label):
-            return resolve(mirror.Mirror(there).fetch_model(label) / label)
-        return resolve(mirror.Mirror(url).fetch_model())
+            return resolve(Mirror(run).fetch_model(label) / label)
+        return resolve(Mirror(url).fetch_model())
     path = Path(model)
     if (path / atomic.MANIFEST).is_file() or (path / published.LOG).is_file():
         return path
@@ -38,8 +38,8 @@ def resolve(model: str | Path) -> Path:
             if (folder / path.name).is_file():
                 return checkpoint.labelled(folder, path.name)
     for folder in (path, path / "checkpoints"):
-        if (found := checkpoint.chosen(folder)) is not None:
-            return found
+        if (chosen := checkpoint.chosen(folder)) is not None:
+            return chosen
     raise CheckpointError(
         f"{model} holds no model" if path.exists() else f"{model} does not exist",
         "name a run folder with a checkpoint, RUN/LATEST, RUN/BEST if it is kept, a checkpoint, or a published log or entry",
@@ -48,9 +48,9 @@ def resolve(model: str | Path) -> Path:
 
 def describe(path: Path) -> str:
     """Describe a resolved path for the user: its URL or path, and whether it is the run's best or newest checkpoint."""
-    labels = {checkpoint.BEST: "the best test AUC", checkpoint.LATEST: "the newest"}
-    named = next((words for label, words in labels.items() if checkpoint.is_named(path, label)), None)
-    return f"{mirror.origin(path) or path}" + (f" ({named})" if named else "")
+    meanings = {checkpoint.BEST: "the best test AUC", checkpoint.LATEST: "the newest"}
+    meaning = next((text for label, text in meanings.items() if checkpoint.is_named(path, label)), None)
+    return f"{mirror.origin(path) or path}" + (f" ({meaning})" if meaning else "")
 
 
 def read_config(path: Path, trust: bool = False) -> Config:
@@ -78,11 +78,10 @@ def entries(path: Path) -> list[published.Entry] | None:
     if entry.base:
         return [entry]
     log = published.Log(path.parent)
-    before = [other for other in log.lines() if other.sequence <= entry.sequence]
-    bases = [i for i, other in enumerate(before) if other.kind == "base"]
-    if not bases or before[-1].hash != entry.hash:
+    lines = published.since_base([line for line in log.lines() if line.sequence <= entry.sequence])
+    if not lines or lines[-1].hash != entry.hash:
         raise CheckpointError(f"{path} is a delta without its base", "leave it in the folder it was published to")
-    return [log.entry(other) for other in before[bases[-1] :]]
+    return [log.entry(line) for line in lines]
 
 
 def whole(path: Path) -> Path:
@@ -107,30 +106,30 @@ def read_state(path: Path) -> State:
 NO_CHECKPOINT = "no checkpoint in {} yet: starting from the beginning"
 
 
-def home_of(where: str | Path) -> Path:
-    """Return the local folder of a run."""
-    url = mirror.url_of(where)
-    return Path(where).absolute() if url is None else mirror.home(url)
+def local_folder(run: str | Path) -> Path:
+    """Return the local folder of a run, which may be at a URL."""
+    url = mirror.url_of(run)
+    return Path(run).absolute() if url is None else mirror.local_folder(url)
 
 
 @contextmanager
-def at_home(where: str | Path, resume: bool | None = None, rows: bool = True) -> Iterator[tuple[Path, Mirror | None]]:
+def open_folder(run: str | Path, resume: bool | None = None, rows: bool = True) -> Iterator[tuple[Path, Mirror | None]]:
     """Lock and yield the local folder of a run, and its mirror if the run is at a URL.
 
     A run at a URL is downloaded first and uploaded at the end. `resume`: whether there must be a checkpoint (True), must be none (False)
     or either (None). `rows`: whether this machine needs the row files.
     """
-    url, folder = mirror.url_of(where), home_of(where)
+    url, folder = mirror.url_of(run), local_folder(run)
     with Lock(folder / ".lock", "trains" if url is None else f"trains {url}"):
         if url is None:
             yield folder, None
             return
         copy = Mirror(url, folder)
         copy.empty()
-        if resume is False and copy.steps():
+        if resume is False and copy.has_checkpoint():
             raise CheckpointError(f"{url} already holds a run", "resume it with --resume, or choose another run.dir")
         if resume is not False:
-            copy.fetch(rows, must=resume is True)
+            copy.fetch(rows, required=resume is True)
         try:
             yield folder, copy
         finally:

@@ -10,7 +10,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -26,6 +25,18 @@ Floats = NDArray[np.float32]
 Columns = dict[str, Any]
 
 NO_SLOT = 0xFFFF
+
+
+def mix64(keys: Keys) -> Keys:
+    """Return the hash of every key. Row files are sorted by it, and it decides a row's shard."""
+    hashes = np.empty(len(keys), np.uint64)
+    _core.mix64(np.ascontiguousarray(keys), hashes)
+    return hashes
+
+
+def sort_by_hash(keys: Keys) -> Keys:
+    """Return keys in the order of row files."""
+    return keys[np.argsort(mix64(keys), kind="stable")]
 
 
 class Table:
@@ -302,9 +313,7 @@ class Snapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -335,12 +344,12 @@ class Changes(Snapshot):
 def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:
     """Return `array` as a contiguous array. Raise TableError if its type or shape is wrong."""
     if (
-        type(array) is np.ndarray
+        isinstance(array, np.ndarray)
         and array.dtype == dtype
         and array.ndim == len(shape)
-        and all(want is None or want == got for want, got in zip(shape, array.shape, strict=True))
+        and all(size is None or size == actual for size, actual in zip(shape, array.shape, strict=True))
     ):
-        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        return np.ascontiguousarray(array)
     wanted = f"{np.dtype(dtype).name}[{', '.join('n' if size is None else str(size) for size in shape)}]"
     if not isinstance(array, np.ndarray):
         raise TableError(f"{name} must be a NumPy array {wanted}, not {type(array).__name__}")
@@ -348,8 +357,4 @@ def _checked(name: str, array: Any, dtype: type[np.generic], shape: tuple[int | 
         raise TableError(
             f"{name} must be {wanted}, not {array.dtype}", f"convert with {name}.astype(np.{np.dtype(dtype).name})"
         )
-    if array.ndim != len(shape) or any(
-        want is not None and want != got for want, got in zip(shape, array.shape, strict=True)
-    ):
-        raise TableError(f"{name} must have shape {wanted}, not {list(array.shape)}")
-    return np.ascontiguousarray(array)
+    raise TableError(f"{name} must have shape {wanted}, not {list(array.shape)}")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from clickfleet.errors import CheckpointError, ConfigError, MissingError, TrainingError
 from clickfleet.store import atomic
-from clickfleet.store.onnx import Engine, parse, soil
+from clickfleet.store.onnx import Engine, fill_with_nan, parse
 from clickfleet.training.network import Inputs, Model, Shape
 
 INPUTS = ("dense", "first", "factors")
@@ -89,7 +89,7 @@ class Graph:
             session = Engine().session(self._proto.SerializeToString())
         except MissingError:
             return
-        soil(session, _arrays(_example(self._shape, kept)))
+        fill_with_nan(session, _arrays(_example(self._shape, kept)))
         for rows in (3, 1, 7):
             example = _example(self._shape, kept, rows)
             given = _arrays(example)

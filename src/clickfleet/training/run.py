@@ -28,7 +28,7 @@ from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError, ConfigError, TrainingError
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.store.mirror import Mirror
-from clickfleet.store.run_folder import NO_CHECKPOINT, State, at_home, home_of, write_config
+from clickfleet.store.run_folder import NO_CHECKPOINT, State, local_folder, open_folder, write_config
 from clickfleet.training import devices, modes, predict, saving
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import Arrangement, Job, TrainingSession, keeps_best
@@ -70,7 +70,7 @@ def train(
         data if data is not None else settings.data.train,
         schema,
         labels=True,
-        folder=None if where is None else home_of(where),
+        folder=None if where is None else local_folder(where),
     )
     size = total_bytes(source, settings)
     if modes.distributed(settings):
@@ -144,8 +144,8 @@ class OpenRun(Generic[M]):
         if self.folder is not None:
             write_config(self.folder, settings)
         if self.mirror is not None:
-            apart = modes.distributed(settings) and settings.cluster.address is not None
-            self.mirror.start(self.monitor.log, apart=apart)
+            other_hosts = modes.distributed(settings) and settings.cluster.address is not None
+            self.mirror.start(self.monitor.log, skip_checkpoints=other_hosts)
         for note in self.notes:
             self.monitor.log(note)
 
@@ -185,7 +185,8 @@ def open_run(
         with closing(monitor(None, total_bytes, epochs=epochs, quiet=quiet)) as shown:
             yield OpenRun(settings, None, None, None, shown)
         return
-    with at_home(where, False if resume is False else None, rows=settings.cluster.address is None) as (folder, mirror):
+    needs_rows = settings.cluster.address is None
+    with open_folder(where, False if resume is False else None, needs_rows) as (folder, mirror):
         settings = replace(settings, run=replace(settings.run, dir=str(folder)))
         repair(folder)
         checkpoints = folder / "checkpoints"

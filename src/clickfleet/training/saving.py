@@ -57,7 +57,7 @@ class Saver:
         step = int(state["step"])
         if self.last is not None and self.last[0] == step:  # nothing was learned since
             if epoch is not None:
-                checkpoint.label_epoch(self.folder, epoch, self.last[1])
+                checkpoint.label_epoch(self.last[1], epoch)
             if best:
                 self.label_best()
             return
@@ -91,7 +91,7 @@ class Saver:
     def label_best(self) -> None:
         """Label the last checkpoint written as the best."""
         assert self.last is not None
-        checkpoint.label_best(self.folder, self.last[1])
+        checkpoint.label_best(self.last[1])
 
     def wait(self, last: bool = False) -> None:
         """Wait until the captured state is written. A failure is only a warning, because training can continue, unless `last`."""
