@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from clickfleet.config.check import configure
 from clickfleet.config.load import Config, checked, dump, load, read
 from clickfleet.config.plugins import Plugin
 from clickfleet.config.sections import TableSettings
@@ -135,6 +136,12 @@ def test_arguments_win_and_are_read_as_yaml(tmp_path: Path) -> None:
     assert config.dense.lr == 5e-6
     assert config.run.checkpoint_every is None
     assert config.data.format == Plugin("slots")
+
+
+def test_arguments_leave_a_given_mapping_unchanged() -> None:
+    given = {"train": {"epochs": 1}, "table": {"rule": {"name": "adam"}}}
+    assert configure(given, ["table.rule.lr=0.3", "train.epochs=2"]).table.rule.settings == {"lr": 0.3}
+    assert given == {"train": {"epochs": 1}, "table": {"rule": {"name": "adam"}}}
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,9 @@ def test_missing_foreign_and_too_new_are_refused_by_name(tmp_path):
     rewrite(format="clickfleet/delta")
     with pytest.raises(CheckpointError, match="is a delta, not a checkpoint"):
         checkpoint.load(path)
+    (path / "manifest.json").write_text(json.dumps({**manifest, "hash": atomic.digest(manifest)}))  # other bytes
+    with pytest.raises(CheckpointError, match="its hash does not match"):
+        checkpoint.load(path)
     (path / "manifest.json").write_text('{"format": "other"}')
     with pytest.raises(CheckpointError, match="not written by clickfleet"):
         checkpoint.load(path)

@@ -17,7 +17,7 @@ from clickfleet import _core
 from clickfleet.config.load import Config, checked
 from clickfleet.data.batch import Batch
 from clickfleet.data.logs.synth import SynthOptions, synth
-from clickfleet.data.schema import Dense, KeyRule, Schema, Slot
+from clickfleet.data.schema import Bucket, Dense, KeyRule, Schema, Slot
 from clickfleet.errors import CheckpointError, ConfigError, TrainingError
 from clickfleet.serve import verification
 from clickfleet.serve.predictor import open_version
@@ -259,6 +259,7 @@ def test_info_is_covered_by_a_checksum_and_old_entries_are_read(four: Path, tmp_
     for bad, why in (
         (good.replace(b'"time":1', b'"time":2'), "hash"),
         (good[:-9], ""),
+        (good + b"\n", "hash"),
         (b"{}", "hash"),
         (other, "another"),
     ):
@@ -484,6 +485,27 @@ def test_an_export_may_keep_no_slot_or_no_dense_column(inputs: list[str], tmp_pa
     kept = export.kept_inputs(SCHEMA, inputs)
     whole, part = prune_batch(data, SCHEMA, list(kept.dense), list(kept.slots))
     np.testing.assert_allclose(open_version(entry).run(part)["score"], scores(model, whole), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dense", "slots"),
+    [
+        (["age"], ["age"], ["years", "age group"]),
+        (["years", "n"], ["n"], ["years"]),
+        (["pair"], ["p1", "p2"], []),
+        (["p2", "city"], ["p2"], ["city"]),
+    ],
+)
+def test_an_export_keeps_every_use_of_an_input(inputs: list[str], dense: list[str], slots: list[str]) -> None:
+    schema = Schema(
+        dense=(Dense("age"), Dense("n"), Dense("p1", source="pair"), Dense("p2", source="pair")),
+        slots=(Slot("years", source="age"), Slot("age group", bucket=Bucket("age", boundaries=(3.0,))), Slot("city")),
+    )
+    kept = export.pruned(schema, export.kept_inputs(schema, inputs))
+    assert [column.name for column in kept.dense] == dense
+    assert [slot.name for slot in kept.slots] == slots
+    with pytest.raises(ConfigError, match=r"(?s)no input age group.*inputs: age, n, pair, p1, p2, years, city"):
+        export.kept_inputs(schema, ["age group"])
 
 
 class Careless(Model):

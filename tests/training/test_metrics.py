@@ -123,6 +123,14 @@ def test_a_few_good_groups_do_not_hide_many_bad_rows() -> None:
     buckets = Buckets()
     buckets.update(scores, labels, np.array([10_000, 9_990_000, 500, 500], np.float32))
     assert buckets.results()["bucket_error"] == pytest.approx(9, rel=0.1)
+    too_few = Buckets()
+    too_few.update(
+        np.array([0.001, 0.001, 1.0], np.float32),
+        np.array([1, 0, 1], np.float32),
+        np.array([200, 19_800, 5], np.float32),
+    )
+    assert too_few.results()["calibration"] > 8  # type: ignore[operator]
+    assert too_few.results()["bucket_error"] is None
 
 
 def test_scores_that_are_no_probability_are_counted_and_left_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def configure(config: Config | Mapping[str, Any] | str | Path | None, overrides:
             raise ConfigError("key=value arguments cannot change a Config object", "use dataclasses.replace")
         return config
     if isinstance(config, Mapping):
-        raw = {key: dict(part) if isinstance(part, Mapping) else part for key, part in config.items()}
+        raw = deepcopy({key: dict(part) if isinstance(part, Mapping) else part for key, part in config.items()})
         for item in overrides:
             override(raw, item)
         return checked(Config, raw, source="the configuration", base=Path.cwd())

@@ -67,9 +67,9 @@ def seal(facts: Mapping[str, object], key: str = "hash") -> bytes:
 
 
 def unseal(content: bytes, key: str = "hash") -> dict[str, Any]:
-    """Return the facts that `seal` wrote. Raise ValueError if they were changed."""
+    """Return the facts that `seal` wrote. Raise ValueError if a byte was changed."""
     facts = json.loads(content)
-    if not isinstance(facts, dict) or facts.pop(key, None) != digest(facts):
+    if not isinstance(facts, dict) or not facts.pop(key, None) or seal(facts, key) != content:
         raise ValueError("its hash does not match")
     return facts
 
@@ -209,7 +209,8 @@ def read_manifest(path: Path | str, kind: str | None, version: int | None = 1) -
     path = Path(path)
     try:
         with damage_errors(path / MANIFEST):
-            manifest = json.loads((path / MANIFEST).read_bytes())
+            content = (path / MANIFEST).read_bytes()
+            manifest = json.loads(content)
     except FileNotFoundError:
         problem = f"{path} has no {MANIFEST}" if path.is_dir() else f"{path} does not exist"
         raise CheckpointError(problem, f"expected a saved {kind or 'model'}") from None
@@ -223,7 +224,7 @@ def read_manifest(path: Path | str, kind: str | None, version: int | None = 1) -
             "upgrade clickfleet to load it",
         )
     with damage_errors(path / MANIFEST):
-        if manifest.pop("hash", None) != digest(manifest):
+        if not manifest.pop("hash", None) or seal(manifest) != content:
             raise CheckpointError(f"{path / MANIFEST} is damaged: its hash does not match")
     if not isinstance(manifest.get("files"), dict):
         raise CheckpointError(f"{path / MANIFEST} is damaged: it lists no files")

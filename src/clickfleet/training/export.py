@@ -18,7 +18,7 @@ from torch import Tensor
 import clickfleet
 from clickfleet.data.arrow_ipc import FLOATS
 from clickfleet.data.batch import Batch
-from clickfleet.data.schema import Schema
+from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.errors import ConfigError
 from clickfleet.store import published
 from clickfleet.store.published import Content, Entry, Log, PublishedRows, Sample
@@ -111,15 +111,23 @@ def export(
 
 
 def kept_inputs(schema: Schema, names: Sequence[str]) -> Kept:
-    """Return which inputs to keep. The others count as missing numbers and unknown keys."""
-    dense, slots = [column.name for column in schema.dense], [slot.name for slot in schema.slots]
+    """Return which inputs to keep: every use of each named column. The others count as missing numbers and unknown keys.
+
+    A name is that of the files, which requests use too, or that of the schema. A bucketed slot stays with its dense column.
+    """
+    columns: list[Dense | Slot] = [*schema.dense, *schema.read_slots]
+    known = dict.fromkeys(name for column in columns for name in (column.source or column.name, column.name))
     for name in names:
-        if name not in dense and name not in slots:
-            raise ConfigError(f"the model has no input {name}", f"inputs: {', '.join([*dense, *slots])}")
-    fill = [column.missing for column in schema.dense]
-    return Kept(
-        [i for i, name in enumerate(dense) if name in names], [i for i, name in enumerate(slots) if name in names], fill
-    )
+        if name not in known:
+            raise ConfigError(f"the model has no input {name}", f"inputs: {', '.join(known)}")
+    dense = [i for i, column in enumerate(schema.dense) if {column.name, column.source} & set(names)]
+    derived = {schema.dense[i].name for i in dense}
+    slots = [
+        i
+        for i, slot in enumerate(schema.slots)
+        if (slot.bucket.column in derived if slot.bucket else {slot.name, slot.source} & set(names))
+    ]
+    return Kept(dense, slots, [column.missing for column in schema.dense])
 
 
 def pruned(schema: Schema, kept: Kept) -> Schema:

@@ -126,19 +126,21 @@ class Buckets:
         }
 
     def _bucket_error(self, sums: dict[str, float]) -> float | None:
-        """Return the mean relative error of the predicted CTR over groups of similar scores; None if no group is large enough.
+        """Return the mean relative error of the predicted CTR over groups of similar scores; None if most rows cannot be judged.
 
         If most rows are in groups that are too small, such as those with scores near 0, these groups are judged as one.
         """
         error, shown, expected, clicked = self.core.calibration_groups()
         left = sums["weight"] - shown
-        blur = shown / (2 * (self.thresholds + 1))  # groups use the lower edge of each score's bucket
-        predicted = sums["predicted"] - expected - blur
-        if left > shown and 0 < predicted < left and blur < LARGE_ENOUGH * predicted:
-            mean = predicted / left
-            if math.sqrt((1 - mean) / predicted) < LARGE_ENOUGH:
-                error += abs((sums["clicks"] - clicked) / predicted - 1) * left
-                shown += left
+        if left > shown:
+            blur = shown / (2 * (self.thresholds + 1))  # groups use the lower edge of each score's bucket
+            predicted = sums["predicted"] - expected - blur
+            if not (0 < predicted < left and blur < LARGE_ENOUGH * predicted):
+                return None
+            if math.sqrt((1 - predicted / left) / predicted) >= LARGE_ENOUGH:
+                return None
+            error += abs((sums["clicks"] - clicked) / predicted - 1) * left
+            shown += left
         return error / shown if shown > 0 else None
 
     def state(self) -> State:
