@@ -69,7 +69,7 @@ class Buckets:
 
     def merge(self, other: Buckets) -> None:
         """Add the rows of another worker."""
-        check_equal("thresholds", other.thresholds, self.thresholds)
+        check_thresholds(other.thresholds, self.thresholds)
         self.core.merge(other.core)
 
     def reset(self) -> None:
@@ -239,7 +239,7 @@ class Slices:
         self.core.update(values, scores, labels, weights)
 
     def merge(self, other: Slices) -> None:
-        check_equal("thresholds", other.thresholds, self.thresholds)
+        check_thresholds(other.thresholds, self.thresholds)
         self.core.merge(other.core)
 
     def reset(self) -> None:
@@ -317,9 +317,10 @@ class Metrics:
     def merge(self, other: Metrics) -> None:
         """Add the rows of another worker, except for the sliding AUC: batches of two workers have no common order."""
         self.buckets.merge(other.buckets)
-        for mine, theirs in ((self.groups, other.groups), (self.slices, other.slices)):
-            if mine is not None and theirs is not None:
-                mine.merge(theirs)  # type: ignore[arg-type]
+        if self.groups is not None and other.groups is not None:
+            self.groups.merge(other.groups)
+        if self.slices is not None and other.slices is not None:
+            self.slices.merge(other.slices)
 
     def reset(self) -> None:
         """Discard all rows except those of the sliding window."""
@@ -341,28 +342,28 @@ class Metrics:
 
     def restore(self, state: State) -> None:
         for part, metric in self.parts().items():
-            own = {key.split(".", 1)[1]: array for key, array in state.items() if key.startswith(part + ".")}
-            if not own:
+            saved = {key.split(".", 1)[1]: array for key, array in state.items() if key.startswith(part + ".")}
+            if not saved:
                 raise CheckpointError(
                     f"the saved metrics have no {part}", "resume with the metric settings of the saved run"
                 )
-            metric.restore(own)
+            metric.restore(saved)
 
     def parts(self) -> dict[str, Buckets | Sliding | Groups | Slices]:
         parts = {"buckets": self.buckets, "sliding": self.sliding, "groups": self.groups, "slices": self.slices}
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def check_equal(what: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise ConfigError(f"cannot merge metrics with {what} {found} and {expected}", f"use the same {what}")
+def check_thresholds(other: int, expected: int) -> None:
+    if other != expected:
+        raise ConfigError(f"cannot merge metrics with thresholds {other} and {expected}", "use the same thresholds")
 
 
 def check_size(key: str, state: State, numbers: int) -> None:
     if key not in state or state[key].shape != (numbers,):
-        found = "none" if key not in state else str(state[key].size)
+        size = state[key].size if key in state else "no"
         raise CheckpointError(
-            f"the saved metrics hold {found} numbers for {key}, expected {numbers}",
+            f"the saved metrics hold {size} numbers for {key}, expected {numbers}",
             "resume with the metric settings of the saved run",
         )
 

@@ -184,15 +184,15 @@ def steps(learner: Learner, flats: list[Flat]) -> list[WordStep]:
         raise ConfigError("word2vec needs sentences as data", "set data.format=sentences")
     known, settings = vocabulary(learner.config), settings_of(learner)
     words = _core.Words(known.keys("in"), known.keys("out"), known.keep(settings.sample), known.noise(settings.power))
-    made = [WordStep(flat, learner, words, known, len(flats) > 1) for flat in flats]
-    if made[0].decays and not made[0].plain:
+    word_steps = [WordStep(flat, learner, words, known, len(flats) > 1) for flat in flats]
+    if word_steps[0].decays and not word_steps[0].plain:
         raise ConfigError(
             "model.decay needs plain sgd, but table.rule is another rule",
             "remove model.decay, or set table.rule={name: sgd, lr: 0.025, scale: none}",
         )
-    if made[0].decays and not known.sentences:
+    if word_steps[0].decays and not known.sentences:
         raise ConfigError(
             f"model.decay needs the number of sentences, which {learner.config.data.vocabulary} does not state",
             "add the line `</s> N`, or set model.decay=false",
         )
-    return made
+    return word_steps
