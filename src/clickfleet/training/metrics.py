@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.config.load import Config
+from clickfleet.data.batch import Floats, Keys
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError, ConfigError
 
@@ -61,9 +62,7 @@ class Buckets:
         self.thresholds = thresholds
         self.core = _core.Buckets(thresholds)
 
-    def update(
-        self, scores: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
-    ) -> None:
+    def update(self, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
         """Add the rows of a batch. A label above 0 is a click."""
         self.core.update(scores, labels, weights)
 
@@ -161,9 +160,7 @@ class Sliding:
         self.numbers = size * (len(TOTALS) + 2 * (thresholds + 1))
         self.core = _core.Window(thresholds, size)
 
-    def update(
-        self, scores: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
-    ) -> None:
+    def update(self, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
         self.core.update(scores, labels, weights)
 
     @property
@@ -190,13 +187,7 @@ class Groups:
     def __init__(self, limit: int = 10_000_000) -> None:
         self.core = _core.Groups(limit)
 
-    def update(
-        self,
-        groups: NDArray[np.uint64],
-        scores: NDArray[np.float32],
-        labels: NDArray[np.float32],
-        weights: NDArray[np.float32] | None = None,
-    ) -> None:
+    def update(self, groups: Keys, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
         self.core.update(groups, scores, labels, weights)
 
     def merge(self, other: Groups) -> None:
@@ -229,13 +220,7 @@ class Slices:
         self.limit, self.thresholds = limit, thresholds
         self.core = _core.Slices(thresholds, limit)
 
-    def update(
-        self,
-        values: NDArray[np.uint64],
-        scores: NDArray[np.float32],
-        labels: NDArray[np.float32],
-        weights: NDArray[np.float32] | None = None,
-    ) -> None:
+    def update(self, values: Keys, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
         self.core.update(values, scores, labels, weights)
 
     def merge(self, other: Slices) -> None:
@@ -298,11 +283,11 @@ class Metrics:
 
     def update(
         self,
-        scores: NDArray[np.float32],
-        labels: NDArray[np.float32],
-        weights: NDArray[np.float32] | None = None,
-        groups: NDArray[np.uint64] | None = None,
-        slices: NDArray[np.uint64] | None = None,
+        scores: Floats,
+        labels: Floats,
+        weights: Floats | None = None,
+        groups: Keys | None = None,
+        slices: Keys | None = None,
     ) -> None:
         """Add a batch. `groups` and `slices` hold a key per row; they are required if these metrics are on."""
         self.buckets.update(scores, labels, weights)

@@ -60,7 +60,7 @@ class SavedModel:
         return self.learner.schema
 
     def reading(self, form: str | None = None, threads: int | None = None, engine: Engine | None = None) -> SavedModel:
-        """Return the same model for files of another format, with other threads, or scored by ONNX Runtime."""
+        """Return the same model for files of another format, with other threads, or scored by ONNX Runtime. Keep the rest."""
         return SavedModel(self.learner, self.path, threads or self.threads, form or self.form, engine or self.engine)
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> Results:

@@ -23,7 +23,7 @@ from clickfleet.models.word2vec import Word2Vec, vocabulary
 from clickfleet.models.word2vec.vocabulary import Vocabulary
 from clickfleet.store.table import Table
 from clickfleet.training import modes
-from clickfleet.training.embedding import Embedding, Push, Space
+from clickfleet.training.embedding import Embedding, Push, ScratchArrays
 from clickfleet.training.learner import Learner
 from clickfleet.training.optimizer import Flat, Optimizer
 from clickfleet.training.step import NotFiniteError, Result, Step
@@ -37,7 +37,7 @@ class DrawnPairs:
     def __init__(self, words: _core.Words, settings: Word2Vec.Config, seed: int, factors: int) -> None:
         self.core = _core.Pairs(words, settings.window, settings.negatives)
         self.seed, self.factors = seed, factors
-        self._space = Space()
+        self._take = ScratchArrays().take
         self.keys: Keys = np.empty(0, np.uint64)
 
     def draw(self, batch: Batch) -> None:
@@ -50,16 +50,16 @@ class DrawnPairs:
         """Draw pairs and return the key of each of their rows once."""
         self.draw(batch)
         size = self.core.gather()
-        self.keys, self.show = self._space.take("keys", np.uint64, size), self._space.take("show", np.float32, size)
-        self.slots = self._space.take("slots", np.uint16, size)
+        self.keys, self.show = self._take("keys", np.uint64, size), self._take("show", np.float32, size)
+        self.slots = self._take("slots", np.uint16, size)
         self.core.rows(self.keys, self.show, self.slots)
         return self.keys
 
     def room(self) -> Floats:
-        return self._space.take("rows", np.float32, len(self.keys), 1 + self.factors)
+        return self._take("rows", np.float32, len(self.keys), 1 + self.factors)
 
     def gradients(self) -> Floats:
-        return self._space.take("grads", np.float32, len(self.keys), 1 + self.factors)
+        return self._take("grads", np.float32, len(self.keys), 1 + self.factors)
 
     def push(self, grads: Floats) -> Push:
         return Push(self.keys, grads, self.show, np.zeros_like(self.show), self.slots, float(len(self.core)))

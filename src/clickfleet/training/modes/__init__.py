@@ -51,11 +51,7 @@ def load(config: Config) -> Callable[[Job], None]:
     mode, settings = _module(config), resolve(config)
     if not mode.NEEDS.distributed:
         check_deterministic(config)
-
-    def train(job: Job) -> None:
-        mode.train(job, settings)
-
-    return train
+    return lambda job: mode.train(job, settings)
 
 
 def resolve(config: Config) -> Any:

@@ -15,8 +15,6 @@ MOST_NAMES = 15
 """An axis with more names labels only about eight of them."""
 
 Point = tuple[float, float]
-
-
 KINDS = "abcefghd"
 """Classes of the style sheet for curves, in the order of their use."""
 
@@ -36,10 +34,8 @@ class Frame:
 
     def __init__(self, x: Point, y: Point, *, log: bool = False, names: Sequence[str] = ()) -> None:
         self.log, self.names = log, names
-        self.x, self.y = (_widened(*self._scaled(x)), _widened(*y))
-
-    def _scaled(self, x: Point) -> Point:
-        return (math.log10(x[0]), math.log10(x[1])) if self.log else x
+        self.x = _widened(*map(math.log10, x)) if log else _widened(*x)
+        self.y = _widened(*y)
 
     def marks(self) -> list[tuple[float, str]]:
         """Return the values at which the axis has labels, and the labels."""
