@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# public name -> its module, imported on first use: `import clickfleet` stays quick
-_HOMES = {
+# public name -> its module, which is imported on first use, so that `import clickfleet` stays fast
+_MODULES = {
     "Batch": "clickfleet.data.batch",
     "Reader": "clickfleet.data.reader",
     "Schema": "clickfleet.data.schema",
@@ -35,6 +35,6 @@ __all__ = ["Batch", "Reader", "Schema", "Table", "__version__", "join", "load", 
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'clickfleet' has no attribute {name!r}")

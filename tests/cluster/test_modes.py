@@ -233,11 +233,16 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("FLAGS_communicator_is_sgd_optimizer", "0")
     found = modes.resolve(with_mode(configured(), "async", queue_size=3))
     assert (found.merge, found.queue_size, found.reduce) == (6, 3, "mean")
-    with pytest.raises(ConfigError, match=r"unknown key mode\.merge"):
-        modes.resolve(with_mode(configured(), "sync", merge=2))
     monkeypatch.setenv("FLAGS_communicator_nonsense", "1")
     with pytest.raises(ConfigError, match="FLAGS_communicator_nonsense"):
         from_environment({"merge"})
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async"])
+@pytest.mark.parametrize("key", ["merge", "queue_size"])
+def test_modes_with_rounds_refuse_settings_of_the_queue(mode: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown key mode\.{key}"):
+        modes.resolve(with_mode(configured(), mode, **{key: 2}))
 
 
 def test_flags_without_effect_are_reported_once(

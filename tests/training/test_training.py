@@ -226,7 +226,7 @@ def test_data_of_another_schema_is_refused_with_a_diff(log: Path, tmp_path: Path
         ({"model": {"hidden": [8]}}, "model.hidden is"),
         ({"table": {"dim": 5}}, "table.factors is 5|model.dim is 5"),
         ({"table": {"dim": 4, "rule": "adam"}}, "table.rule|table.embed_rule"),
-        ({"train": {"deterministic": True, "threads": 2}}, "threads 1 there, 2 here"),
+        ({"train": {"deterministic": True, "threads": 2}}, "threads was 1 and is now 2"),
         ({"dense": {"optimizer": "sgd"}}, "optimizer state does not fit sgd"),
     ],
 )

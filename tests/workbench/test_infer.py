@@ -42,6 +42,8 @@ def test_predict_by_every_engine(
     data = str(log / "test")
     exact = loaded.predict(data)
     plain = loaded.reading(threads=2, engine=Engine("onnx", graph="off", arena=False))
+    assert plain.reading(threads=1).engine is plain.engine
+    assert loaded.engine is None
     np.testing.assert_allclose(plain.predict(data), exact, atol=1e-6)
     assert plain.evaluate(data)["auc"] == pytest.approx(loaded.evaluate(data)["auc"], abs=1e-3)
     argv = ["predict", str(run), data, "--out", str(tmp_path / "int8.npy"), "--engine", "int8", "--no-arena"]

@@ -23,7 +23,7 @@ from clickfleet.errors import ClusterError, ConfigError
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.training.loop import leave
 from clickfleet.training.model import TrainingResult
-from clickfleet.training.report import write_cluster_report
+from clickfleet.training.report import write_report
 from clickfleet.training.report.evidence import Evidence
 from clickfleet.training.run import OpenRun, check_test_data
 
@@ -101,5 +101,6 @@ def train(run: OpenRun[ClusterMonitor], source: Source, test: Data) -> TrainingR
     )
     if settings.run.report and rows and driver.signal is None:
         evidence = Evidence(results=result.test or {})
-        write_cluster_report(folder, result, evidence, driver.overview.table_stats()["bytes"], run.monitor)
+        table_bytes = driver.overview.table_stats()["bytes"]
+        write_report(folder, result, evidence, run.monitor.log, table_bytes=table_bytes)
     return result

@@ -34,9 +34,9 @@ class DCN(Model):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         n, self.config = shape.width, config
-        own = 1 if config.paddlerec else config.layers
-        self.weights = nn.Parameter(torch.zeros(own, n))
-        self.biases = nn.Parameter(torch.zeros(own, n))
+        count = 1 if config.paddlerec else config.layers
+        self.weights = nn.Parameter(torch.zeros(count, n))
+        self.biases = nn.Parameter(torch.zeros(count, n))
         self.deep = tower(
             n, *config.hidden, dropout=config.dropout, relu_last=True, init=by_fan_in(1.0) if config.paddlerec else None
         )

@@ -36,6 +36,6 @@ class FFM(Model):
 
     def forward(self, x: Inputs) -> Tensor:
         e = torch.unflatten(self.fields(x.factors, x.dense), 2, (self.count, self.dim))  # [B, f, g, d]
-        own = torch.diagonal(e, dim1=1, dim2=2)  # e_f^(f), which is not a pair
-        both = (e * e.transpose(1, 2)).sum((1, 2, 3)) - own.square().sum((1, 2))  # each pair twice
+        diagonal = torch.diagonal(e, dim1=1, dim2=2)  # e_f^(f), which is not a pair
+        both = (e * e.transpose(1, 2)).sum((1, 2, 3)) - diagonal.square().sum((1, 2))  # each pair twice
         return self.wide(x.first, x.dense) + both / 2

@@ -31,7 +31,7 @@ from clickfleet.training.model import SavedModel
 from clickfleet.training.monitor import Monitor
 from clickfleet.training.network import Model
 from clickfleet.training.predict import Results
-from clickfleet.training.report import write_cluster_report, write_report
+from clickfleet.training.report import write_report
 from clickfleet.training.report.evidence import Evidence
 from clickfleet.training.run import LocalStart, OpenRun, not_finite, open_run, settled
 from clickfleet.training.step import NotFiniteError
@@ -177,7 +177,8 @@ def _learn_on_cluster(run: OpenRun[ClusterMonitor], schema: Schema, stream: Stre
     rows = driver.base.rows - before
     learned = OnlineResult(None, driver.path, cores(config), rows=rows, **_outcome(session, session.release, rows))
     if config.run.report and rows and session.signal is None:
-        write_cluster_report(folder, learned, Evidence(), driver.overview.table_stats()["bytes"], monitor)
+        table_bytes = driver.overview.table_stats()["bytes"]
+        write_report(folder, learned, Evidence(), monitor.log, table_bytes=table_bytes)
     return learned
 
 

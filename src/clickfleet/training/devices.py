@@ -23,7 +23,7 @@ def find(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"unknown device {name!r} in train.device", "use cpu, cuda or cuda:1") from None
-    if not works(device):
+    if not _computes(device):
         raise ConfigError(
             f"train.device is {name!r}, but torch {torch.__version__} cannot use this device here",
             "set train.device=cpu, or install the driver and a torch built for it (pytorch.org)",
@@ -31,7 +31,7 @@ def find(name: str) -> torch.device:
     return device
 
 
-def works(device: torch.device) -> bool:
+def _computes(device: torch.device) -> bool:
     """Return whether torch can compute on a device. It cannot on `meta`."""
     try:
         return torch.ones(2, device=device).sum().item() == 2.0

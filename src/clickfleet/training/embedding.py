@@ -38,8 +38,8 @@ class Push(NamedTuple):
     distinct: bool = True
 
 
-class Space:
-    """Reusable arrays. An array is allocated again only when a batch needs a larger one."""
+class ScratchArrays:
+    """Arrays that batches reuse. An array is allocated again only when a batch needs a larger one."""
 
     def __init__(self) -> None:
         self._flat: dict[str, NDArray[Any]] = {}
@@ -60,7 +60,7 @@ class Embedding:
         self.slots, self.factors, self.device = len(schema.slots), factors, device
         mean = np.array([slot.pooling == "mean" for slot in schema.slots], np.uint8)
         self._mean = mean if mean.any() else None
-        self._space = Space()
+        self._take = ScratchArrays().take
         self._keys: Keys = np.empty(0, np.uint64)
         self._where: NDArray[np.uint32] = np.empty(0, np.uint32)
 
@@ -109,6 +109,3 @@ class Embedding:
         zeros: Floats = self._take(name, np.float32, *shape)
         zeros.fill(0)
         return zeros
-
-    def _take(self, name: str, kind: type[np.generic], *shape: int) -> NDArray[Any]:
-        return self._space.take(name, kind, *shape)

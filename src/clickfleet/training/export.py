@@ -50,10 +50,10 @@ class Publisher:
         self._graph: Graph | None = None
 
     def publish(self, kind: Literal["base", "delta"], step: int, **info: Any) -> Entry:
-        """Publish the changes since the last entry, or everything if there is none. After a failure, the next entry has the changes."""
+        """Publish the changes since the last entry, or everything if there is none. If it fails, the next entry holds them."""
         known, head = self.log.lines()[-1:], self.log.recover()
-        anew = head is None or known != [head]  # recovered an entry of a killed writer: publish everything again
-        changes = self.table.cut_changes(base=kind == "base" or anew)
+        everything = head is None or known != [head]  # no entry yet, or one recovered from a killed writer
+        changes = self.table.cut_changes(base=kind == "base" or everything)
         try:
             entry = self.log.append(changes, self.content(step, **info))
         except BaseException:
@@ -184,8 +184,8 @@ def golden(graph: Graph, weights: dict[str, Tensor], schema: Schema, factors: in
     distinct = embedding.unique(batch)
     rows = np.zeros((len(distinct), 1 + factors), np.float32)
     for place, key in enumerate(distinct.tolist()):
-        found: Floats = table.get(key, rows[place])
-        rows[place, : len(found)] = found
+        weights_of_key: Floats = table.get(key, rows[place])
+        rows[place, : len(weights_of_key)] = weights_of_key
     expected = graph.run(weights, embedding.inputs(batch, rows, training=False))
     per_row = [batch.keys[a:b] for a, b in zip(*_bounds(offsets, len(schema.slots)), strict=True)]
     return pa.table(

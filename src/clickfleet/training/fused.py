@@ -45,7 +45,7 @@ def _native(*tensors: Tensor) -> bool:
     return all(tensor.dtype == torch.float32 and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
 
 
-class Space(NamedTuple):
+class Workspace(NamedTuple):
     """The working memory of one forward and backward pass."""
 
     inputs: Tensor  # the concatenated parts [rows, in]
@@ -57,9 +57,9 @@ class Buffers:
     """Unused spaces. Each pass takes one out, so threads and repeated forward passes never share one."""
 
     def __init__(self) -> None:
-        self.free: list[Space] = []  # append and pop of a list are atomic
+        self.free: list[Workspace] = []  # append and pop of a list are atomic
 
-    def take(self, rows: int, widths: list[int], like: Tensor) -> Space:
+    def take(self, rows: int, widths: list[int], like: Tensor) -> Workspace:
         """Return a space of at least `rows` rows for layers of `widths`, the width of the input first."""
         try:
             space = self.free.pop()
@@ -67,14 +67,14 @@ class Buffers:
             space = None
         if space is None or len(space.inputs) < rows or space.inputs.dtype != like.dtype:
             with torch.inference_mode(False):  # training may reuse what scoring allocated
-                return Space(
+                return Workspace(
                     like.new_empty(rows, widths[0]),
                     [like.new_empty(rows, width) for width in widths[1:]],
                     [like.new_empty(rows, width) for width in widths[1:]],
                 )
         return space
 
-    def give(self, space: Space) -> None:
+    def give(self, space: Workspace) -> None:
         if len(self.free) < 64:  # bounds the memory of callers that run many forward passes before a backward pass
             self.free.append(space)
 

@@ -47,8 +47,8 @@ def side_by_side(*parts: Tensor) -> Tensor:
     >>> side_by_side(torch.ones(2, 3, 2), torch.ones(2, 0), torch.ones(2, 1)).shape
     torch.Size([2, 7])
     """
-    there = [part.flatten(1) for part in parts if math.prod(part.shape[1:])]
-    return torch.cat(there, 1) if len(there) > 1 else there[0]
+    filled = [part.flatten(1) for part in parts if math.prod(part.shape[1:])]
+    return torch.cat(filled, 1) if len(filled) > 1 else filled[0]
 
 
 class Tower(nn.Module):
@@ -81,8 +81,8 @@ class Tower(nn.Module):
         def __call__(self, *parts: Tensor) -> Tensor: ...
 
     def forward(self, *parts: Tensor) -> Tensor:
-        ours = parts[0].device.type == "cpu" and len(parts[0]) > 0 and not torch.compiler.is_compiling()
-        if ours and self.norms is None and not (self.training and self.dropout > 0):
+        fusible = parts[0].device.type == "cpu" and len(parts[0]) > 0 and not torch.compiler.is_compiling()
+        if fusible and self.norms is None and not (self.training and self.dropout > 0):
             params: list[Any] = [p for layer in self.layers for p in (layer.weight, layer.bias)]
             if not torch.is_grad_enabled():
                 return infer(self.buffers_, self.relu_last, parts, params)

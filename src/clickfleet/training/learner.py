@@ -49,13 +49,11 @@ class Learner:
             tuple(column.name for column in schema.dense),
             tuple(i for i, slot in enumerate(schema.slots) if slot.bucket is not None),
         )
-        rows = config.table.with_rule(kind.row_rule) if kind.row_rule else config.table
-        self.config, self.schema = dataclasses.replace(config, table=rows), schema
+        self.config, self.schema = dataclasses.replace(config, table=table_settings(config)), schema
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.train.seed)
-            self.model = build_model(kind, settings, self.shape).to(
-                self.device
-            )  # built on the CPU: equal values everywhere
+            model = build_model(kind, settings, self.shape)  # on the CPU: equal values everywhere
+            self.model = model.to(self.device)
         self.table = table or new_table(config, schema)
         if self.table.factors != factors:
             raise CheckpointError(
@@ -65,8 +63,8 @@ class Learner:
         self.flat = Flat(self.model)
         self.optimizer = Optimizer(config.dense, self.flat.values)
         self.loss = Loss(config.train.loss, kind.loss_epsilon(settings))
-        given = config.train.loss.l2_rows
-        self.l2_rows = kind.l2_rows(settings) if given is None else given
+        l2_rows = config.train.loss.l2_rows
+        self.l2_rows = kind.l2_rows(settings) if l2_rows is None else l2_rows
 
     @property
     def facts(self) -> LearnerFacts:
@@ -82,25 +80,25 @@ class Learner:
 
     def restore_dense(self, saved: dict[str, Tensor]) -> None:
         """Load saved parameters and buffers. Names and shapes must match."""
-        mine = self.model.state_dict()
-        if mine.keys() != saved.keys() or any(mine[name].shape != saved[name].shape for name in mine):
+        tensors = self.model.state_dict()
+        if tensors.keys() != saved.keys() or any(tensors[name].shape != saved[name].shape for name in tensors):
             raise CheckpointError(
                 "the saved dense weights do not match the names or shapes of this model's",
                 "use the model settings of the saved run, or start a new run from it with train.init_from",
             )
         with torch.no_grad():
-            for name, tensor in mine.items():
+            for name, tensor in tensors.items():
                 tensor.copy_(saved[name])  # in place: the parameters are views of one vector
 
     def adopt_dense(self, saved: dict[str, Tensor]) -> list[str]:
         """Load the tensors with equal name and shape. Return the names of the others, which keep their initial values."""
-        mine = self.model.state_dict()
-        fit = {name for name in mine if name in saved and saved[name].shape == mine[name].shape}
-        self.restore_dense({name: saved[name] if name in fit else mine[name] for name in mine})
-        return [name for name in mine if name not in fit]
+        tensors = self.model.state_dict()
+        fit = {name for name in tensors if name in saved and saved[name].shape == tensors[name].shape}
+        self.restore_dense({name: saved[name] if name in fit else tensors[name] for name in tensors})
+        return [name for name in tensors if name not in fit]
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """Return the state of the optimizer, by its own name and that of the parameter."""
+        """Return the state of the optimizer, as `state/parameter`, and its number of steps."""
         state = self.optimizer.state()
         named = {"steps": state.pop("steps")}
         for kept, vector in state.items():
@@ -149,12 +147,35 @@ def table_spec(config: Config, schema: Schema) -> dict[str, Any]:
     return new_table(config, schema).describe()
 
 
+def table_settings(config: Config) -> sections.TableSettings:
+    """Return the section `table`, with the default rule of the model unless the user named a rule."""
+    kind, _ = network_of(config)
+    return config.table.with_rule(kind.row_rule) if kind.row_rule else config.table
+
+
 def new_table(config: Config, schema: Schema) -> Table:
-    """Return the configured table, empty."""
+    """Return the configured table, empty. The initial values are the model's unless the section sets others."""
     kind, settings = network_of(config)
-    init = kind.table_init(settings, config.table.dim)
-    rows = config.table.with_rule(kind.row_rule) if kind.row_rule else config.table
-    return make_table(rows, row_factors(config, schema), init.embed, init.embedx, config.train.seed)
+    init, table = kind.table_init(settings, config.table.dim), table_settings(config)
+    policy = {field.name for field in dataclasses.fields(Policy)} - {"admission"}
+    return Table(
+        row_factors(config, schema),
+        rule=_rule(table.rule),
+        embed_rule=None if table.embed_rule is None else _rule(table.embed_rule),
+        init=table.init.embedx or init.embedx,
+        embed_init=table.init.embed or init.embed,
+        preset=table.preset,
+        admission=table.admission,
+        seed=config.train.seed,
+        padding_key=table.padding_key,
+        memory_limit=table.memory_limit,
+        snapshot_reserve=table.snapshot_reserve,
+        **{name: value for name in policy if (value := getattr(table, name)) is not None},
+    )
+
+
+def _rule(plugin: plugins.Plugin) -> Rule:
+    return rule(plugin.name, **plugin.settings)
 
 
 def build_model(kind: type[Model], settings: Any, shape: Shape) -> Model:
@@ -187,26 +208,3 @@ class WideModel(Model):
 def _copy(tensor: Tensor) -> Tensor:
     """Return a copy on the CPU that the next step does not change."""
     return tensor.detach().clone().contiguous().cpu()
-
-
-def make_table(config: sections.TableSettings, factors: int, embed: str, embedx: str, seed: int) -> Table:
-    """Return an empty table. `embed` and `embedx` are the model's initial values, used unless the section sets others."""
-    policy = {field.name for field in dataclasses.fields(Policy)} - {"admission"}
-    return Table(
-        factors,
-        rule=_rule(config.rule),
-        embed_rule=None if config.embed_rule is None else _rule(config.embed_rule),
-        init=config.init.embedx or embedx,
-        embed_init=config.init.embed or embed,
-        preset=config.preset,
-        admission=config.admission,
-        seed=seed,
-        padding_key=config.padding_key,
-        memory_limit=config.memory_limit,
-        snapshot_reserve=config.snapshot_reserve,
-        **{name: value for name in policy if (value := getattr(config, name)) is not None},
-    )
-
-
-def _rule(plugin: plugins.Plugin) -> Rule:
-    return rule(plugin.name, **plugin.settings)

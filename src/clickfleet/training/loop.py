@@ -281,9 +281,9 @@ class RunProgress:
     @classmethod
     def resumed(cls, saved: Mapping[str, Any], config: Config) -> RunProgress:
         """Return the progress of a checkpoint. The patience may have changed since it was written."""
-        found, patience = cls(**saved), config.train.patience
-        found.stopped_early = patience is not None and found.waited >= patience
-        return found
+        progress, patience = cls(**saved), config.train.patience
+        progress.stopped_early = patience is not None and progress.waited >= patience
+        return progress
 
     def end_epoch(self, run: Progress, metrics: Metrics, monitor: Monitor, trained_s: float) -> None:
         """Count an epoch that has ended, and record its metrics."""
@@ -291,7 +291,7 @@ class RunProgress:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")
         self.train = dict(metrics.results())
         monitor.end_epoch(run, {"epoch": self.epoch, "step": run.steps, **self.train}, trained_s)
-        monitor.log(f"epoch {self.epoch} done: step {run.steps:,}, {words(self.train)}")
+        monitor.log(f"epoch {self.epoch} done: step {run.steps:,}, {summary(self.train)}")
         self.epoch += 1
 
     def take_test(self, results: Results, epoch: int, step: int, patience: int | None, monitor: Monitor) -> None:
@@ -303,7 +303,7 @@ class RunProgress:
             self.waited += 1
         shown = {key: value for key, value in results.items() if key != "slices"}
         monitor.record("test", {"epoch": epoch, "step": step, **shown})
-        monitor.log(f"test after step {step:,}: {words(results)}")
+        monitor.log(f"test after step {step:,}: {summary(results)}")
         if patience is not None and self.waited >= patience:
             self.stopped_early = True
             monitor.log(
@@ -396,9 +396,8 @@ class Session(Loop[J]):
             )
         try:
             state = self.state()
-        except (
-            CheckpointError
-        ) as error:  # the disk is full: metrics that are not on disk cannot be part of a checkpoint
+        except CheckpointError as error:
+            # The disk is full. Metrics that are not on disk cannot be part of a checkpoint.
             if last:
                 raise
             self.monitor.log(f"no checkpoint: {error}")
@@ -445,7 +444,7 @@ class Session(Loop[J]):
 
 
 def is_due(every: int | None, steps: int) -> bool:
-    """Return whether something that happens every so many steps happens after this one."""
+    """Return whether something that happens every `every` steps is due after this many steps."""
     return every is not None and steps > 0 and steps % every == 0
 
 
@@ -555,7 +554,8 @@ class TrainingSession(Session[Job]):
         self.monitor.forget_after(state["step"], state.get("metrics_bytes"))
 
 
-def words(results: Results) -> str:
+def summary(results: Results) -> str:
+    """Return the most important metrics in a few words, for a log line."""
     loss = "" if results["logloss"] is None else f", log loss {results['logloss']:.4f}"
     sliding = f", last batches {results['sliding_auc']:.4f}" if "sliding_auc" in results else ""
     return f"{results['rows']:,} rows, AUC {results['auc']:.4f}{loss}{sliding}"
@@ -576,7 +576,7 @@ class WorkerJob(Job):
         workers: int = 1,
         trainers: int = 1,
         wanted: Callable[[], int] = lambda: 0,
-        took: Callable[[int, SourceState], None] = lambda cut, position: None,
+        took: Callable[[int, SourceState], None] = lambda checkpoint, position: None,
     ) -> None:
         super().__init__(learner, source, metrics, report, trainers=trainers, threads=trainers)
         self.links, self.worker, self.workers = links, worker, workers
@@ -610,9 +610,8 @@ class WorkerJob(Job):
     def gradient(self, trainer: Trainer, result: Result) -> Gradient:
         """Return the dense gradient of the trainer's last step, clipped. It is valid until the next step."""
         grads, scale = trainer.step.flat.grads, result.dense_scale
-        config = self.optimizer.config
-        if config.clip_norm is not None or config.clip_value is not None:
-            clip(config, grads.mul_(scale))
+        if self.optimizer.clips:
+            clip(self.optimizer.config, grads.mul_(scale))
             scale = 1.0
         return Gradient(grads.numpy(), result.push.n, scale)
 
@@ -633,29 +632,31 @@ def interruptible(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
     ended = threading.Event()
 
-    def monitor(number: int, limit: float) -> None:
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def force_after(limit: float, number: int) -> None:
         if not ended.wait(limit):
             force(number)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
         if limit_s is not None:
-            threading.Thread(target=monitor, args=(number, limit_s()), daemon=True, name="clickfleet-stop").start()
+            threading.Thread(target=force_after, args=(limit_s(), number), daemon=True, name="clickfleet-stop").start()
         stop(number)
 
-    for number in before:
+    for number in handlers:
         signal.signal(number, handle)
     try:
         yield
     finally:
         ended.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
 
 
 def leave(number: int) -> NoReturn:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.config.load import Config
+from clickfleet.data.batch import Floats, Keys
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError, ConfigError
 
@@ -61,15 +62,13 @@ class Buckets:
         self.thresholds = thresholds
         self.core = _core.Buckets(thresholds)
 
-    def update(
-        self, scores: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
-    ) -> None:
+    def update(self, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
         """Add the rows of a batch. A label above 0 is a click."""
         self.core.update(scores, labels, weights)
 
     def merge(self, other: Buckets) -> None:
         """Add the rows of another worker."""
-        check_equal("thresholds", other.thresholds, self.thresholds)
+        check_thresholds(other.thresholds, self.thresholds)
         self.core.merge(other.core)
 
     def reset(self) -> None:
@@ -163,9 +162,7 @@ class Sliding:
         self.numbers = size * (len(TOTALS) + 2 * (thresholds + 1))
         self.core = _core.Window(thresholds, size)
 
-    def update(
-        self, scores: NDArray[np.float32], labels: NDArray[np.float32], weights: NDArray[np.float32] | None = None
-    ) -> None:
+    def update(self, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
         self.core.update(scores, labels, weights)
 
     @property
@@ -192,13 +189,7 @@ class Groups:
     def __init__(self, limit: int = 10_000_000) -> None:
         self.core = _core.Groups(limit)
 
-    def update(
-        self,
-        groups: NDArray[np.uint64],
-        scores: NDArray[np.float32],
-        labels: NDArray[np.float32],
-        weights: NDArray[np.float32] | None = None,
-    ) -> None:
+    def update(self, groups: Keys, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
         self.core.update(groups, scores, labels, weights)
 
     def merge(self, other: Groups) -> None:
@@ -231,17 +222,11 @@ class Slices:
         self.limit, self.thresholds = limit, thresholds
         self.core = _core.Slices(thresholds, limit)
 
-    def update(
-        self,
-        values: NDArray[np.uint64],
-        scores: NDArray[np.float32],
-        labels: NDArray[np.float32],
-        weights: NDArray[np.float32] | None = None,
-    ) -> None:
+    def update(self, values: Keys, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
         self.core.update(values, scores, labels, weights)
 
     def merge(self, other: Slices) -> None:
-        check_equal("thresholds", other.thresholds, self.thresholds)
+        check_thresholds(other.thresholds, self.thresholds)
         self.core.merge(other.core)
 
     def reset(self) -> None:
@@ -300,11 +285,11 @@ class Metrics:
 
     def update(
         self,
-        scores: NDArray[np.float32],
-        labels: NDArray[np.float32],
-        weights: NDArray[np.float32] | None = None,
-        groups: NDArray[np.uint64] | None = None,
-        slices: NDArray[np.uint64] | None = None,
+        scores: Floats,
+        labels: Floats,
+        weights: Floats | None = None,
+        groups: Keys | None = None,
+        slices: Keys | None = None,
     ) -> None:
         """Add a batch. `groups` and `slices` hold a key per row; they are required if these metrics are on."""
         self.buckets.update(scores, labels, weights)
@@ -319,9 +304,10 @@ class Metrics:
     def merge(self, other: Metrics) -> None:
         """Add the rows of another worker, except for the sliding AUC: batches of two workers have no common order."""
         self.buckets.merge(other.buckets)
-        for mine, theirs in ((self.groups, other.groups), (self.slices, other.slices)):
-            if mine is not None and theirs is not None:
-                mine.merge(theirs)  # type: ignore[arg-type]
+        if self.groups is not None and other.groups is not None:
+            self.groups.merge(other.groups)
+        if self.slices is not None and other.slices is not None:
+            self.slices.merge(other.slices)
 
     def reset(self) -> None:
         """Discard all rows except those of the sliding window."""
@@ -343,28 +329,28 @@ class Metrics:
 
     def restore(self, state: State) -> None:
         for part, metric in self.parts().items():
-            own = {key.split(".", 1)[1]: array for key, array in state.items() if key.startswith(part + ".")}
-            if not own:
+            saved = {key.split(".", 1)[1]: array for key, array in state.items() if key.startswith(part + ".")}
+            if not saved:
                 raise CheckpointError(
                     f"the saved metrics have no {part}", "resume with the metric settings of the saved run"
                 )
-            metric.restore(own)
+            metric.restore(saved)
 
     def parts(self) -> dict[str, Buckets | Sliding | Groups | Slices]:
         parts = {"buckets": self.buckets, "sliding": self.sliding, "groups": self.groups, "slices": self.slices}
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def check_equal(what: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise ConfigError(f"cannot merge metrics with {what} {found} and {expected}", f"use the same {what}")
+def check_thresholds(other: int, expected: int) -> None:
+    if other != expected:
+        raise ConfigError(f"cannot merge metrics with thresholds {other} and {expected}", "use the same thresholds")
 
 
 def check_size(key: str, state: State, numbers: int) -> None:
     if key not in state or state[key].shape != (numbers,):
-        found = "none" if key not in state else str(state[key].size)
+        size = state[key].size if key in state else "no"
         raise CheckpointError(
-            f"the saved metrics hold {found} numbers for {key}, expected {numbers}",
+            f"the saved metrics hold {size} numbers for {key}, expected {numbers}",
             "resume with the metric settings of the saved run",
         )
 

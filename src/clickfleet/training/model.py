@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from clickfleet.store.onnx import Engine
 from clickfleet.training import predict, saving
 from clickfleet.training.learner import Learner
 from clickfleet.training.metrics import Metrics
-from clickfleet.training.predict import Look, Results, Scorer, results
+from clickfleet.training.predict import Results, Scorer, results
 
 
 @dataclass(eq=False)
@@ -60,17 +60,19 @@ class SavedModel:
         return self.learner.schema
 
     def reading(self, form: str | None = None, threads: int | None = None, engine: Engine | None = None) -> SavedModel:
-        """Return the same model for files of another format, with other threads, or scored by ONNX Runtime."""
-        return SavedModel(self.learner, self.path, threads or self.threads, form or self.form, engine)
+        """Return the same model for files of another format, with other threads, or scored by ONNX Runtime. Keep the rest."""
+        return SavedModel(self.learner, self.path, threads or self.threads, form or self.form, engine or self.engine)
 
     def evaluate(self, data: Data, batch_size: int | None = None) -> Results:
         """Return the metrics on data with labels."""
         return results(self.measure(data, batch_size))
 
-    def measure(self, data: Data, batch_size: int | None = None, look: Look | None = None) -> Metrics:
-        """Return the metrics as sums and buckets. `look` is called with every batch."""
+    def measure(
+        self, data: Data, batch_size: int | None = None, on_batch: Callable[[Batch], None] | None = None
+    ) -> Metrics:
+        """Return the metrics as sums and buckets. `on_batch` is called with every batch."""
         source = self.source(data, batch_size, labels=True)
-        return predict.measure(self.learner, source, self.threads, look, self.engine)
+        return predict.measure(self.learner, source, self.threads, on_batch, self.engine)
 
     def scores(self, data: Data, batch_size: int | None = None) -> Iterable[tuple[Batch, Floats]]:
         """Yield each batch with its scores, in the order of the data. The data may exceed the memory."""
@@ -79,7 +81,7 @@ class SavedModel:
     def predict(self, data: Data, batch_size: int | None = None) -> Floats:
         """Return the probability of a click for every row, in order."""
         parts = [scores for _, scores in self.scores(data, batch_size)]
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+        return np.concatenate([np.empty(0, np.float32), *parts])
 
     def source(self, data: Data, batch_size: int | None = None, labels: bool = False) -> Source:
         """Open data to score, in its order, even if training shuffled it."""
@@ -101,14 +103,14 @@ def epochs(model: str | Path, span: str) -> list[tuple[int, Path]]:
     first, last = parse_span(span)
     wanted = range(first, 1 << 31 if last is None else last)
     kept = checkpoint.epochs(Path(model) / "checkpoints")
-    found = [(epoch, path) for epoch, path in kept.items() if epoch in wanted]
+    chosen = [(epoch, path) for epoch, path in kept.items() if epoch in wanted]
     missing = [epoch for epoch in wanted if epoch not in kept] if last is not None else []
-    if missing or not found:
+    if missing or not chosen:
         known = ", ".join(map(str, kept)) or "none; run.keep_epochs keeps them"
         raise CheckpointError(
             f"{model} has no checkpoint of epoch {missing[0] if missing else first}", f"kept: {known}"
         )
-    return found
+    return chosen
 
 
 def parse_span(span: str) -> tuple[int, int | None]:
@@ -147,48 +149,46 @@ def write_scores(model: SavedModel, data: Data, out: str | Path, batch_size: int
     return {**done, "bad_lines": source.counters.bad_lines}
 
 
-def write_parts(found: Iterable[Floats], out: str | Path) -> WrittenScores:
+def write_parts(parts: Iterable[Floats], out: str | Path) -> WrittenScores:
     """Write scores to a file, which appears when it is complete."""
     out = Path(out)
-    kinds = {".parquet": _write_parquet, ".npy": _write_npy}
-    rows, begin = 0, time.monotonic()
-
-    def parts() -> Iterator[Floats]:
-        nonlocal rows
-        for scores in found:
-            rows += len(scores)
-            yield scores
-
+    writers = {".parquet": _write_parquet, ".npy": _write_npy}
+    begin = time.monotonic()
     with writing(out) as temporary:
-        kinds.get(out.suffix, _write_text)(temporary, parts())
+        rows = writers.get(out.suffix, _write_text)(temporary, parts)
     seconds = time.monotonic() - begin
     return {"rows": rows, "seconds": seconds, "rows_per_s": rows / max(seconds, 1e-9), "out": str(out)}
 
 
-def _write_text(path: Path, parts: Iterable[Floats]) -> None:
-    from pyarrow import csv
-
-    columns = pa.schema(
-        [pa.field("score", pa.float32(), nullable=False)]
-    )  # the shortest digits that identify the number
-    with csv.CSVWriter(str(path), columns, write_options=csv.WriteOptions(include_header=False)) as writer:
-        for scores in parts:
-            writer.write_batch(pa.record_batch([pa.array(scores)], schema=columns))
+SCORE = pa.schema([pa.field("score", pa.float32(), nullable=False)])
 
 
-def _write_npy(path: Path, parts: Iterable[Floats]) -> None:
-    found = list(parts)
-    with path.open("wb") as file:
-        np.save(file, np.concatenate(found) if found else np.empty(0, np.float32))
+def _write_text(path: Path, parts: Iterable[Floats]) -> int:
+    from pyarrow import csv  # writes the shortest digits that identify a number
+
+    return _write_batches(csv.CSVWriter(str(path), SCORE, write_options=csv.WriteOptions(include_header=False)), parts)
 
 
-def _write_parquet(path: Path, parts: Iterable[Floats]) -> None:
+def _write_parquet(path: Path, parts: Iterable[Floats]) -> int:
     from pyarrow import parquet
 
-    columns = pa.schema([pa.field("score", pa.float32(), nullable=False)])
-    with parquet.ParquetWriter(path, columns) as writer:
+    return _write_batches(parquet.ParquetWriter(path, SCORE), parts)
+
+
+def _write_batches(writer: Any, parts: Iterable[Floats]) -> int:
+    rows = 0
+    with writer:
         for scores in parts:
-            writer.write_batch(pa.record_batch([pa.array(scores)], schema=columns))
+            writer.write_batch(pa.record_batch([pa.array(scores)], schema=SCORE))
+            rows += len(scores)
+    return rows
+
+
+def _write_npy(path: Path, parts: Iterable[Floats]) -> int:
+    scores = np.concatenate([np.empty(0, np.float32), *parts])
+    with path.open("wb") as file:
+        np.save(file, scores)
+    return len(scores)
 
 
 class ModelFacts(TypedDict):

@@ -74,12 +74,12 @@ class Monitor:
         self.folder, self.total_bytes, self.epochs, self.quiet = folder, total_bytes, epochs, quiet
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty() and not quiet
-        self._lines = None if folder is None else Appender(folder / "metrics.jsonl")
-        self._words = None if folder is None else Appender(folder / "log.txt")
+        self._metrics_file = None if folder is None else Appender(folder / "metrics.jsonl")
+        self._log_file = None if folder is None else Appender(folder / "log.txt")
         self.listen: Callable[[str, dict[str, object]], None] = lambda kind, facts: None
         """Called with every record."""
         self._events: Events | None = None
-        self._told_full = False
+        self._warned_full = False
         self._bar: LiveBar | None = None
         self._begin = self._lined = self._pointed = Mark()
         self._shown = 0.0
@@ -115,7 +115,7 @@ class Monitor:
         return describe(facts)
 
     def point(self, run: Progress) -> None:
-        """Add a point to the curves unless this step has one. For a run that stops early."""
+        """Add a point to the curves unless this step has one. Call it when a run stops early."""
         if self._steps > self._pointed_step:
             self._point(run, time.monotonic())
 
@@ -172,14 +172,14 @@ class Monitor:
     def record(self, kind: str, facts: dict[str, object]) -> None:
         """Write a line to metrics.jsonl, and points of the curves."""
         self.listen(kind, facts)
-        if self.folder is not None and self._lines is not None:
+        if self.folder is not None and self._metrics_file is not None:
             clean = {
                 key: None if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in facts.items()
             }
             line = json.dumps({"kind": kind, "time": round(time.time(), 3), **clean})
-            self._lines.add(line.encode() + b"\n")
-            self._tell_full(self._lines)
+            self._metrics_file.add(line.encode() + b"\n")
+            self._warn_if_full(self._metrics_file)
             self._events = self._events or Events(self.folder / "tensorboard")
             numbers = {key: value for key, value in clean.items() if isinstance(value, int | float)}
             phases = cast(Mapping[str, float], facts.get("shares", {}))
@@ -190,40 +190,38 @@ class Monitor:
             self._events.add(cast(int, facts["step"]), curves)
 
     def mark(self, step: int) -> None:
-        """Mark in metrics.jsonl the lines that belong to the checkpoint of a step. All of them must be on disk.
+        """Mark in metrics.jsonl where the lines of a step's checkpoint end, and flush the file. Raise if the disk is full.
 
-        A checkpoint does not hold the size of the file, which differs between equal runs.
+        The mark is in this file and not in the checkpoint, because the size of the file differs between equal runs.
         """
-        if self._lines is None:
+        if self._metrics_file is None:
             return
         line = json.dumps({"kind": MARK, "time": round(time.time(), 3), "step": step})
-        self._lines.add(line.encode() + b"\n")
-        if not self._lines.flush():
-            assert self._lines.problem is not None
-            raise atomic.write_error(self._lines.problem, self._lines.path)
+        self._metrics_file.add(line.encode() + b"\n")
+        if not self._metrics_file.flush():
+            assert self._metrics_file.problem is not None
+            raise atomic.write_error(self._metrics_file.problem, self._metrics_file.path)
 
-    def _tell_full(self, file: Appender) -> None:
-        if bool(file.waiting) and not self._told_full and not self.quiet:
-            print(
-                f"warning: the disk is full: lines of {file.path} wait until there is space",
-                file=self.stream,
-                flush=True,
-            )
-        self._told_full = bool(file.waiting)
+    def _warn_if_full(self, file: Appender) -> None:
+        full = bool(file.waiting)
+        if full and not self._warned_full and not self.quiet:
+            text = f"warning: the disk is full; lines of {file.path} are kept in memory until there is space"
+            print(text, file=self.stream, flush=True)
+        self._warned_full = full
 
     def forget_after(self, step: int, size: int | None = None) -> None:
         """Truncate metrics.jsonl to the lines of the checkpoint of a step, or to a size, which old checkpoints hold."""
-        if self._lines is None or not self._lines.path.is_file():
+        if self._metrics_file is None or not self._metrics_file.path.is_file():
             return
-        size = known_bytes(self._lines.path, step) if size is None else size
-        if self._lines.path.stat().st_size > size:
-            os.truncate(self._lines.path, size)
+        size = end_of_checkpoint(self._metrics_file.path, step) if size is None else size
+        if self._metrics_file.path.stat().st_size > size:
+            os.truncate(self._metrics_file.path, size)
 
     def log(self, text: str, show: bool = True) -> None:
         """Print a line and write it to log.txt."""
-        if self._words is not None:
-            self._words.add((time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n").encode())
-            self._tell_full(self._words)
+        if self._log_file is not None:
+            self._log_file.add((time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n").encode())
+            self._warn_if_full(self._log_file)
         if show and not self.quiet:
             if self._bar is not None:
                 self._bar.print(text)
@@ -231,7 +229,7 @@ class Monitor:
                 print(text, file=self.stream, flush=True)
 
     def close(self) -> None:
-        for file in (self._lines, self._words):
+        for file in (self._metrics_file, self._log_file):
             if file is not None:
                 file.flush()
         if self._bar is not None:
@@ -239,10 +237,10 @@ class Monitor:
             self._bar = None
 
 
-def known_bytes(path: Path, step: int) -> int:
-    """Return where the lines of the checkpoint of a step end in metrics.jsonl.
+def end_of_checkpoint(path: Path, step: int) -> int:
+    """Return where the lines of a step's checkpoint end in metrics.jsonl.
 
-    That is after its mark; without one, before the first line of a later step.
+    This is after its mark or, without a mark, before the first line of a later step.
     """
     end = marked = later = 0
     with path.open("rb") as lines:

@@ -66,9 +66,11 @@ class Model(nn.Module):
 
     rows: ClassVar[TableInit] = TableInit(embedx="uniform(-0.05,0.05)")
     original_rows: ClassVar[TableInit] = TableInit()
-    """Initial values of rows with `paddlerec: true`. The next two attributes also apply then."""
+    """Initial values of rows with `paddlerec: true`."""
     original_epsilon: ClassVar[float] = 1e-4
+    """Default of `train.loss.epsilon` with `paddlerec: true`."""
     original_l2_rows: ClassVar[float] = 0.0
+    """Default of `train.loss.l2_rows` with `paddlerec: true`."""
     has_wide: ClassVar[bool] = False
     """Whether the formula contains a first-order part Σ_j w_j + a·x + b."""
 
@@ -118,7 +120,7 @@ class Model(nn.Module):
         return None
 
     def steps(self, learner: Learner, flats: list[Flat]) -> list[Step]:
-        """Return one step per trainer thread; each thread has its own `Flat`. Override for a model that is not a function of `Inputs`."""
+        """Return one step per trainer thread; each has its own `Flat`. Override it if the model is not a function of `Inputs`."""
         from clickfleet.training.step import Step
 
         return [Step.of(learner, flat) for flat in flats]

@@ -59,15 +59,15 @@ class Graph:
             raise ConfigError("name at least one output, and each only once")
         self._module = _Exported(model, shape, self.outputs, kept).eval()
         self._shape = shape
-        found = None if cache is None else _read(cache)
-        if found is not None:
-            self._proto = found
+        cached = None if cache is None else _read(cache)
+        if cached is not None:
+            self._proto = cached
             try:
                 self.bytes(model.state_dict())
                 self.check(kept)
             except Exception:  # the cache belongs to another model or version: export again
-                found = None
-        if found is None:
+                cached = None
+        if cached is None:
             self._proto = _export(self._module, _example(shape, kept), self.outputs)
             self.check(kept)
             if cache is not None:
@@ -92,12 +92,11 @@ class Graph:
         fill_with_nan(session, _arrays(_example(self._shape, kept)))
         for rows in (3, 1, 7):
             example = _example(self._shape, kept, rows)
-            given = _arrays(example)
-            found = session.run(list(self.outputs), given)
+            computed = session.run(list(self.outputs), _arrays(example))
             with torch.inference_mode():
-                wanted = [out.numpy() for out in self._module(*example)]
-            for name, mine, right in zip(self.outputs, found, wanted, strict=True):
-                if not np.allclose(mine, right, rtol=1e-4, atol=1e-5):
+                expected = [out.numpy() for out in self._module(*example)]
+            for name, actual, right in zip(self.outputs, computed, expected, strict=True):
+                if not np.allclose(actual, right, rtol=1e-4, atol=1e-5):
                     raise TrainingError(
                         f"the ONNX graph computes a different {name} than the model",
                         "please report this together with the file of the model",
@@ -130,7 +129,7 @@ class _Exported(nn.Module):
                 model.get_submodule(name).register_forward_hook(self._keep(name))
 
     def _keep(self, name: str) -> Any:
-        def hook(layer: nn.Module, given: Any, out: Tensor) -> None:
+        def hook(layer: nn.Module, args: Any, out: Tensor) -> None:
             self._seen[name] = out
 
         return hook
@@ -138,8 +137,8 @@ class _Exported(nn.Module):
     def forward(self, dense: Tensor, first: Tensor, factors: Tensor) -> tuple[Tensor, ...]:
         x = Inputs(dense, first, factors) if self.kept is None else self._all_inputs(self.kept, dense, first, factors)
         logit = self.model(x)
-        found = {"score": torch.sigmoid(logit), "logit": logit, **self._seen}
-        return tuple(found[name] for name in self.outputs)
+        tensors = {"score": torch.sigmoid(logit), "logit": logit, **self._seen}
+        return tuple(tensors[name] for name in self.outputs)
 
     def _all_inputs(self, kept: Kept, dense: Tensor, first: Tensor, factors: Tensor) -> Inputs:
         """Return the inputs of the model, with the omitted columns filled in."""
@@ -165,9 +164,9 @@ def _filled(given: Tensor, places: Sequence[int], fill: Tensor) -> Tensor:
 
 def _example(shape: Shape, kept: Kept | None = None, rows: int = 3) -> tuple[Tensor, ...]:
     dense, slots = (shape.dense, shape.slots) if kept is None else (len(kept.dense), len(kept.slots))
-    own = torch.Generator().manual_seed(rows)  # leaves the global generator to training
+    generator = torch.Generator().manual_seed(rows)  # leaves the global generator to training
     sizes = (rows, dense), (rows, slots), (rows, slots, shape.factors)
-    return tuple(torch.rand(size, generator=own) for size in sizes)
+    return tuple(torch.rand(size, generator=generator) for size in sizes)
 
 
 def refuse_empty(proto: onnx.ModelProto) -> None:
@@ -202,22 +201,22 @@ def _read(cache: Path) -> onnx.ModelProto | None:
 
 def _layers(model: Model, shape: Shape) -> list[str]:
     """Return the layers that compute one tensor per row."""
-    found: list[str] = []
+    names: set[str] = set()
     inputs = _example(shape)
 
-    def monitor(name: str) -> Any:
-        def hook(layer: nn.Module, given: Any, out: Any) -> None:
+    def note(name: str) -> Any:
+        def hook(layer: nn.Module, args: Any, out: Any) -> None:
             if isinstance(out, Tensor) and out.ndim and len(out) == len(inputs[0]):
-                found.append(name)
+                names.add(name)
 
         return hook
 
-    hooks = [layer.register_forward_hook(monitor(name)) for name, layer in model.named_modules() if name]
+    hooks = [layer.register_forward_hook(note(name)) for name, layer in model.named_modules() if name]
     with torch.inference_mode():
         model(Inputs(*inputs))
     for hook in hooks:
         hook.remove()
-    return sorted(set(found))
+    return sorted(names)
 
 
 def _export(module: nn.Module, example: tuple[Tensor, ...], outputs: tuple[str, ...]) -> onnx.ModelProto:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,6 @@ from clickfleet.training.fused import Sink
 from clickfleet.training.layers import Tower
 
 ALIGN = 16  # floats: every parameter starts on a cache line
-
-
 Config = sections.DenseSettings
 
 
@@ -114,6 +113,7 @@ class Optimizer:
     def __init__(self, config: Config, values: Tensor) -> None:
         check(config)
         self.config, self.values = config, values
+        self.clips = config.clip_norm is not None or config.clip_value is not None
         self.steps = 0
         self.fused = values.device.type == "cpu"  # other devices lack some of the fused kernels
         self.kept = {key: torch.full_like(values, start) for key, start in initial_state(config).items()}
@@ -127,7 +127,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, grads: Tensor, scale: float = 1.0, lr: float | None = None) -> None:
         """Update the values. First multiply `grads` by `scale` and clip them, in place."""
-        if self.config.clip_norm is not None or self.config.clip_value is not None:
+        if self.clips:
             clip(self.config, grads.mul_(scale))
             scale = 1.0
         self.step_clipped(grads, scale, lr)
@@ -195,21 +195,18 @@ def apply(
     Only fused kernels support a `divisor` of the gradients.
     """
     step, decay, eps = torch.tensor(float(steps)), config.weight_decay, config.eps
+    common: dict[str, Any] = {"fused": fused, "foreach": False, "grad_scale": divisor, "lr": lr, "maximize": False}
     match config.optimizer:
         case "sgd":
             sgd(
                 [values],
                 [grads],
                 [kept.get("momentum")],
-                fused=fused,
-                foreach=False,
-                grad_scale=divisor,
                 weight_decay=decay or 0.0,
                 momentum=config.momentum or 0.0,
-                lr=lr,
                 dampening=0.0,
                 nesterov=False,
-                maximize=False,
+                **common,
             )
         case "adagrad":
             adagrad(
@@ -217,14 +214,10 @@ def apply(
                 [grads],
                 [kept["sum"]],
                 [step],
-                fused=fused,
-                foreach=False,
-                grad_scale=divisor,
-                lr=lr,
                 weight_decay=decay or 0.0,
                 lr_decay=0.0,
                 eps=1e-10 if eps is None else eps,
-                maximize=False,
+                **common,
             )
         case "adam" | "adamw":
             decoupled = config.optimizer == "adamw"
@@ -236,17 +229,13 @@ def apply(
                 [kept["square"]],
                 [],
                 [step],
-                fused=fused,
-                foreach=False,
-                grad_scale=divisor,
                 decoupled_weight_decay=decoupled,
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
-                lr=lr,
                 weight_decay=(0.01 if decoupled else 0.0) if decay is None else decay,
                 eps=1e-8 if eps is None else eps,
-                maximize=False,
+                **common,
             )
 
 
@@ -312,14 +301,11 @@ def factor(config: Schedule, step: int) -> float:
         return (step + 1) / config.warmup
     n = step - config.warmup
     match config.name:
-        case "step":
+        case "step" | "exponential":
             assert config.decay is not None
             assert config.every is not None
-            return float(config.decay ** (n // config.every))
-        case "exponential":
-            assert config.decay is not None
-            assert config.every is not None
-            return float(config.decay ** (n / config.every))
+            periods = n // config.every if config.name == "step" else n / config.every
+            return float(config.decay**periods)
         case "cosine":
             assert config.steps is not None
             wave = (1 + math.cos(math.pi * min(n / config.steps, 1.0))) / 2

@@ -34,7 +34,7 @@ class Scorer:
 
     def __init__(self, learner: Learner, threads: int = 1, engine: Engine | None = None) -> None:
         self.learner, self.threads = learner, threads
-        self._own = threading.local()
+        self._local = threading.local()
         self._session: Any = None
         if engine is not None:  # instead of torch
             self._session = engine.session(exported(learner))
@@ -66,17 +66,17 @@ class Scorer:
     @torch.inference_mode()
     def score(self, batch: Batch) -> Floats:
         """Return the scores of one batch. The model must be in evaluation mode."""
-        embedding = getattr(self._own, "embedding", None)
+        embedding = getattr(self._local, "embedding", None)
         if embedding is None:
-            embedding = self._own.embedding = Embedding(
+            embedding = self._local.embedding = Embedding(
                 self.learner.schema, self.learner.table.factors, self.learner.device
             )
         keys = embedding.unique(batch)
         rows = self.learner.table.pull(keys, training=False, out=embedding.room())
         x = embedding.inputs(batch, rows, training=False)
         if self._session is not None:
-            found: Floats = self._session.run(None, {name: getattr(x, name).cpu().numpy() for name in self._inputs})[0]
-            return found
+            scores: Floats = self._session.run(None, {name: getattr(x, name).cpu().numpy() for name in self._inputs})[0]
+            return scores
         return torch.sigmoid(self.learner.model(x)).cpu().numpy()
 
 
@@ -91,9 +91,6 @@ def exported(learner: Learner) -> bytes:
     return _graphs[learner.model].bytes(learner.dense())
 
 
-Look = Callable[[Batch], None]
-
-
 def evaluate(learner: Learner, batches: Iterable[Batch], threads: int = 1) -> Results:
     """Return the metrics of a model on labelled batches. With `train.metrics.slices`, `slices` holds them per key."""
     return results(measure(learner, batches, threads))
@@ -103,18 +100,18 @@ def measure(
     learner: Learner,
     batches: Iterable[Batch],
     threads: int = 1,
-    look: Look | None = None,
+    on_batch: Callable[[Batch], None] | None = None,
     engine: Engine | None = None,
 ) -> Metrics:
-    """Evaluate and return sums and buckets, which can be merged and drawn. `look` is called with every batch."""
+    """Evaluate and return sums and buckets, which can be merged and drawn. `on_batch` is called with every batch."""
     metrics = metrics_of(learner)
     slot = slice_slot(learner.schema, learner.config.train.metrics.slices)
     for batch, scores in Scorer(learner, threads, engine)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
-        if look is not None:
-            look(batch)
+        if on_batch is not None:
+            on_batch(batch)
     return metrics
 
 
@@ -126,10 +123,10 @@ def metrics_of(learner: Learner) -> Metrics:
 
 def results(metrics: Metrics) -> Results:
     """Return the metrics by name."""
-    found: Results = dict(metrics.results())
+    out: Results = dict(metrics.results())
     if metrics.slices is not None:
-        found["slices"] = {"other" if key is None else str(key): part for key, part in metrics.slices.results().items()}
-    return found
+        out["slices"] = {"other" if key is None else str(key): part for key, part in metrics.slices.results().items()}
+    return out
 
 
 def slice_slot(schema: Schema, name: str | None) -> int | None:

@@ -133,11 +133,11 @@ class Profile:
         lines.append("phases: " + "  ".join(f"{phase} {sums[phase] / total:.1%}" for phase in PHASES))
         lines.append("")
         lines.append(f"{'ms':>8} {'calls':>6}  the heaviest operations of a step, and their input shapes")
-        found = self._torch.key_averages(group_by_input_shape=True)
-        for one in sorted(found, key=lambda one: -one.self_cpu_time_total)[:15]:
-            shapes = " ".join("×".join(map(str, shape)) for shape in one.input_shapes if shape)
-            ms = one.self_cpu_time_total / 1000 / max(self.steps, 1)
-            lines.append(f"{ms:8.3f} {one.count / max(self.steps, 1):6g}  {one.key}  {shapes}")
+        operations = self._torch.key_averages(group_by_input_shape=True)
+        for operation in sorted(operations, key=lambda operation: -operation.self_cpu_time_total)[:15]:
+            shapes = " ".join("×".join(map(str, shape)) for shape in operation.input_shapes if shape)
+            ms = operation.self_cpu_time_total / 1000 / max(self.steps, 1)
+            lines.append(f"{ms:8.3f} {operation.count / max(self.steps, 1):6g}  {operation.key}  {shapes}")
         return "\n".join(lines)
 
     def write(self, folder: Path) -> Path:
@@ -166,16 +166,16 @@ class Profile:
 class _Traced(Clock):
     """A clock that also records its laps in the profile."""
 
-    def __init__(self, of: Profile) -> None:
+    def __init__(self, profile: Profile) -> None:
         super().__init__()
-        self._of = of
+        self._profile = profile
 
     def lap(self, phase: str) -> None:
         begin = self.last
         super().lap(phase)
-        if self._of.running:
+        if self._profile.running:
             span = Span(phase, int(begin * 1e9), int(self.last * 1e9), threading.get_native_id())
-            self._of.spans.append(span)
+            self._profile.spans.append(span)
 
 
 def attribute(events: Any, kinds: dict[str, str], steps: int) -> list[LayerTime]:
@@ -204,12 +204,12 @@ def attribute(events: Any, kinds: dict[str, str], steps: int) -> list[LayerTime]
 
 
 def _layers_around(event: Any) -> list[str]:
-    found = []
+    layers = []
     while event is not None:
         if event.name.startswith(MARK):
-            found.append(event.name[len(MARK) :])
+            layers.append(event.name[len(MARK) :])
         event = event.cpu_parent
-    return found
+    return layers
 
 
 def _all_threads() -> Any:

@@ -2,8 +2,8 @@
 
 import clickfleet
 
-trained = clickfleet.train("config.yaml", "train.epochs=2")
-trained.test["auc"], trained.predict("more/*.tsv")
+result = clickfleet.train("config.yaml", "train.epochs=2")
+result.test["auc"], result.predict("more/*.tsv")
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from clickfleet.store import checkpoint, run_folder
 from clickfleet.store.mirror import Mirror
 from clickfleet.store.run_folder import NO_CHECKPOINT, State, local_folder, open_folder, write_config
 from clickfleet.training import devices, modes, predict, saving
-from clickfleet.training.learner import Learner
+from clickfleet.training.learner import Learner, table_settings
 from clickfleet.training.loop import Arrangement, Job, TrainingSession, keeps_best
 from clickfleet.training.metrics import make_metrics
 from clickfleet.training.model import SavedModel, TrainingResult
 from clickfleet.training.monitor import Monitor
 from clickfleet.training.network import Model
 from clickfleet.training.profile import Profile
-from clickfleet.training.report import write_best_report, write_report
+from clickfleet.training.report import write_report
 from clickfleet.training.report.evidence import Evidence
 from clickfleet.training.step import NotFiniteError
 
@@ -121,11 +121,11 @@ class OpenRun(Generic[M]):
         assert self.folder is not None
         return self.folder / "checkpoints"
 
-    def begin(self, what: Startable) -> None:
+    def begin(self, target: Startable) -> None:
         """Resume or start; then write config.yaml, start the mirror, and log what was done."""
-        settings, older = self.settings, self.settings.train.init_from
+        settings, init_from = self.settings, self.settings.train.init_from
         if self.resumes is not None:
-            self.step = what.resume(self.resumes)
+            self.step = target.resume(self.resumes)
             checkpoint.forget_after(self.checkpoints, self.step)
             self.notes.append(f"resuming from {self.resumes}")
             if not keeps_best(settings) and checkpoint.forget_best(self.checkpoints):
@@ -133,14 +133,14 @@ class OpenRun(Generic[M]):
                     "the best checkpoint is no longer kept: neither train.patience nor run.keep_best asks for it"
                 )
         else:
-            self.monitor.forget_after(0, size=0)  # of a run that ended before its first checkpoint
+            self.monitor.forget_after(0, size=0)  # lines of a run that ended before its first checkpoint
             if self.folder is not None:
                 (self.folder / QUARANTINE).unlink(missing_ok=True)  # its bad lines are read again
-            if older is None:
-                what.start_new()
+            if init_from is None:
+                target.start_new()
             else:
-                anew = what.start_from(run_folder.resolve(older))
-                self.notes += [f"starting from {older}", *(f"initialised anew: {name}" for name in anew)]
+                misfits = target.start_from(run_folder.resolve(init_from))
+                self.notes += [f"starting from {init_from}", *(f"initialised anew: {name}" for name in misfits)]
         if self.folder is not None:
             write_config(self.folder, settings)
         if self.mirror is not None:
@@ -150,7 +150,7 @@ class OpenRun(Generic[M]):
             self.monitor.log(note)
 
     def saver(self) -> saving.Saver | None:
-        """Return what writes the checkpoints of this process."""
+        """Return the writer of this process's checkpoints; None if the run writes nothing."""
         if self.folder is None:
             return None
         run = self.settings.run
@@ -167,7 +167,7 @@ def open_run(
     settings: Config,
     where: str | Path | None,
     resume: bool | None,
-    monitor: type[M],
+    monitor_type: type[M],
     quiet: bool = False,
     total_bytes: int | None = None,
     repair: Callable[[Path], object] = lambda folder: None,
@@ -182,24 +182,24 @@ def open_run(
     if where is None:
         if resume:
             raise ConfigError("there is no run folder to resume from", "set run.dir")
-        with closing(monitor(None, total_bytes, epochs=epochs, quiet=quiet)) as shown:
-            yield OpenRun(settings, None, None, None, shown)
+        with closing(monitor_type(None, total_bytes, epochs=epochs, quiet=quiet)) as monitor:
+            yield OpenRun(settings, None, None, None, monitor)
         return
     needs_rows = settings.cluster.address is None
     with open_folder(where, False if resume is False else None, needs_rows) as (folder, mirror):
         settings = replace(settings, run=replace(settings.run, dir=str(folder)))
         repair(folder)
         checkpoints = folder / "checkpoints"
-        begun = bool(checkpoint.steps(checkpoints))
-        if begun and resume is False:
+        has_checkpoints = bool(checkpoint.steps(checkpoints))
+        if has_checkpoints and resume is False:
             raise CheckpointError(
                 f"{folder} holds a run already",
                 "resume it with --resume (resume=True in Python), or choose another run.dir",
             )
-        notes = [NO_CHECKPOINT.format(checkpoints)] if resume and not begun else []
-        newest = checkpoint.latest(checkpoints) if begun else None
-        with closing(monitor(folder, total_bytes, epochs=epochs, quiet=quiet)) as shown:
-            yield OpenRun(settings, folder, mirror, newest, shown, notes)
+        notes = [NO_CHECKPOINT.format(checkpoints)] if resume and not has_checkpoints else []
+        newest = checkpoint.latest(checkpoints) if has_checkpoints else None
+        with closing(monitor_type(folder, total_bytes, epochs=epochs, quiet=quiet)) as monitor:
+            yield OpenRun(settings, folder, mirror, newest, monitor, notes)
 
 
 class LocalStart:
@@ -220,8 +220,8 @@ class LocalStart:
 
     def start_from(self, path: Path) -> list[str]:
         torch.manual_seed(self.settings.train.seed)
-        self.learner, anew = saving.start_from(path, self.settings, self.schema)
-        return anew
+        self.learner, misfits = saving.start_from(path, self.settings, self.schema)
+        return misfits
 
     def resume(self, path: Path) -> int:
         self.learner, self.state = saving.resume(path, self.settings, self.schema, self.metrics)
@@ -234,9 +234,9 @@ def _train(run: OpenRun[Monitor], source: Source, test: Data) -> TrainingResult:
     predict.slice_slot(source.schema, settings.train.metrics.slices)
     held_out = test if test is not None else settings.data.test or None
     check_test_data(settings, held_out is not None)
-    begun = LocalStart(settings, source.schema)
-    run.begin(begun)
-    learner, metrics, arrangement = begun.learner, begun.metrics, begun.arrangement
+    start = LocalStart(settings, source.schema)
+    run.begin(start)
+    learner, metrics, arrangement = start.learner, start.metrics, start.arrangement
     threads, trainers = arrangement["threads"], arrangement["hogwild"]
     saver = run.saver()
     evaluator, evidence = SavedModel(learner, threads=threads), Evidence()
@@ -247,9 +247,9 @@ def _train(run: OpenRun[Monitor], source: Source, test: Data) -> TrainingResult:
     session = TrainingSession(settings, job, modes.load(settings), monitor, saver, arrangement, evaluate)
     if profile is not None:
         profile.attach(job)
-    if begun.state is not None:
-        session.restore(begun.state)
-    before = job.rows
+    if start.state is not None:
+        session.restore(start.state)
+    first_row = job.rows
     try:
         with session.interruptible():
             session.run()
@@ -264,7 +264,7 @@ def _train(run: OpenRun[Monitor], source: Source, test: Data) -> TrainingResult:
         monitor.close()
     if profile is not None:
         show_profile(profile, folder, monitor)
-    progress, rows = session.progress, job.rows - before
+    progress, rows = session.progress, job.rows - first_row
     last = saver.last[1] if saver is not None and saver.last is not None else None
     best = None if folder is None else checkpoint.best(run.checkpoints)
     result = TrainingResult(
@@ -285,16 +285,17 @@ def _train(run: OpenRun[Monitor], source: Source, test: Data) -> TrainingResult:
     if best is not None and best != last and session.signal is None:
         result = replace(result, loaded=None, path=best, test=progress.best_test or progress.test)
     if folder is not None and settings.run.report and rows and session.signal is None:
-        if result.path != last:
-            write_best_report(folder, result, held_out, learner.table.stats()["bytes"], monitor.log)
+        if result.path != last:  # the best model is loaded in addition to the last one
+            table_bytes = learner.table.stats()["bytes"]
+            write_report(folder, result, Evidence(), monitor.log, table_bytes=table_bytes, test=held_out)
         else:
             write_report(folder, evaluator, evidence, monitor.log)
     return result
 
 
-def check_test_data(settings: Config, given: bool) -> None:
+def check_test_data(settings: Config, has_test: bool) -> None:
     """Refuse settings that need test data if there is none."""
-    if not given and (settings.train.patience or settings.train.eval_every or settings.run.keep_best):
+    if not has_test and (settings.train.patience or settings.train.eval_every or settings.run.keep_best):
         raise ConfigError("train.patience, train.eval_every and run.keep_best need test data", "set data.test")
 
 
@@ -326,8 +327,7 @@ def settled(config: Config) -> Config:
     kind: type[Model] = find("models", config.model, Model)
     check_model(config, kind)
     size = config.data.batch_size or kind.batch_rows(config)
-    table = config.table.with_rule(kind.row_rule) if kind.row_rule else config.table
-    return replace(config, data=replace(config.data, batch_size=size), table=table)
+    return replace(config, data=replace(config.data, batch_size=size), table=table_settings(config))
 
 
 def arrange(settings: Config) -> Arrangement:
@@ -340,11 +340,11 @@ def arrange(settings: Config) -> Arrangement:
     }
 
 
-def check_arrangement(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+def check_arrangement(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Refuse to resume a deterministic run with other threads or on another kind of CPU."""
-    if mine["deterministic"] and dict(saved) != dict(mine):
+    if current["deterministic"] and dict(saved) != dict(current):
         differences = ", ".join(
-            f"{key} {saved[key]} there, {mine[key]} here" for key in mine if saved[key] != mine[key]
+            f"{key} was {saved[key]} and is now {value}" for key, value in current.items() if saved[key] != value
         )
         raise ConfigError(
             f"train.deterministic does not allow this resume: {differences}",
@@ -356,8 +356,8 @@ def check_model(config: Config, kind: type[Model]) -> None:
     """Refuse data that the model cannot use."""
     if config.data.test and not kind.scores_rows:
         raise ConfigError(
-            f"data.test cannot be used with model {config.model.name}",
-            "evaluate analogies after training: clickfleet evaluate RUN questions.txt",
+            f"data.test cannot be used with model {config.model.name}, which does not score rows",
+            "remove it, and evaluate the run after training: clickfleet evaluate RUN FILE",
         )
     if config.data.vocabulary is not None and not kind.reads_vocabulary:
-        raise ConfigError(f"data.vocabulary is only for word2vec, not for model {config.model.name}", "remove it")
+        raise ConfigError(f"data.vocabulary cannot be used with model {config.model.name}", "remove it")

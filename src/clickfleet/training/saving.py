@@ -94,7 +94,7 @@ class Saver:
         checkpoint.label_best(self.last[1])
 
     def wait(self, last: bool = False) -> None:
-        """Wait until the captured state is written. A failure is only a warning, because training can continue, unless `last`."""
+        """Wait until the captured state is written. Raise a failure if `last`; otherwise warn, because training can continue."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -143,14 +143,14 @@ def free(path: Path, config: Config, schema: Schema) -> dict[str, Any]:
     read_schema(path).check_same(schema, "the checkpoint", "the data")
     table = table_spec(config, schema)
     manifest = atomic.read_manifest(path, "checkpoint")
-    for what, mine, saved in (
+    for section, current, saved in (
         ("model", model_spec(config), manifest["model"]),
         ("table", table, manifest["table"]),
     ):
-        for key in mine.keys() | saved.keys():
-            if key not in FREE and _plain(mine.get(key)) != saved.get(key):
+        for key in current.keys() | saved.keys():
+            if key not in FREE and _plain(current.get(key)) != saved.get(key):
                 raise ConfigError(
-                    f"{what}.{key} is {mine.get(key)!r}, but the checkpoint has {saved.get(key)!r}",
+                    f"{section}.{key} is {current.get(key)!r}, but the checkpoint has {saved.get(key)!r}",
                     "resume with the settings of the saved run, or start a new run with train.init_from",
                 )
     for name, content in network_of(config)[0].checkpoint_files(config).items():
@@ -180,37 +180,35 @@ def resume_dense(path: Path, learner: Learner, metrics: Metrics) -> State:
 
 def start_from(path: Path, config: Config, schema: Schema) -> tuple[Learner, list[str]]:
     """Return a new learner with the rows and dense tensors of an old model that fit, and a description of each part that does not."""
-    changes, anew = fitting(path, config, schema)
+    changes, misfits = fitting(path, config, schema)
     table = None if changes is None else checkpoint.load(path, **changes)
     learner = Learner(config, schema, table)
-    anew += learner.adopt_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
-    return learner, anew
+    misfits += learner.adopt_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
+    return learner, misfits
 
 
 def fitting(path: Path, config: Config, schema: Schema) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the description of an old model's table for a new run, or None if its rows do not fit, and what does not fit."""
+    """Return the description of the new run's table, or None if the old model's rows do not fit it; and what does not fit."""
     if entries(path) is not None:
         raise ConfigError(
             f"{path} is a published model, which has no optimizer state", "start from a checkpoint of its run"
         )
-    mine = table_spec(config, schema)
-    old, before = atomic.read_manifest(path, "checkpoint"), read_schema(path)
-    if before.keys != schema.keys:
+    table, saved = table_spec(config, schema), atomic.read_manifest(path, "checkpoint")["table"]
+    saved_keys = read_schema(path).keys
+    if saved_keys != schema.keys:
         raise ConfigError(
-            f"the keys of {path} are made by {before.keys}, those of the data by {schema.keys}",
+            f"the keys of {path} are made by {saved_keys}, those of the data by {schema.keys}",
             "use the key rule of the saved model: the same key must mean the same value",
         )
-    if old["table"]["factors"] != mine["factors"]:
-        return None, [
-            f"all rows: the old model has {old['table']['factors']} factors per row, this one {mine['factors']}"
-        ]
+    if saved["factors"] != table["factors"]:
+        return None, [f"all rows: the old model has {saved['factors']} factors per row, this one {table['factors']}"]
     for part in ("rule", "embed_rule"):
-        if old["table"][part]["name"] != mine[part]["name"]:
+        if saved[part]["name"] != table[part]["name"]:
             raise ConfigError(
-                f"the rows of {path} were trained with {old['table'][part]['name']}, but table.{part} is {mine[part]['name']}",
+                f"the rows of {path} were trained with {saved[part]['name']}, but table.{part} is {table[part]['name']}",
                 f"use table.{part} of the saved run: the rows carry its state",
             )
-    return mine, []
+    return table, []
 
 
 def _text(state: torch.Tensor) -> str:
@@ -251,8 +249,8 @@ def load_published(entries: Sequence[Entry], trust: bool = False) -> Learner:
 def _dense(learner: Learner, saved: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the network's tensors from a graph. Empty tensors and counters for training are not in it and stay as they are."""
     state = learner.model.state_dict()
-    absent = {name for name, mine in state.items() if name.endswith("num_batches_tracked") or not mine.numel()}
-    return {name: mine if name in absent else saved[name] for name, mine in state.items() if name in {*saved, *absent}}
+    absent = {name for name, tensor in state.items() if name.endswith("num_batches_tracked") or not tensor.numel()}
+    return {name: state[name] if name in absent else saved[name] for name in state if name in {*saved, *absent}}
 
 
 def rows(entries: Sequence[Entry]) -> Table:
@@ -277,22 +275,8 @@ def _restore(table: Table, batch: pa.RecordBatch, newer: np.ndarray[tuple[int], 
     full = len(factors) > 0 or table.factors == 0
     if len(factors) != size * table.factors * full:
         raise CheckpointError(f"the rows do not fit the model: expected {table.factors} factors per row")
-    plain = {name: batch.column(name).to_numpy() for name in ("key", "slot", "embed_w")}
+    key, slot, embed_w = (batch.column(name).to_numpy() for name in ("key", "slot", "embed_w"))
     zeros, none = np.zeros(size), np.empty(0, np.float32)
     days, scores, flags = zeros.astype(np.uint16), zeros.astype(np.float32), zeros.astype(np.uint8)
-    table.core.restore(
-        full,
-        plain["key"],
-        plain["slot"],
-        zeros,
-        zeros,
-        days,
-        scores,
-        flags,
-        plain["embed_w"],
-        none,
-        factors,
-        none,
-        0,
-        1024,
-    )
+    weights = embed_w, none, factors, none  # without the state of the rules
+    table.core.restore(full, key, slot, zeros, zeros, days, scores, flags, *weights, 0, 1024)

@@ -151,16 +151,16 @@ class Spread:
         ]
         if request.push is not None:
             by = push or self.split(request.push.keys)
-            for part, own in zip(parts, by.spans, strict=True):
-                part.rows = np.empty((own.stop - own.start) * row_bytes(self.width), np.uint8)
-                _core.pack_rows(by.order[own], by.keys[own], *request.push[1:5], part.rows)
+            for part, rows in zip(parts, by.spans, strict=True):
+                part.rows = np.empty((rows.stop - rows.start) * row_bytes(self.width), np.uint8)
+                _core.pack_rows(by.order[rows], by.keys[rows], *request.push[1:5], part.rows)
                 part.push = rows_of(part.rows, self.width, request.push.n)
         if request.dense is not None:
             for part, (first, last) in zip(parts, self.spans, strict=True):
                 part.dense = request.dense._replace(vector=request.dense.vector[first:last])
         if pull is not None:
-            for part, own in zip(parts, pull.spans, strict=True):
-                part.pull = pull.keys[own]
+            for part, rows in zip(parts, pull.spans, strict=True):
+                part.pull = pull.keys[rows]
         return parts
 
     def join(self, answers: Sequence[Answer], pull: Split | None) -> Reply:
@@ -194,9 +194,9 @@ class Split:
     def put(self, parts: Sequence[Floats | None]) -> Floats:
         """Return the rows of all shards in the original order of the keys."""
         out = np.empty((len(self.keys), self._width), np.float32)
-        for own, part in zip(self.spans, parts, strict=True):
+        for rows, part in zip(self.spans, parts, strict=True):
             assert part is not None
-            _core.put_rows(self.order[own], part, out)
+            _core.put_rows(self.order[rows], part, out)
         return out
 
 
@@ -219,8 +219,8 @@ def rows_of(packed: Any, width: int, n: float) -> Push:
 
 def array(packed: Any, kind: type[np.generic], count: int = -1, offset: int = 0) -> Any:
     """Return some of the bytes as an array; copy them only if they are not aligned."""
-    found = np.frombuffer(packed, kind, count, offset) if len(packed) else np.empty(0, kind)
-    return found if found.flags.aligned else found.copy()
+    values = np.frombuffer(packed, kind, count, offset) if len(packed) else np.empty(0, kind)
+    return values if values.flags.aligned else values.copy()
 
 
 def merged(pushes: Sequence[Push], mean: bool = False) -> Push:
@@ -238,11 +238,11 @@ def merged(pushes: Sequence[Push], mean: bool = False) -> Push:
     slots = np.empty(len(distinct), np.uint16)
     start = 0
     for push in pushes:
-        mine = where[start : start + len(push.keys)]
+        rows = where[start : start + len(push.keys)]
         start += len(push.keys)
-        _core.add_rows(mine, push.grads, grads)
-        _core.add_rows(mine, np.stack([push.show, push.click], 1), counts)
-        slots[mine] = push.slots
+        _core.add_rows(rows, push.grads, grads)
+        _core.add_rows(rows, np.stack([push.show, push.click], 1), counts)
+        slots[rows] = push.slots
     if mean:
         grads /= len(pushes)
     n = sum(push.n for push in pushes)

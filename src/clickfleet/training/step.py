@@ -103,14 +103,14 @@ class Step:
         x = self.embedding.inputs(batch, rows)
         labels, weights = self._tensor(batch.labels), None if batch.weights is None else self._tensor(batch.weights)
         self.flat.zero_grads()
-        clean = self._evaluate(x) if self.score_first else None
+        before = self._evaluate(x) if self.score_first else None
         logits = self.model(x)
         loss = self.loss.total(logits, labels, weights, self.model.extra_loss(), self.matrices)
         value = loss.item()
         if not math.isfinite(value):
             raise NotFiniteError(batch, value)
         loss.backward()  # type: ignore[no-untyped-call]
-        scores = torch.sigmoid(self.loss.sampled(logits.detach() if clean is None else clean)).cpu().numpy()
+        scores = torch.sigmoid(self.loss.sampled(logits.detach() if before is None else before)).cpu().numpy()
         scale = self.loss.dense_scale(labels, weights)
         push = self.embedding.push(batch, x)
         if self.decay is not None:

@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused(config, corpus, trained, tmp_path):
         ({"data": {"vocabulary": str(tmp_path / "none")}}, "No such file"),
         ({"data": {"test": [str(corpus / "questions.txt")]}}, "data.test cannot be used with model word2vec"),
         ({"data": {"format": "criteo"}}, "set data.format=sentences"),
-        ({"model": {"name": "dnn"}}, "data.vocabulary is only for word2vec"),
+        ({"model": {"name": "dnn"}}, "data.vocabulary cannot be used with model dnn"),
         ({"model": {"decay": True}, "table": {"rule": {"name": "adagrad"}}}, "model.decay needs plain sgd"),
         ({"model": {"negatives": 0}}, "model.negatives"),
         ({"model": {"wide": True}}, "unknown key model.wide"),

@@ -23,7 +23,7 @@ from clickfleet.models.word2vec import Word2Vec, vocabulary
 from clickfleet.models.word2vec.vocabulary import Vocabulary
 from clickfleet.store.table import Table
 from clickfleet.training import modes
-from clickfleet.training.embedding import Embedding, Push, Space
+from clickfleet.training.embedding import Embedding, Push, ScratchArrays
 from clickfleet.training.learner import Learner
 from clickfleet.training.optimizer import Flat, Optimizer
 from clickfleet.training.step import NotFiniteError, Result, Step
@@ -37,7 +37,7 @@ class DrawnPairs:
     def __init__(self, words: _core.Words, settings: Word2Vec.Config, seed: int, factors: int) -> None:
         self.core = _core.Pairs(words, settings.window, settings.negatives)
         self.seed, self.factors = seed, factors
-        self._space = Space()
+        self._take = ScratchArrays().take
         self.keys: Keys = np.empty(0, np.uint64)
 
     def draw(self, batch: Batch) -> None:
@@ -50,16 +50,16 @@ class DrawnPairs:
         """Draw pairs and return the key of each of their rows once."""
         self.draw(batch)
         size = self.core.gather()
-        self.keys, self.show = self._space.take("keys", np.uint64, size), self._space.take("show", np.float32, size)
-        self.slots = self._space.take("slots", np.uint16, size)
+        self.keys, self.show = self._take("keys", np.uint64, size), self._take("show", np.float32, size)
+        self.slots = self._take("slots", np.uint16, size)
         self.core.rows(self.keys, self.show, self.slots)
         return self.keys
 
     def room(self) -> Floats:
-        return self._space.take("rows", np.float32, len(self.keys), 1 + self.factors)
+        return self._take("rows", np.float32, len(self.keys), 1 + self.factors)
 
     def gradients(self) -> Floats:
-        return self._space.take("grads", np.float32, len(self.keys), 1 + self.factors)
+        return self._take("grads", np.float32, len(self.keys), 1 + self.factors)
 
     def push(self, grads: Floats) -> Push:
         return Push(self.keys, grads, self.show, np.zeros_like(self.show), self.slots, float(len(self.core)))
@@ -184,15 +184,15 @@ def steps(learner: Learner, flats: list[Flat]) -> list[WordStep]:
         raise ConfigError("word2vec needs sentences as data", "set data.format=sentences")
     known, settings = vocabulary(learner.config), settings_of(learner)
     words = _core.Words(known.keys("in"), known.keys("out"), known.keep(settings.sample), known.noise(settings.power))
-    made = [WordStep(flat, learner, words, known, len(flats) > 1) for flat in flats]
-    if made[0].decays and not made[0].plain:
+    word_steps = [WordStep(flat, learner, words, known, len(flats) > 1) for flat in flats]
+    if word_steps[0].decays and not word_steps[0].plain:
         raise ConfigError(
             "model.decay needs plain sgd, but table.rule is another rule",
             "remove model.decay, or set table.rule={name: sgd, lr: 0.025, scale: none}",
         )
-    if made[0].decays and not known.sentences:
+    if word_steps[0].decays and not known.sentences:
         raise ConfigError(
             f"model.decay needs the number of sentences, which {learner.config.data.vocabulary} does not state",
             "add the line `</s> N`, or set model.decay=false",
         )
-    return made
+    return word_steps

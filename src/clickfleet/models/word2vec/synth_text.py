@@ -94,8 +94,8 @@ class Corpus:
 
 def _zipf(random: np.random.Generator, n: int, size: int | tuple[int, ...]) -> Ids:
     weights = 1 / (np.arange(n) + 2.7)
-    found: Ids = np.searchsorted(np.cumsum(weights / weights.sum()), random.random(size)).clip(0, n - 1)
-    return found
+    ranks: Ids = np.searchsorted(np.cumsum(weights / weights.sum()), random.random(size)).clip(0, n - 1)
+    return ranks
 
 
 def _topics(random: np.random.Generator, count: int, options: TextOptions) -> Ids:

@@ -38,7 +38,7 @@ class Needs:
     """`train` polls `job.wanted()` and marks the checkpoint itself. Otherwise the worker stops the trainers and marks it."""
 
     def __post_init__(self) -> None:
-        extra = [name for name in _CLUSTER_ONLY if getattr(self, name)]
+        extra = [field.name for field in dataclasses.fields(self)[2:] if getattr(self, field.name)]
         if extra and not self.distributed:
             raise ConfigError(
                 f"a mode needs {', '.join(extra)}, which only distributed modes have",
@@ -46,27 +46,20 @@ class Needs:
             )
 
 
-_CLUSTER_ONLY = ("shards_wait", "link_per_trainer", "replicates_rows", "marks_checkpoints")
-
-
 def load(config: Config) -> Callable[[Job], None]:
     """Return the training function of the configured mode, with its settings bound."""
-    found, settings = _module(config), resolve(config)
-    if not found.NEEDS.distributed:
+    mode, settings = _module(config), resolve(config)
+    if not mode.NEEDS.distributed:
         check_deterministic(config)
-
-    def train(job: Job) -> None:
-        found.train(job, settings)
-
-    return train
+    return lambda job: mode.train(job, settings)
 
 
 def resolve(config: Config) -> Any:
     """Return the settings of the mode. The configuration overrides the environment; the environment overrides defaults."""
-    found = _module(config)
-    known = {field.name for field in dataclasses.fields(found.Config)}
+    mode = _module(config)
+    known = {field.name for field in dataclasses.fields(mode.Config)}
     environment = {key: value for settings in extensions("mode_settings") for key, value in settings(known).items()}
-    return checked(found.Config, {**environment, **config.mode.settings}, "mode", config.mode.name)
+    return checked(mode.Config, {**environment, **config.mode.settings}, "mode", config.mode.name)
 
 
 def settled(config: Config) -> Config:
@@ -77,8 +70,8 @@ def settled(config: Config) -> Config:
 
 def needs(config: Config) -> Needs:
     """Return what the configured mode declares."""
-    found: Needs = _module(config).NEEDS
-    return found
+    declared: Needs = _module(config).NEEDS
+    return declared
 
 
 def distributed(config: Config) -> bool:
@@ -93,13 +86,13 @@ def check_deterministic(config: Config) -> None:
 
 
 def _module(config: Config) -> Any:
-    found: Any = module("modes", config.mode)
-    for name, what in _CONTRACT.items():
-        if not hasattr(found, name):
-            raise ConfigError(f"{found.__file__}: a mode needs {name}", what)
-    if not isinstance(found.NEEDS, Needs):
-        raise ConfigError(f"{found.__file__}: NEEDS is a {type(found.NEEDS).__name__}", _CONTRACT["NEEDS"])
-    return found
+    mode: Any = module("modes", config.mode)
+    for name, remedy in _CONTRACT.items():
+        if not hasattr(mode, name):
+            raise ConfigError(f"{mode.__file__}: a mode needs {name}", remedy)
+    if not isinstance(mode.NEEDS, Needs):
+        raise ConfigError(f"{mode.__file__}: NEEDS is a {type(mode.NEEDS).__name__}", _CONTRACT["NEEDS"])
+    return mode
 
 
 _CONTRACT = {

@@ -32,12 +32,11 @@ class Replica:
 
     def __init__(self, job: WorkerJob, limit: int | None) -> None:
         self.job, self.link, self.limit = job, job.links[0], limit
-        like = job.table.describe() | {"memory_limit": None, "snapshot_reserve": None}
-        like["policy"] = {**like["policy"], "admission": "birth"}
-        self._like = like
+        spec = job.table.describe() | {"memory_limit": None, "snapshot_reserve": None}
+        spec["policy"] = {**spec["policy"], "admission": "birth"}
         plain = rule("sgd").to_dict()
-        self._like_old = {**like, "rule": plain, "embed_rule": plain}
-        self.rows, self.blank, self.old = Table.like(like), Table.like(like), Table.like(self._like_old)
+        self._spec, self._old_spec = spec, {**spec, "rule": plain, "embed_rule": plain}
+        self.rows, self.blank, self.old = Table.like(spec), Table.like(spec), Table.like(self._old_spec)
         self.dense = job.learner.flat.values  # the live weights
         self.old_dense = self.dense.clone()
         self._touched: list[Push] = []
@@ -48,13 +47,13 @@ class Replica:
         self._late: list[Keys] = []
         """Keys fetched since that shipment. Its answer may hold older values of them, if they were dropped before."""
         self._lock = threading.RLock()  # guards the link and exchanges; trainers take it only for missing rows
-        self._begun = False
+        self._loaded = False
 
     def begin(self) -> None:
         """Load the dense weights from the shards, and a saved replica if there is one. Later calls do nothing."""
-        if self._begun:
+        if self._loaded:
             return
-        self._begun = True
+        self._loaded = True
         reply = self.link.ask(Request(values=True)).wait()
         self.job.adopt(reply.values)
         self.old_dense.copy_(self.dense)
@@ -135,16 +134,16 @@ class Replica:
             assert reply.keys is not None
             assert reply.rows is not None
             assert reply.deleted is not None
-            keys, rows, here = reply.keys, reply.rows, self.rows.known(reply.keys)
+            keys, rows, current = reply.keys, reply.rows, self.rows.known(reply.keys)
             if self._late:
-                here &= ~np.isin(keys, np.concatenate(self._late))
+                current &= ~np.isin(keys, np.concatenate(self._late))
                 self._late = []
-            if not here.all():  # dropped rows are fetched again on their next use
-                keys, rows = keys[here], rows[here]
+            if not current.all():  # dropped rows are fetched again on their next use
+                keys, rows = keys[current], rows[current]
             self._take(keys, rows)
-            gone = reply.deleted[self.rows.known(reply.deleted)]
+            deleted = reply.deleted[self.rows.known(reply.deleted)]
             for table in (self.rows, self.old):
-                table.move(gone, self.blank.pull(gone), add=False)
+                table.move(deleted, self.blank.pull(deleted), add=False)
             if reply.values is not None:
                 values = torch.from_numpy(reply.values.copy())
                 self.dense += values - self.old_dense
@@ -156,10 +155,10 @@ class Replica:
         if self._sent is not None:
             (sent, delta), self._sent = self._sent, None
             at = unique(np.concatenate([keys, sent]))[1][len(keys) :]
-            there = at < len(keys)
-            if not there.all():
-                self.old.move(sent[~there], delta[~there], add=True, distinct=True)
-                at, delta = at[there], delta[there]
+            answered = at < len(keys)
+            if not answered.all():
+                self.old.move(sent[~answered], delta[~answered], add=True, distinct=True)
+                at, delta = at[answered], delta[answered]
             _core.add_rows(at, delta, old)
         self.rows.move(keys, np.subtract(rows, old, out=old), add=True, distinct=True)
         self.old.move(keys, rows, add=False, distinct=True)
@@ -183,15 +182,15 @@ class Replica:
         keep = max(1, int(len(ages) * 0.8 * self.limit / self.rows.stats()["bytes"]))
         oldest = int(np.partition(ages, keep - 1)[keep - 1])
         keys = np.concatenate([part["key"] for part in parts])
-        gone = keys[ages > oldest] if oldest else keys[:0]
-        if not len(gone):
+        dropped = keys[ages > oldest] if oldest else keys[:0]
+        if not len(dropped):
             return
-        self._send(_uncounted(gone), 1.0, dense=False)
+        self._send(_uncounted(dropped), 1.0, dense=False)
         self.receive()
         stay = keys[ages <= oldest]
-        old = Table.like(self._like_old)
+        old = Table.like(self._old_spec)
         old.move(stay, self.old.pull(stay), add=False, distinct=True)
-        rows = Table.like(self._like)
+        rows = Table.like(self._spec)
         with self.rows.snapshot() as snapshot:
             checkpoint.keep_rows(snapshot, rows, lambda part: part["unseen_days"] <= oldest)
         self.rows, self.old = rows, old
@@ -213,10 +212,10 @@ class Replica:
         arrays = {
             key: torch.from_numpy(array.copy()) for key, array in numpy_tensors.load(saved["dense.safetensors"]).items()
         }
-        mine, old = arrays.pop("dense"), arrays.pop("old_dense")
+        dense, old_dense = arrays.pop("dense"), arrays.pop("old_dense")
         self.job.optimizer.restore(arrays)
         with torch.no_grad():
-            self.dense += mine - old  # the shards' values plus what was not shipped yet
+            self.dense += dense - old_dense  # the shards' values plus what was not shipped yet
         keys = self._keys()
         rows = self.link.ask(Request(pull=keys)).wait().rows
         assert rows is not None

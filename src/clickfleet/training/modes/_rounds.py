@@ -36,12 +36,13 @@ class Prefetch(NamedTuple):
     where: list[NDArray[np.uint32] | None]
 
     def rows(self, trainer: int, rows: Floats) -> Floats:
+        """Return the rows of one trainer's batch, from those of `keys`."""
         where = self.where[trainer]
         if where is None:
             return rows
-        own = np.empty((len(where), rows.shape[1]), np.float32)
-        _core.take_rows(where, rows, own)
-        return own
+        taken = np.empty((len(where), rows.shape[1]), np.float32)
+        _core.take_rows(where, rows, taken)
+        return taken
 
 
 def train(job: WorkerJob, *, waits: bool, mean: bool) -> None:
@@ -55,8 +56,7 @@ def _epoch(job: WorkerJob, pool: ThreadPoolExecutor, waits: bool, mean: bool) ->
     torch.set_num_threads(1)
     spare = [trainer.step.spare() for trainer in trainers]
     stream = job.batches(clock)
-    config, loss = job.optimizer.config, job.learner.loss.config
-    clips = config.clip_norm is not None or config.clip_value is not None
+    loss_mean = job.learner.loss.config.reduction == "mean"
 
     def draw() -> Prefetch:
         position = job.position()
@@ -84,14 +84,14 @@ def _epoch(job: WorkerJob, pool: ThreadPoolExecutor, waits: bool, mean: bool) ->
         for i, trainer in enumerate(trainers):
             trainer.step.embedding, spare[i] = spare[i], trainer.step.embedding
         if len(batches) == 1:
-            found = [compute(trainers[0], batches[0], rows[0])]
+            results = [compute(trainers[0], batches[0], rows[0])]
         else:
-            found = list(pool.map(compute, trainers, batches, rows))
+            results = list(pool.map(compute, trainers, batches, rows))
         clock.lap("compute")
         ahead = draw()
         request = Request(
-            push=merged([result.push for result, _ in found], mean),
-            dense=summed([gradient for _, gradient in found], clips, loss.reduction == "mean"),
+            push=merged([result.push for result, _ in results], mean),
+            dense=summed([gradient for _, gradient in results], job.optimizer.clips, loss_mean),
             pull=ahead.keys,
             values=True,
             checkpoint=job.wanted() if waits else 0,
@@ -99,7 +99,7 @@ def _epoch(job: WorkerJob, pool: ThreadPoolExecutor, waits: bool, mean: bool) ->
         )
         reply = link.ask(request).wait()
         clock.lap("push")
-        for batch, (result, _) in zip(batches, found, strict=True):
+        for batch, (result, _) in zip(batches, results, strict=True):
             job.report(batch, result)
         if reply.checkpoint:
             job.took(reply.checkpoint, ahead.position)

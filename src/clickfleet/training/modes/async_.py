@@ -23,8 +23,6 @@ Count = Annotated[int, Ge(1)]
 Coming = tuple[Batch, Embedding, Ticket]
 """A batch whose rows are requested."""
 TICK_S = 0.01
-
-
 NEEDS = Needs(distributed=True, link_per_trainer=True)
 
 
@@ -78,23 +76,18 @@ class Queue:
 
     def flush(self, asking: Request | None = None) -> Ticket | None:
         """Send the merged gradients together with the request `asking`."""
+        if not self._gradients:
+            return None if asking is None else self.link.ask(asking)
         request = asking or Request()
-        if self._gradients:
-            request.push = merged(self._pushes, self.config.reduce == "mean")
-            request.dense = summed(self._gradients, self._clips, self._loss_mean)
-            request.seen = self._seen
-            ticket: Ticket | None = self._send(request)
-        else:
-            ticket = None if asking is None else self.link.ask(asking)
-        self.sends += bool(self._gradients)
-        self._pushes, self._gradients = [], []
-        return ticket
-
-    def _send(self, request: Request) -> Ticket:
-        self._out.append(self.link.ask(request))
-        ticket = self._out[-1]
+        request.push = merged(self._pushes, self.config.reduce == "mean")
+        request.dense = summed(self._gradients, self._clips, self._loss_mean)
+        request.seen = self._seen
+        ticket = self.link.ask(request)
+        self._out.append(ticket)
         while len(self._out) > self.config.queue_size:
             self._out.popleft().wait()
+        self.sends += 1
+        self._pushes, self._gradients = [], []
         return ticket
 
     def drain(self) -> None:
@@ -105,9 +98,8 @@ class Queue:
 
 
 def train(job: WorkerJob, config: Config) -> None:
-    dense, loss = job.optimizer.config, job.learner.loss.config
-    clips = dense.clip_norm is not None or dense.clip_value is not None
-    queues = [Queue(link, config, clips, loss.reduction == "mean") for link in job.links]
+    loss_mean = job.learner.loss.config.reduction == "mean"
+    queues = [Queue(link, config, job.optimizer.clips, loss_mean) for link in job.links]
     job.queued = lambda: sum(map(len, queues))
     free = [[trainer.step.spare(), trainer.step.spare()] for trainer in job.trainers]
 

@@ -39,8 +39,8 @@ class Config:
 
 
 def train(job: WorkerJob, config: Config) -> None:
-    for part in (job.table.rule, job.table.embed_rule):
-        if part.name == "ftrl":
+    for rule in (job.table.rule, job.table.embed_rule):
+        if rule.name == "ftrl":
             raise ConfigError(
                 "mode geo cannot ship rows of the rule ftrl: differences of their weights do not add up",
                 "choose another table.rule, or mode async",
@@ -58,20 +58,20 @@ def train(job: WorkerJob, config: Config) -> None:
 
         def ask() -> tuple[list[tuple[Batch, Embedding, Keys]], Fetch] | None:
             """Return the next batches and the request for their rows."""
-            some = []
-            for own, batch in zip(next(sides), stream, strict=False):
-                some.append((batch, own, own.unique(batch)))
+            batches = []
+            for embedding, batch in zip(next(sides), stream, strict=False):
+                batches.append((batch, embedding, embedding.unique(batch)))
                 clock.lap("pull")
-            fetch = replica.ask([keys for _, _, keys in some])
+            fetch = replica.ask([keys for _, _, keys in batches])
             clock.lap("pull")
-            return (some, fetch) if some else None
+            return (batches, fetch) if batches else None
 
         coming = ask()
         while coming:
-            some, fetch = coming
+            batches, fetch = coming
             replica.put(fetch)
             coming = ask()  # its rows travel while these batches are computed
-            for batch, step.embedding, keys in some:
+            for batch, step.embedding, keys in batches:
                 rows = replica.pull(keys, step.embedding.room())
                 clock.lap("pull")
                 result = step(batch, rows)

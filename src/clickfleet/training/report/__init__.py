@@ -14,7 +14,6 @@ from clickfleet.data.progress import amount
 from clickfleet.errors import CheckpointError, hide
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.training.model import SavedModel, load, rows_per_slot
-from clickfleet.training.monitor import Monitor
 from clickfleet.training.report import charts, page, stream
 from clickfleet.training.report.charts import Series
 from clickfleet.training.report.evidence import Evidence, Importance, calibration, curve, read_lines, roc, scores
@@ -24,7 +23,7 @@ NAME = "report.html"
 
 
 def rebuild(
-    run: str | Path, data: Data = None, say: Callable[[str], None] = lambda text: None, trust: bool = False
+    run: str | Path, data: Data = None, log: Callable[[str], None] = lambda text: None, trust: bool = False
 ) -> Path:
     """Write the report of a run folder again, on its own or on other test data. `trust` allows code that the run names."""
     folder = Path(run)
@@ -32,10 +31,10 @@ def rebuild(
         raise CheckpointError(f"{run} is not a run folder", "name the folder that training wrote (run.dir)")
     model, evidence = load(folder, trust), Evidence()
     assert model.path is not None
-    say(f"model: {run_folder.describe(model.path)}")
-    tested = data or model.config.data.test or None
-    if tested is not None:
-        evidence.gather(model, tested)
+    log(f"model: {run_folder.describe(model.path)}")
+    test = data or model.config.data.test or None
+    if test is not None:
+        evidence.gather(model, test)
     return write(folder, model, evidence)
 
 
@@ -45,12 +44,12 @@ def write(folder: Path, model: SavedModel, evidence: Evidence) -> Path:
     step = max((line["step"] for kind in lines.values() for line in kind), default=0)
     config = (folder / "config.yaml").read_text(encoding="utf-8") if (folder / "config.yaml").is_file() else ""
     name = model.config.model.name
-    made = time.strftime("%Y-%m-%d %H:%M")
+    now = time.strftime("%Y-%m-%d %H:%M")
     best = model.path is not None and checkpoint.is_named(model.path, checkpoint.BEST)
     of = f", model of {model.path.name}, the best on test data" if best and model.path is not None else ""
     parts = [
         f"<h1>{escape(Path(name).stem)} — {escape(folder.absolute().name)}</h1>",
-        f'<p class="soft">{escape(str(folder.absolute()))}, step {step:,}{of}, {made}, clickfleet {clickfleet.__version__}</p>',
+        f'<p class="soft">{escape(str(folder.absolute()))}, step {step:,}{of}, {now}, clickfleet {clickfleet.__version__}</p>',
         page.tiles(_numbers(model, evidence, lines)),
         page.section("Learning", page.charts(*_learning(lines))),
         page.section("Passes", page.charts(*stream.passes(lines))),
@@ -99,12 +98,7 @@ def _learning(lines: Lines) -> list[str]:
         Series("training", curve(train, "loss") or curve(lines["epoch"], "logloss"), "a"),
         Series("test", curve(test, "logloss"), "b", dots=True),
     ]
-    figures = []
-    for title, series in (("AUC", auc), ("Log loss", loss)):
-        drawn = [one for one in series if one.points]
-        if drawn:
-            figures.append(charts.lines(title, drawn, "step"))
-    return figures
+    return [charts.lines("AUC", auc, "step"), charts.lines("Log loss", loss, "step")]
 
 
 def _test(evidence: Evidence) -> list[str]:
@@ -133,68 +127,56 @@ def _test(evidence: Evidence) -> list[str]:
 
 
 def _fields(model: SavedModel, evidence: Evidence) -> str:
-    rows, found = rows_per_slot(model.learner), evidence.importance(model)
-    if not found:  # no test data
-        ranked = sorted(rows.items(), key=lambda item: -item[1])
+    rows, ranking = rows_per_slot(model.learner), evidence.importance(model)
+    if not ranking:  # no test data
+        slots = sorted(rows.items(), key=lambda item: -item[1])
         largest = max(rows.values(), default=1) or 1
-        cells = ((escape(name), f"{n:,}", page.fill(n / largest)) for name, n in ranked)
+        cells = ((escape(name), f"{n:,}", page.fill(n / largest)) for name, n in slots)
         return page.table(("slot", "rows", ""), cells)
     sample = 0 if evidence.sample is None else len(evidence.sample)
-    most = max((abs(one.auc_drop) for one in found), default=0.0) or 1.0
+    largest_drop = max(abs(field.auc_drop) for field in ranking) or 1.0
     text = (
         f'<p class="soft">Importance is the drop in test AUC when the values of a field are shuffled among {sample:,} test rows. '
         "Fields that carry the same information share their importance.</p>"
     )
     head = ("field", "rows in the table", "AUC lost", "", "log loss gained")
-    return text + page.table(head, (_field(one, rows, most) for one in found))
+    return text + page.table(head, (_field(field, rows, largest_drop) for field in ranking))
 
 
-def _field(one: Importance, rows: dict[str, int], most: float) -> tuple[str, ...]:
-    held = f"{rows[one.name]:,}" if one.name in rows else "dense"
-    return escape(one.name), held, f"{one.auc_drop:.4f}", page.fill(one.auc_drop / most), f"{one.logloss_rise:.4f}"
+def _field(field: Importance, rows: dict[str, int], largest_drop: float) -> tuple[str, ...]:
+    count = f"{rows[field.name]:,}" if field.name in rows else "dense"
+    bar = page.fill(field.auc_drop / largest_drop)
+    return escape(field.name), count, f"{field.auc_drop:.4f}", bar, f"{field.logloss_rise:.4f}"
 
 
 def _shares(lines: Lines) -> str:
-    found = next((line["shares"] for line in reversed([*lines["train"], *lines["epoch"]]) if line.get("shares")), None)
-    return page.shares(found) if found else ""
+    records = reversed([*lines["train"], *lines["epoch"]])
+    shares = next((line["shares"] for line in records if line.get("shares")), None)
+    return page.shares(shares) if shares else ""
 
 
-def write_report(folder: Path, model: SavedModel, evidence: Evidence, log: Callable[[str], None]) -> None:
-    """Write the report at the end of a run. A failure is only logged, because the run is complete and saved."""
-    try:
-        write(folder, model, evidence)
-    except Exception as error:
-        log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
-
-
-def write_best_report(
-    folder: Path, model: SavedModel, test: Data, table_bytes: int, log: Callable[[str], None]
+def write_report(
+    folder: Path,
+    model: SavedModel,
+    evidence: Evidence,
+    log: Callable[[str], None],
+    *,
+    table_bytes: int = 0,
+    test: Data = None,
 ) -> None:
-    """Write the report of the best model, which was loaded from its checkpoint in addition to the model in memory."""
-    if not _fits(folder, table_bytes, log):
+    """Write the report at the end of a run. A failure is only logged, because the run is complete and saved.
+
+    `table_bytes` is the memory that the table needs if the model must first be loaded. With `test`, evaluate the model first.
+    """
+    if table_bytes > free_memory() / 2:
+        log(
+            f"no report: the table needs {amount(table_bytes, 'bytes')}; "
+            f"run clickfleet report {folder} on a machine with more memory"
+        )
         return
     try:
-        evidence = Evidence()
-        evidence.gather(model, test)
+        if test is not None:
+            evidence.gather(model, test)
         write(folder, model, evidence)
     except Exception as error:
         log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")
-
-
-def write_cluster_report(
-    folder: Path, model: SavedModel, evidence: Evidence, table_bytes: int, monitor: Monitor
-) -> None:
-    """Write the report of a cluster run, if this machine has memory for the whole table."""
-    if _fits(folder, table_bytes, monitor.log):
-        write_report(folder, model, evidence, monitor.log)
-
-
-def _fits(folder: Path, table_bytes: int, log: Callable[[str], None]) -> bool:
-    """Return whether this machine has memory for a table; log it if not."""
-    if table_bytes <= free_memory() / 2:
-        return True
-    log(
-        f"no report: the table needs {amount(table_bytes, 'bytes')}; "
-        f"run clickfleet report {folder} on a machine with more memory"
-    )
-    return False

@@ -15,8 +15,6 @@ MOST_NAMES = 15
 """An axis with more names labels only about eight of them."""
 
 Point = tuple[float, float]
-
-
 KINDS = "abcefghd"
 """Classes of the style sheet for curves, in the order of their use."""
 
@@ -36,10 +34,8 @@ class Frame:
 
     def __init__(self, x: Point, y: Point, *, log: bool = False, names: Sequence[str] = ()) -> None:
         self.log, self.names = log, names
-        self.x, self.y = (_widened(*self._scaled(x)), _widened(*y))
-
-    def _scaled(self, x: Point) -> Point:
-        return (math.log10(x[0]), math.log10(x[1])) if self.log else x
+        self.x = _widened(*map(math.log10, x)) if log else _widened(*x)
+        self.y = _widened(*y)
 
     def marks(self) -> list[tuple[float, str]]:
         """Return the values at which the axis has labels, and the labels."""
@@ -50,8 +46,8 @@ class Frame:
             return [(value, short(value)) for value in ticks(*self.x)]
         low, high = math.floor(self.x[0]), math.ceil(self.x[1])
         factors = (1, 2, 5) if high - low < 3 else (1,)
-        found = [m * 10.0**e for e in range(low, high + 1) for m in factors]
-        return [(x, short(x)) for x in found if self.x[0] - 1e-9 <= math.log10(x) <= self.x[1] + 1e-9]
+        values = [m * 10.0**e for e in range(low, high + 1) for m in factors]
+        return [(x, short(x)) for x in values if self.x[0] - 1e-9 <= math.log10(x) <= self.x[1] + 1e-9]
 
     def at(self, x: float, y: float) -> Point:
         if self.log:
@@ -100,10 +96,14 @@ def lines(
     names: Sequence[str] = (),
     level: float | None = None,
 ) -> str:
-    """Draw curves over a common axis. `bars` are spans (x, low, high) behind the curves; `level` is a dashed line.
+    """Draw curves over a common axis. Omit those without points; return an empty string if none is left.
 
-    The axis is linear, logarithmic (`log`), or has `names` at 0, 1, 2 …
+    The axis is linear, logarithmic (`log`), or has `names` at 0, 1, 2 … `bars` are spans (x, low, high) behind the curves;
+    `level` is a dashed line.
     """
+    series = [one for one in series if one.points]
+    if not series:
+        return ""
     points = [point for one in series for point in one.points]
     low, high = [min(p) for p in zip(*points, strict=True)], [max(p) for p in zip(*points, strict=True)]
     if level is not None:
@@ -129,8 +129,8 @@ def lines(
         seen = "dot" if one.dots or len(places) == 1 or not one.line else "dot hidden"
         for (a, b), (place, up) in zip(places, one.points, strict=True):
             where = escape(names[round(place)]) if names else short(place)
-            told = f"{escape(one.name)}: {short(up, 5)} at {where}"
-            out.append(f'<circle class="{seen} {one.kind}" cx="{a:g}" cy="{b:g}" r="3"><title>{told}</title></circle>')
+            label = f"{escape(one.name)}: {short(up, 5)} at {where}"
+            out.append(f'<circle class="{seen} {one.kind}" cx="{a:g}" cy="{b:g}" r="3"><title>{label}</title></circle>')
     return _figure(title, series, out)
 
 
@@ -142,9 +142,9 @@ def histogram(title: str, edges: Sequence[float], series: Sequence[Series], x_la
     for one in series:
         for (_, height), left, right in zip(one.points, edges, edges[1:], strict=False):
             (x1, y1), (x2, y2) = frame.at(left, height), frame.at(right, 0)
-            told = f"{escape(one.name)}: {height:.2%} between {short(left, 4)} and {short(right, 4)}"
+            label = f"{escape(one.name)}: {height:.2%} between {short(left, 4)} and {short(right, 4)}"
             size = f'width="{max(x2 - x1 - 0.5, 0.5):g}" height="{max(y2 - y1, 0):g}"'
-            out.append(f'<rect class="bar {one.kind}" x="{x1}" y="{y1}" {size}><title>{told}</title></rect>')
+            out.append(f'<rect class="bar {one.kind}" x="{x1}" y="{y1}" {size}><title>{label}</title></rect>')
     return _figure(title, series, out)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from clickfleet.data.batch import Batch, concatenate
 from clickfleet.data.dataset import Data
-from clickfleet.errors import ClickfleetError, ConfigError, DataError
+from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.training import predict
 from clickfleet.training.embedding import Embedding
 from clickfleet.training.learner import Learner
@@ -24,15 +24,11 @@ from clickfleet.training.model import SavedModel
 from clickfleet.training.network import Inputs
 from clickfleet.training.predict import Results
 from clickfleet.training.report.charts import Point
-from clickfleet.training.report.stream import Lines
+from clickfleet.training.report.stream import Lines, numbered
 
 ROWS_AT_ONCE = 500
-
-
 SCORED_ROWS = 200_000
 """Rows scored for the importance of all fields together; this takes a second or two."""
-
-
 SAMPLE_BYTES = 1 << 26
 
 
@@ -123,14 +119,14 @@ def importance(
     try:
         with ThreadPoolExecutor(threads, "clickfleet-importance", torch.set_num_threads, (1,)) as pool:
             tasks = [[pool.submit(score, group, start) for start in starts] for group in ([], *wanted)]
-            base, *found = (_metrics(np.concatenate([task.result() for task in parts]), rows) for parts in tasks)
+            base, *shuffled = (_metrics(np.concatenate([task.result() for task in parts]), rows) for parts in tasks)
     finally:
         learner.model.train(was_training)
-    losses = [
+    ranking = [
         Importance("+".join(group), base[0] - auc, loss - base[1])
-        for group, (auc, loss) in zip(wanted, found, strict=True)
+        for group, (auc, loss) in zip(wanted, shuffled, strict=True)
     ]
-    return sorted(losses, key=lambda one: -one.auc_drop)
+    return sorted(ranking, key=lambda field: -field.auc_drop)
 
 
 def _inputs(learner: Learner, rows: Batch) -> Inputs:
@@ -161,7 +157,7 @@ class Evidence:
     def gather(self, model: SavedModel, data: Data) -> Results:
         """Evaluate the model and keep what the report draws."""
         sample = EvidenceSample.for_importance(model.learner)
-        metrics = model.measure(data, look=sample.add)
+        metrics = model.measure(data, on_batch=sample.add)
         self.results, self.buckets, self.sample = predict.results(metrics), metrics.buckets, sample
         return self.results
 
@@ -173,25 +169,23 @@ class Evidence:
 
 def read_lines(folder: Path) -> Lines:
     """Return the lines of metrics.jsonl by kind."""
-    found: Lines = {"train": [], "epoch": [], "test": []}
+    lines: Lines = {"train": [], "epoch": [], "test": []}
     path = folder / "metrics.jsonl"
     if path.is_file():
         for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 line = json.loads(text)
-                found.setdefault(line["kind"], []).append(line)
+                lines.setdefault(line["kind"], []).append(line)
             except (ValueError, KeyError, TypeError) as error:
-                raise ClickfleetError(
+                raise CheckpointError(
                     f"{path}:{number}: not a line of metrics", "remove the line and try again"
                 ) from error
-    return found
+    return lines
 
 
 def curve(lines: Sequence[Mapping[str, Any]], key: str, limit: int = 200) -> list[Point]:
     """Return the values of a key over the steps, thinned to at most `limit` points."""
-    points = [(float(line["step"]), float(line[key])) for line in lines if line.get(key) is not None]
-    every = -(-len(points) // limit) or 1
-    return points[::-1][::every][::-1]  # keeps the last point
+    return numbered(lines, key, "step", limit)
 
 
 def roc(clicks: NDArray[np.float64], others: NDArray[np.float64], limit: int = 200) -> list[Point]:

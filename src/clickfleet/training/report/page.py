@@ -65,17 +65,17 @@ def section(title: str, *content: str) -> str:
 
 
 def tiles(numbers: Mapping[str, str | None]) -> str:
-    found = "".join(
+    boxes = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in numbers.items()
         if value is not None
     )
-    return f'<div class="tiles">{found}</div>'
+    return f'<div class="tiles">{boxes}</div>'
 
 
 def charts(*figures: str) -> str:
-    found = "".join(figures)
-    return f'<div class="charts">{found}</div>' if found else ""
+    drawn = "".join(figures)
+    return f'<div class="charts">{drawn}</div>' if drawn else ""
 
 
 def card(title: str, content: str) -> str:
@@ -100,19 +100,14 @@ def fill(share: float) -> str:
     return f'<i class="{kind}" style="width:{max(abs(share) * 180, 1):.0f}px"></i>'
 
 
-def shares(found: Mapping[str, float]) -> str:
+def shares(by_phase: Mapping[str, float]) -> str:
     """Return the shares of the phases as one bar with a legend."""
-    kinds = dict(zip(PHASES, "abced", strict=True))
-    bars = "".join(
-        f'<i class="{kinds[phase]}" style="width:{found[phase]:.2%}" title="{phase} {found[phase]:.1%}"></i>'
-        for phase in PHASES
-        if phase in found
-    )
-    keys = "".join(
-        f'<span><i class="key {kinds[phase]}"></i>{phase} {found[phase]:.1%}</span>'
-        for phase in PHASES
-        if phase in found
-    )
+    bars = keys = ""
+    for phase, kind in zip(PHASES, "abced", strict=True):
+        if phase in by_phase:
+            share = by_phase[phase]
+            bars += f'<i class="{kind}" style="width:{share:.2%}" title="{phase} {share:.1%}"></i>'
+            keys += f'<span><i class="key {kind}"></i>{phase} {share:.1%}</span>'
     return f'<div class="shares">{bars}</div><div class="legend">{keys}</div>'
 
 

@@ -21,7 +21,7 @@ def numbered(lines: Sequence[Mapping[str, Any]], key: str, x: str | None = None,
         if line.get(key) is not None
     ]
     every = -(-len(points) // limit) or 1
-    return points[::-1][::every][::-1]
+    return points[::-1][::every][::-1]  # keeps the last point
 
 
 def passes(lines: Lines) -> list[str]:
@@ -32,51 +32,56 @@ def passes(lines: Lines) -> list[str]:
         Series("trained", numbered(done, "auc"), "a"),
         Series("window of the guard", numbered(done, "guard_auc"), "c"),
     ]
-    figures = [_drawn("AUC of passes", auc, "pass")]
+    figures = [charts.lines("AUC of passes", auc, "pass")]
     copc = [
         Series("actual / predicted clicks", numbered(done, "calibration"), "c"),
         Series("window of the guard", numbered(done, "guard_calibration"), "a"),
     ]
-    figures.append(_drawn("Calibration of passes", copc, "pass", level=1.0))
-    figures.append(_drawn("Rows in the table", [Series("rows", numbered(done, "table_rows"), "a")], "pass"))
+    figures.append(charts.lines("Calibration of passes", copc, "pass", level=1.0))
+    figures.append(charts.lines("Rows in the table", [Series("rows", numbered(done, "table_rows"), "a")], "pass"))
     backlog = [Series("records", numbered(done, "backlog"), "b")]
-    figures.append(_drawn("Records waiting in the topic", backlog, "pass"))
+    figures.append(charts.lines("Records waiting in the topic", backlog, "pass"))
     days = [Series("removed at the end of a day", numbered(lines.get("day", []), "removed"), "f", dots=True)]
-    return [figure for figure in (*figures, _drawn("Rows removed", days, "day")) if figure]
+    return [*figures, charts.lines("Rows removed", days, "day")]
 
 
 def entries(lines: Lines) -> list[str]:
     """Return charts of the sizes of published bases and deltas."""
-    made = lines.get("published", [])
+    published = lines.get("published", [])
     kinds = [("delta", "a"), ("base", "b")]
     figures = []
     for title, key in (("Bytes of entries", "entry_bytes"), ("Rows of entries", "entry_rows")):
         series = [
-            Series(kind, numbered([line for line in made if line["entry_kind"] == kind], key, "sequence"), colour, True)
+            Series(
+                kind,
+                numbered([line for line in published if line["entry_kind"] == kind], key, "sequence"),
+                colour,
+                True,
+            )
             for kind, colour in kinds
         ]
-        figures.append(_drawn(title, series, "sequence"))
-    return [figure for figure in figures if figure]
+        figures.append(charts.lines(title, series, "sequence"))
+    return figures
 
 
 def freshness(lines: Lines, objective_s: float | None = None) -> list[str]:
     """Return charts of the age of events when they were trained on and when they were published."""
-    made, figures = lines.get("published", []), []
+    published, figures = lines.get("published", []), []
     for what, level in (("published", objective_s), ("trained", None)):
         series = [
-            Series(f"{percent}% of events", numbered(made, f"event_to_{what}_p{percent}", "sequence"), colour)
+            Series(f"{percent}% of events", numbered(published, f"event_to_{what}_p{percent}", "sequence"), colour)
             for percent, colour in ((50, "a"), (99, "b"))
         ]
         title = f"Seconds from an event until it is {what}" + (f", objective {level:g}" if level is not None else "")
-        figures.append(_drawn(title, series, "sequence", level=level))
-    return [figure for figure in figures if figure]
+        figures.append(charts.lines(title, series, "sequence", level=level))
+    return figures
 
 
 def numbers(lines: Lines) -> dict[str, str | None]:
     """Return the numbers of the tiles: progress and the last entry."""
-    done, made, held = lines.get("pass", []), lines.get("published", []), lines.get("alarm", [])
+    done, published, held_back = lines.get("pass", []), lines.get("published", []), lines.get("alarm", [])
     late = lines.get("late_files", [])
-    last, entry, fresh = (done[-1] if done else {}), (made[-1] if made else {}), ages(lines)
+    last, entry, fresh = (done[-1] if done else {}), (published[-1] if published else {}), ages(lines)
     return {
         "passes": page.number(len(done)) if done else None,
         "day and pass": f"{last['day']} / {last['pass']}" if last else None,
@@ -87,7 +92,7 @@ def numbers(lines: Lines) -> dict[str, str | None]:
         "published within (50%)": span(fresh.get("event_to_published_p50")),
         "published within (99%)": span(fresh.get("event_to_published_p99")),
         "trained within (99%)": span(fresh.get("event_to_trained_p99")),
-        "held back": page.number(len(held)) if held else None,
+        "held back": page.number(len(held_back)) if held_back else None,
         "records behind": page.number(last.get("backlog")),
         "bad lines": page.number(bad) if (bad := sum(line.get("bad_lines", 0) for line in done)) else None,
         "late files": page.number(sum(line["files"] for line in late)) if late else None,
@@ -97,9 +102,9 @@ def numbers(lines: Lines) -> dict[str, str | None]:
 def ages(lines: Lines) -> dict[str, float]:
     """Return the ages of the events in the last entry that has any; a base at the end of a day has none."""
     for line in reversed(lines.get("published", [])):
-        found = {key: float(value) for key, value in line.items() if key.startswith("event_to_")}
-        if found:
-            return found
+        event_ages = {key: float(value) for key, value in line.items() if key.startswith("event_to_")}
+        if event_ages:
+            return event_ages
     return {}
 
 
@@ -113,7 +118,8 @@ def alarms(lines: Lines) -> str:
 
 
 def span(seconds: float | None) -> str | None:
-    """
+    """Format a number of seconds; None stays None.
+
     >>> span(5), span(200), span(9000), span(400000)
     ('5 s', '3 min 20 s', '2 h 30 min', '4 d 15 h')
     """
@@ -124,8 +130,3 @@ def span(seconds: float | None) -> str | None:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // part} {name}"
     return f"{whole} s"
-
-
-def _drawn(title: str, series: list[Series], x: str, level: float | None = None) -> str:
-    found = [one for one in series if one.points]
-    return charts.lines(title, found, x, level=level) if found else ""
