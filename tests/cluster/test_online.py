@@ -138,6 +138,20 @@ def test_a_cluster_run_is_rewound(ray: Any, days: dict[str, Any]) -> None:
     verification.verify(run)
 
 
+@pytest.mark.parametrize("mode", ["sync", "geo"])
+def test_a_stream_may_begin_with_an_empty_pass(ray: Any, days: dict[str, Any], tmp_path: Path, mode: str) -> None:
+    days["mode"], days["cluster"]["timeout"] = {"name": mode}, "20s"
+    days["table"] |= {"delete_threshold": 0.0, "decay_rate": 1.0}
+    for part in (tmp_path / "logs/20260101/0000").glob("part-*"):
+        part.unlink()
+    done = learn(days, "online.end_day=20260101", quiet=True)
+    assert (done.passes, done.rows) == (SPLITS, ROWS)
+    rewind.rewind(configure(days), (20260101, 2), 1, print)
+    again = learn(days, quiet=True)  # it resumes with the pass that is left out
+    assert (again.passes, again.rows) == (DAYS * SPLITS, 2 * ROWS)
+    assert shows(days["run"]["dir"]) == 2 * ROWS * SHOWN
+
+
 def test_rows_in_memory_are_refused(ray: Any, days: dict[str, Any]) -> None:
     import pyarrow as pa
 
