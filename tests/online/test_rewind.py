@@ -89,7 +89,12 @@ def test_a_bad_pass_is_left_out(bad, online, tmp_path, capsys):
     call(capsys, "online", path, "--rewind", PASSES[2], "--skip", "1")
     done = online(config)
     assert done.passes == 4
-    assert "20260102 pass 1 has no rows" in (tmp_path / "run/log.txt").read_text()
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "20260102 pass 1 has no rows" in log
+    assert "ALARM" not in log  # its files are not late
+    told = [line.split("\t") for line in (tmp_path / "run/model/donefile.txt").read_text().splitlines()]
+    again = {(day, number): path for day, _, path, number, _ in told}
+    assert all(Path(path).exists() for path in again.values())  # the last line for a pass names the new checkpoint
     (tmp_path / "logs/20260102/0000/part-0.csv").unlink()
     right = clean(tmp_path, config, online)
     assert base_of(done.learner.table) == base_of(right.learner.table)
