@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from clickfleet.config.check import configure
-from clickfleet.data.memory import Feed
 from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.publisher import PassPublisher
@@ -31,8 +30,6 @@ from clickfleet.online.session import OnlinePosition
 from clickfleet.serve.supervisor import Settings
 from clickfleet.serve.updater import Updater
 from clickfleet.training.learner import Learner
-from clickfleet.training.loop import Job
-from clickfleet.training.metrics import Metrics
 from clickfleet.training.monitor import Monitor
 
 EARLY, ROUNDS = 10, 20
@@ -52,7 +49,6 @@ class Trainer:
             break
         self.release = PassPublisher(config, self.learner, folder, Monitor(folder, quiet=True), Freshness(time.time))
         self.release.prepare()
-        self.job = Job(self.learner, Feed([], SCHEMA), Metrics(), lambda job: False, lambda job: None)
         self.course, self.entries, self._rng = OnlinePosition(), 0, np.random.default_rng(1)
 
     def publish(self) -> tuple[float, float]:
@@ -61,9 +57,8 @@ class Trainer:
         self.entries += 1
         keys = np.unique(self._rng.integers(0, 5000, 20)).astype(np.uint64)
         self.learner.table.push(keys, np.ones((len(keys), 5), np.float32))
-        self.job.steps = self.entries
         begin, used = time.perf_counter(), time.process_time()
-        self.release.release("delta", self.job, self.course, judged=False)
+        self.release.release("delta", self.entries, self.course, judged=False)
         return 1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - used)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from clickfleet.cluster import driver
+from clickfleet.cluster.processes import ProcessFailedError
 from clickfleet.config.check import configure
 from clickfleet.errors import DataError
-from clickfleet.online import rewind
+from clickfleet.online import on_cluster, rewind
 from clickfleet.online.learn import learn
 from clickfleet.serve import verification
 from clickfleet.store import published, run_folder
@@ -136,6 +139,34 @@ def test_a_cluster_run_is_rewound(ray: Any, days: dict[str, Any]) -> None:
     assert tables(first.learner, second.learner) == (0.0, 0.0)
     assert tables(saving.load_published(published.Log(run / "published").newest()), second.learner) == (0.0, 0.0)
     verification.verify(run)
+
+
+@pytest.mark.parametrize("mode", ["sync", "geo"])
+def test_a_stream_may_begin_with_an_empty_pass(ray: Any, days: dict[str, Any], tmp_path: Path, mode: str) -> None:
+    days["mode"], days["cluster"]["timeout"] = {"name": mode}, "20s"
+    days["table"] |= {"delete_threshold": 0.0, "decay_rate": 1.0}
+    for part in (tmp_path / "logs/20260101/0000").glob("part-*"):
+        part.unlink()
+    done = learn(days, "online.end_day=20260101", quiet=True)
+    assert (done.passes, done.rows) == (SPLITS, ROWS)
+    rewind.rewind(configure(days), (20260101, 2), 1, print)
+    again = learn(days, quiet=True)  # it resumes with the pass that is left out
+    assert (again.passes, again.rows) == (DAYS * SPLITS, 2 * ROWS)
+    assert shows(days["run"]["dir"]) == 2 * ROWS * SHOWN
+
+
+def test_a_stopped_stream_that_cannot_save_ends_like_any_other(
+    ray: Any, days: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(session: on_cluster.ClusterPassSession) -> None:
+        session.signal = session.driver.signal = signal.SIGTERM
+        raise ProcessFailedError("the last checkpoint", "not there")
+
+    monkeypatch.setattr(driver, "END_LIMIT_S", 600.0)
+    monkeypatch.setattr(on_cluster.ClusterPassSession, "run", stop)
+    days["mode"] = {"name": "async"}
+    assert learn(days, quiet=True).signal == signal.SIGTERM
+    assert "no last checkpoint: lost the last checkpoint: not there" in Path(days["run"]["dir"], "log.txt").read_text()
 
 
 def test_rows_in_memory_are_refused(ray: Any, days: dict[str, Any]) -> None:

@@ -195,6 +195,15 @@ def test_workers_without_files_are_told_once(ray: Any, config: dict[str, Any]) -
     assert all(line["sliding_auc"] != 0.5 for line in epochs)  # that of the one who had batches
 
 
+def test_a_program_may_save_before_it_trains(ray: Any, config: dict[str, Any]) -> None:
+    config["mode"], config["cluster"]["timeout"] = {"name": "sync"}, "20s"
+    files = config["data"]["train"]
+    with clickfleet.join(config, quiet=True) as job:
+        assert Path(job.save()).name == "step-000000000000"
+    with clickfleet.join(config, resume=True, quiet=True) as job:
+        assert job.train(files)["rows"] == ROWS
+
+
 def test_who_is_missing_at_the_start_is_named(ray: Any, config: dict[str, Any]) -> None:
     config["mode"] = {"name": "async"}
     config["cluster"] = {"shards": 1, "workers": 1, "threads": 99, "start_timeout": "4s"}

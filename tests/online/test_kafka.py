@@ -114,6 +114,10 @@ def test_a_rewind_reads_the_same_offsets_again_or_leaves_them_out(config, broker
     assert (tmp_path / "run/passes.jsonl").read_bytes() == plan
     rewind.rewind(configure(settings), (20260102, 1), 1, print)
     assert online(settings).rows == 25
+    rewind.rewind(configure(settings), (20260102, 1), 0, print)
+    again = online(settings)  # with the pass that was left out
+    assert (again.rows, base_of(again.learner.table)) == (50, first)
+    assert (tmp_path / "run/passes.jsonl").read_bytes() == plan
     verification.verify(tmp_path / "run")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from clickfleet.serve import verification
 from clickfleet.store import checkpoint, published
 from clickfleet.store.published import Content, Log, prune
 from clickfleet.store.rollback import changed_keys, rollback
+from pages import ROOT
 from reference import rows_of
 
 F = np.float32
@@ -233,6 +235,13 @@ def test_a_restart_around_such_a_base_makes_the_same_log(stream, online, tmp_pat
     shutil.copy(tmp_path / "graph.onnx", tmp_path / "run")
     online(config)
     assert (tmp_path / "run/published/LOG.jsonl").read_bytes() == crashed
+
+
+def test_the_cost_of_one_more_entry_can_be_measured(tmp_path):
+    compare = runpy.run_path(str(ROOT / "benchmarks/publish.py"))["compare"]
+    found = compare(tmp_path / "500", 12, 500)
+    assert found["ms_at_12"] > 0
+    assert len(Log(tmp_path / "500/long/published").lines()) == 12 + 20  # the rounds that were measured
 
 
 def test_a_chain_is_long_by_number_or_by_weight():

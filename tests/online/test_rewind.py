@@ -84,12 +84,27 @@ def test_a_bad_pass_is_undone_and_replaced(bad, online, tmp_path, capsys):
     assert [told.count(one) for one in ("20260102/delta-2", "20260103/base")] == [2, 2]
 
 
+def test_copies_are_taken_back_too(stream, online, tmp_path):
+    config = stream(run={"keep": 9}, publish={"keep_chains": 9, "to": str(tmp_path / "copies")})
+    online(config)
+    log, copies = Log(tmp_path / "run/published"), Log(tmp_path / "copies")
+    before = state_of(log, 3)
+    rewind.rewind(configure(config), (20260102, 1), 0, print)
+    assert copies.lines() == log.lines()
+    assert state_of(copies) == before
+
+
 def test_a_bad_pass_is_left_out(bad, online, tmp_path, capsys):
     config, path, _ = bad
     call(capsys, "online", path, "--rewind", PASSES[2], "--skip", "1")
     done = online(config)
     assert done.passes == 4
-    assert "20260102 pass 1 has no rows" in (tmp_path / "run/log.txt").read_text()
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "20260102 pass 1 has no rows" in log
+    assert "ALARM" not in log  # its files are not late
+    told = [line.split("\t") for line in (tmp_path / "run/model/donefile.txt").read_text().splitlines()]
+    again = {(day, number): path for day, _, path, number, _ in told}
+    assert all(Path(path).exists() for path in again.values())  # the last line for a pass names the new checkpoint
     (tmp_path / "logs/20260102/0000/part-0.csv").unlink()
     right = clean(tmp_path, config, online)
     assert base_of(done.learner.table) == base_of(right.learner.table)

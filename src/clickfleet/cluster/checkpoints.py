@@ -70,6 +70,8 @@ class ClusterCheckpoints:
 
         After a signal they pause too, because later batches would be lost.
         """
+        if self.run.untouched:
+            self.run.assign_nothing()
         self.number += 1
         exam = epoch is None and self._exam_due()
         work = self.work = begin(self.number, self.run.folder, epoch, exam)
@@ -117,12 +119,16 @@ class ClusterCheckpoints:
         for report in work.reports.values():
             streams |= report["position"]
         reader: EpochPosition = {"epoch": run.overview.epoch, "of": run.streams_of, "streams": streams}
+        if run.untouched:
+            reader = run.base.reader
+        elif run.progress.epoch > run.overview.epoch:
+            reader = bases.NEXT_EPOCH
         state: dict[str, Any] = {
             **run.carried,
             "version": 1,
             "step": self._steps(work),
             "rows": counted.rows + sum(report["rows"] for report in work.reports.values()),
-            "reader": bases.NEXT_EPOCH if run.progress.epoch > run.overview.epoch else reader,
+            "reader": reader,
             "progress": vars(run.progress).copy(),
             **run.more(),
         }

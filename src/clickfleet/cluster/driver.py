@@ -91,6 +91,8 @@ class Driver(Loop[Calls]):
         """The number of streams that the files were split into, and those that are done."""
         self.shares: list[list[str]] | None = None
         """The files of each stream, if they are not a split of all files."""
+        self.untouched = True
+        """Whether the workers have got no share of the data since they began."""
         self._calls: Calls = {}
         """The workers that train, with their calls."""
         self._tasks: dict[str, Assignment] = {}
@@ -152,6 +154,7 @@ class Driver(Loop[Calls]):
         (self.folder.parent / "processes.json").write_text(json.dumps(self.processes.actor_group.facts, indent=1))
         self._started = self.base.metrics.state()
         self.overview.restart(self.base.steps, self.base.rows, self._started["buckets.buckets"])
+        self.untouched = True
 
     def train_all(self) -> None:
         """Train all epochs that are left and write a last checkpoint. After a failure, resume from the last checkpoint."""
@@ -189,6 +192,7 @@ class Driver(Loop[Calls]):
         self.checkpoints.note()
         actors = self.processes.actor_group.actors
         self._calls = {name: actors[name].train.remote(task) for name, task in self._tasks.items()}
+        self.untouched = False
         while self._calls and self.signal is None and not self.progress.stopped_early:
             yield self._calls
 
@@ -295,6 +299,14 @@ class Driver(Loop[Calls]):
     def task(self, epoch: int, streams: tuple[AssignedStream, ...], saved: dict[str, bytes]) -> Assignment:
         """Return the assignment of a worker."""
         return Assignment(epoch, streams, saved)
+
+    def assign_nothing(self) -> None:
+        """Give each worker an empty share. Workers take part in checkpoints only after a share."""
+        self.processes.call(self.processes.shards, "next_epoch")
+        saved, actors = self.base.saved, self.processes.actor_group.actors
+        tasks = {f"worker {w}": self.task(self.progress.epoch, (), saved.get(w, {})) for w in self.processes.workers}
+        calls = {name: actors[name].train.remote(task) for name, task in tasks.items()}
+        self.processes.actor_group.wait_for(calls, "checkpoint", self.config.cluster.timeout)
 
     def more(self) -> Mapping[str, object]:
         """Return what checkpoints of this kind of run hold in addition."""

@@ -32,7 +32,7 @@ class Recovery:
         if checkpoints.losses > self.run.config.cluster.max_failures:
             raise ClusterError(
                 f"{checkpoints.losses} failures without a new checkpoint; the last one: {loss}",
-                f"see {self.run.logs}; fix the cause and resume with --resume",
+                f"see {self.run.logs}; fix the cause and resume the run",
             )
 
     def roll_back(self, loss: ProcessFailedError) -> None:
@@ -40,7 +40,7 @@ class Recovery:
         run = self.run
         while True:
             if run.signal is not None:
-                raise StoppedError(f"lost {loss}", "resume from the last checkpoint with --resume")
+                raise StoppedError(f"lost {loss}")
             self._count(loss)
             run.processes.generation += 1
             run.progress = RunProgress(**run.base.progress)

@@ -12,7 +12,7 @@ import numpy as np
 
 from clickfleet.cluster.assignments import AssignedStream, Assignment
 from clickfleet.cluster.driver import Driver
-from clickfleet.cluster.processes import ProcessFailedError, ProcessGroup
+from clickfleet.cluster.processes import ProcessFailedError, ProcessGroup, StoppedError
 from clickfleet.cluster.start_state import adopt_buffers, join_dense
 from clickfleet.cluster.status import ClusterMonitor
 from clickfleet.config.load import Config
@@ -214,7 +214,11 @@ def lead(session: ClusterPassSession) -> None:
                     session.run()
                     return
                 except ProcessFailedError as failure:
-                    driver.recovery.roll_back(failure)
+                    try:
+                        driver.recovery.roll_back(failure)
+                    except StoppedError as stopped:
+                        driver.monitor.log(f"no last checkpoint: {stopped}")
+                        return
                     session.go_back()
         except ProcessFailedError as failure:
             raise ClusterError(f"lost {failure}", f"see {driver.logs}") from None

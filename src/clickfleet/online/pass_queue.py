@@ -180,11 +180,14 @@ class PassQueue:
     def _look(self, position: Position | None) -> None:
         try:
             planned = self._plan.after(position)
-            if planned is not None:
-                found: Pass | None = self.source.again(planned, self.patience)
-            else:
+            found: Pass | None
+            if planned is None:
                 found = self.source.after(position, self.patience)
-            self._late += self.source.late_files(self._plan.last(LOOK_BACK))
+            elif planned.skipped:
+                found = planned = replace(planned, data=(), sizes=())
+            else:
+                found = self.source.again(planned, self.patience)
+            self._late += self.source.late_files([one for one in self._plan.last(LOOK_BACK) if not one.skipped])
             if found is None:
                 return
             self._aside(found).unlink(

@@ -50,6 +50,8 @@ class Pass:
     """Sizes of its files in bytes."""
     bad_records: int = 0
     """Records of a topic that were rejected when the files were written."""
+    skipped: bool = False
+    """Whether a rewind left it out."""
 
     @property
     def name(self) -> str:
@@ -182,11 +184,11 @@ class PassPlan:
     def rewind(self, place: tuple[int, int], skip: int = 0) -> None:
         """Drop the passes from a day and number on, so that they are listed again. Passes of a topic stay: their records do not change.
 
-        The first `skip` of them stay too, but without data.
+        The first `skip` of them stay too, and are skipped.
         """
         at = sum(one < place for one in self.places())
-        left_out = [replace(one, data=(), sizes=()) for one in self._passes[at : at + skip]]
-        same = [one for one in self._passes[at + skip :] if "ranges" in one.position]
+        left_out = [replace(one, skipped=True) for one in self._passes[at : at + skip]]
+        same = [replace(one, skipped=False) for one in self._passes[at + skip :] if "ranges" in one.position]
         kept = [*self._passes[:at], *left_out, *same]
         if kept != self._passes:
             atomic.write_file(self.path, b"".join(map(_line, kept)))

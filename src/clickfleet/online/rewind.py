@@ -107,7 +107,12 @@ def rewind(config: Config, place: Place, skip: int, say: Say) -> dict[str, str |
         checkpoint.verify(folder / "checkpoints" / f"step-{stop.step:012d}")
         facts = {"place": list(place), "skip": skip, "step": stop.step, "sequence": stop.sequence}
         atomic.write_file(folder / INTENT, atomic.seal(facts))
-        return {**stop.to_dict(), **complete(folder, say), "skipped": skip}
+        done = complete(folder, say)
+        if done["entry"] is not None and config.publish.to is not None:
+            from clickfleet.online.publisher import copy_to  # it needs torch, which --rewind list does not
+
+            copy_to(Log(folder / "published"), config.publish.to)
+        return {**stop.to_dict(), **done, "skipped": skip}
 
 
 def _folder(config: Config) -> Path:

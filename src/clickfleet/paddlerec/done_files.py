@@ -79,8 +79,9 @@ class DoneFiles:
         if self._pending is None:
             return
         (day, number, path), self._pending = self._pending, None
-        if path.exists() and f"{day}/{number}" not in self._listed("donefile.txt"):
-            line = f"{day}\t{self._base_key() or 0}\t{mirror.origin(path) or path}\t{number}\t0"
+        target = mirror.origin(path) or path
+        if path.exists() and f"{day}/{number}/{target}" not in self._listed("donefile.txt"):
+            line = f"{day}\t{self._base_key() or 0}\t{target}\t{number}\t0"
             self._waiting.append((f"{day}/{max(number, 0)}", path, "donefile.txt", line))
 
     def _base_key(self) -> int | None:
@@ -139,10 +140,11 @@ class DoneFiles:
 
 
 def _subject(line: str) -> str:
-    """Return the subject of a line: the input of a base or patch, or day and pass of a checkpoint."""
+    """Return the subject of a line: the input of a base or patch, or day, pass and path of a checkpoint."""
     if line.startswith("{"):
         return str(json.loads(line)["input"])
-    return "/".join(line.split("\t")[::3])
+    words = line.split("\t")
+    return "/".join((*words[::3], *words[2:3]))
 
 
 def _next(day: int) -> int:
