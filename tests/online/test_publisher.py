@@ -352,7 +352,7 @@ def test_another_run_repairs_the_chain(stream, online, tmp_path, monkeypatch, en
             online(config)
     done = online(config)
     log = Log(tmp_path / "run/published")
-    assert "the next entry sets what they changed" in (tmp_path / "run/log.txt").read_text()
+    assert "the next entry replaces what they changed" in (tmp_path / "run/log.txt").read_text()
     assert log.lines()[-1].sequence == 5 + entries
     assert state_of(log) == base_of(done.learner.table)
 

@@ -22,7 +22,7 @@ AHEAD_BATCHES = 128
 
 
 class PassReader:
-    """Reads batches ahead into memory. `whole` reads all of them, so that they can be scored before they are trained on."""
+    """Read batches ahead into memory. `whole` reads all of them, so that they can be scored before they are trained on."""
 
     def __init__(self, source: Source, *, whole: bool = False) -> None:
         self.source, self.schema, self.whole = source, source.schema, whole
@@ -105,19 +105,19 @@ class PassReader:
 
 
 Supplied = tuple[Pass, PassReader]
-LOOK_BACK = 8
+LATE_CHECKED = 8
 """Number of recent passes whose folders are checked for late files."""
 
 
 class PassQueue:
-    """Hands out passes in order, each with a reader that has already started."""
+    """Hand out passes in order, each with a reader that has already started."""
 
     def __init__(
-        self, config: Config, schema: Schema, source: PassSource, folder: Path, say: Callable[[str], None]
+        self, config: Config, schema: Schema, source: PassSource, folder: Path, log: Callable[[str], None]
     ) -> None:
         self.config, self.schema, self.source, self.folder = config, schema, source, folder
-        self._say = say
-        self.patience = Patience(say, config.online.poll)
+        self._log = log
+        self.patience = Patience(log, config.online.poll)
         self._plan = PassPlan(folder / "passes.jsonl")
         self._found: Supplied | None = None
         self._late: list[LateFiles] = []
@@ -142,13 +142,15 @@ class PassQueue:
         return found
 
     def prefetch(self, position: Position) -> None:
-        """Start to look for the pass after a position, in the background."""
+        """Start to find the pass after a position, in the background."""
         if self.config.online.prefetch:
             self._begin(position)
 
     def _begin(self, position: Position | None) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, args=(position,), name="clickfleet-next", daemon=True)
+            self._thread = threading.Thread(
+                target=self._find_next, args=(position,), name="clickfleet-next", daemon=True
+            )
             self._thread.start()
 
     def resume(self, begun: Pass, before: Position | None, reader: SourceState) -> Supplied:
@@ -177,19 +179,18 @@ class PassQueue:
         """Number of records waiting in the source, if known."""
         return self.source.backlog
 
-    def _look(self, position: Position | None) -> None:
+    def _find_next(self, position: Position | None) -> None:
         try:
             planned = self._plan.after(position)
             if planned is not None:
                 found: Pass | None = self.source.again(planned, self.patience)
             else:
                 found = self.source.after(position, self.patience)
-            self._late += self.source.late_files(self._plan.last(LOOK_BACK))
+            self._late += self.source.late_files(self._plan.last(LATE_CHECKED))
             if found is None:
                 return
-            self._aside(found).unlink(
-                missing_ok=True
-            )  # left by a run that was killed in this pass; the pass starts again
+            # A run that was killed in this pass left it. The pass starts again.
+            self._quarantine_file(found).unlink(missing_ok=True)
             if found.in_files and found != planned:
                 self._plan.add(found)
             ahead = self.open(found)
@@ -214,9 +215,9 @@ class PassQueue:
         config, data = self.config, self.config.data
         shuffle = (data.shuffle or "global") if found.in_files and config.online.shuffle else 0
         if data.bad_lines == "quarantine" and data.quarantine is None:
-            aside = self._aside(found)
-            data = replace(data, quarantine=str(aside))
-            aside.parent.mkdir(exist_ok=True)
+            path = self._quarantine_file(found)
+            data = replace(data, quarantine=str(path))
+            path.parent.mkdir(exist_ok=True)
         named = f"{config.train.seed}/{found.day}/{found.number}".encode()
         seed = int.from_bytes(hashlib.blake2b(named, digest_size=7).digest())
         return replace(
@@ -225,7 +226,7 @@ class PassQueue:
             train=replace(config.train, seed=seed),
         )
 
-    def _aside(self, found: Pass) -> Path:
+    def _quarantine_file(self, found: Pass) -> Path:
         """Return the file for the bad lines of a pass, if data.quarantine is not set."""
         return self.folder / "quarantine" / f"{found.day}-{found.number}.txt"
 
@@ -237,7 +238,7 @@ class PassQueue:
     def forget(self) -> None:
         """Drop the prefetched pass, because the stream continues from an earlier position."""
         self._drop()
-        self.patience = Patience(self._say, self.config.online.poll)
+        self.patience = Patience(self._log, self.config.online.poll)
 
     def _drop(self) -> None:
         self.patience.cancel()
@@ -268,6 +269,5 @@ class AnnouncedPasses(PassQueue):
 
     def reading(self, found: Pass) -> Config:
         """Return the workers' configuration for reading a pass. Each worker writes bad lines to its own file."""
-        given = self.config.data.quarantine
         config = super().reading(found)
-        return replace(config, data=replace(config.data, quarantine=given))
+        return replace(config, data=replace(config.data, quarantine=self.config.data.quarantine))
