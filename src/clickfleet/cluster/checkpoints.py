@@ -146,7 +146,7 @@ class ClusterCheckpoints:
         )
 
     def _write(self, work: CheckpointRound, metrics: Metrics, state: dict[str, Any]) -> tuple[Path, StartState]:
-        """Write the remaining files and give the checkpoint its final name. Return its path, and it as a start state."""
+        """Write the remaining files and give the checkpoint its final name. Return its path and its start state."""
         run, config, learner = self.run, self.run.config, self.run.learner
         parts = [cast(WrittenCheckpoint, work.done[name]) for name in run.processes.shards]
         dense = join_dense([part["dense"] for part in parts])

@@ -91,9 +91,9 @@ class ShardFiles:
     def save(self, number: int, folder: str, timeout_s: float, share: float, table: Table) -> WrittenCheckpoint:
         """Wait until the checkpoint is taken and write its rows into `folder`. Return facts of the files, and the dense part."""
         with self._change:
-            there = self._change.wait_for(lambda: number in self._taken or number <= self._dropped, timeout_s)
+            notified = self._change.wait_for(lambda: number in self._taken or number <= self._dropped, timeout_s)
             if number not in self._taken:
-                problem = "was dropped" if there else f"was not complete within {timeout_s:.0f} s"
+                problem = "was dropped" if notified else f"was not complete within {timeout_s:.0f} s"
                 raise ClusterError(f"{self._name}: checkpoint {number} {problem}")
             taken = self._taken.pop(number)
         results: list[WrittenCheckpoint | Exception] = []

@@ -119,7 +119,7 @@ class PassQueue:
         self._log = log
         self.patience = Patience(log, config.online.poll)
         self._plan = PassPlan(folder / "passes.jsonl")
-        self._found: Supplied | None = None
+        self._supplied: Supplied | None = None
         self._late: list[LateFiles] = []
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -133,13 +133,13 @@ class PassQueue:
             if stop():
                 self.patience.cancel()
         self._thread = None
-        found, self._found = self._found, None
+        supplied, self._supplied = self._supplied, None
         error, self._error = self._error, None
         if isinstance(error, StopWaitingError):
             return None
         if error is not None:
             raise error
-        return found
+        return supplied
 
     def prefetch(self, position: Position) -> None:
         """Start to find the pass after a position, in the background."""
@@ -153,26 +153,26 @@ class PassQueue:
             )
             self._thread.start()
 
-    def resume(self, begun: Pass, before: Position | None, reader: SourceState) -> Supplied:
+    def resume(self, begun: Pass, before: Position | None, state: SourceState) -> Supplied:
         """Reopen a pass that was partly trained on; `before` is the position before it."""
         if begun.in_files:
-            found: Pass | None = self.source.again(begun, self.patience)
-            if found != begun:
+            pass_: Pass | None = self.source.again(begun, self.patience)
+            if pass_ != begun:
                 raise DataError(
                     f"the files of {begun.name} changed after it was partly trained on",
                     "restore them, or remove the checkpoints written since that pass began",
                 )
         else:
-            found = self.source.after(before, self.patience)
-            if found is None or (found.day, found.number) != (begun.day, begun.number):
+            pass_ = self.source.after(before, self.patience)
+            if pass_ is None or (pass_.day, pass_.number) != (begun.day, begun.number):
                 raise DataError(f"the stream does not return {begun.name} again, which was partly trained on")
-        ahead = self.open(found)
-        self.restore(ahead, reader)
-        ahead.start()
-        return found, ahead
+        reader = self.open(pass_)
+        self.restore(reader, state)
+        reader.start()
+        return pass_, reader
 
-    def restore(self, ahead: PassReader, reader: SourceState) -> None:
-        ahead.restore(reader)
+    def restore(self, reader: PassReader, state: SourceState) -> None:
+        reader.restore(state)
 
     @property
     def backlog(self) -> int | None:
@@ -183,42 +183,42 @@ class PassQueue:
         try:
             planned = self._plan.after(position)
             if planned is not None:
-                found: Pass | None = self.source.again(planned, self.patience)
+                pass_: Pass | None = self.source.again(planned, self.patience)
             else:
-                found = self.source.after(position, self.patience)
+                pass_ = self.source.after(position, self.patience)
             self._late += self.source.late_files(self._plan.last(LATE_CHECKED))
-            if found is None:
+            if pass_ is None:
                 return
-            # A run that was killed in this pass left it. The pass starts again.
-            self._quarantine_file(found).unlink(missing_ok=True)
-            if found.in_files and found != planned:
-                self._plan.add(found)
-            ahead = self.open(found)
-            ahead.start()
-            self._found = found, ahead
+            # Remove what a run that was killed in this pass left behind: the pass starts again.
+            self._quarantine_file(pass_).unlink(missing_ok=True)
+            if pass_.in_files and pass_ != planned:
+                self._plan.add(pass_)
+            reader = self.open(pass_)
+            reader.start()
+            self._supplied = pass_, reader
         except BaseException as error:
             self._error = error
 
-    def open(self, found: Pass) -> PassReader:
+    def open(self, pass_: Pass) -> PassReader:
         """Open the rows of a pass. Its name seeds the shuffling."""
         whole = self.config.online.validate == "pass"
-        if found.in_files and not found.data:
+        if pass_.in_files and not pass_.data:
             return PassReader(Feed([], self.schema, self.config.data.batch_rows), whole=whole)
-        rows = list(found.data) if found.in_files else found.data
-        source = open_source(self.reading(found), rows, self.schema, labels=True, folder=self.folder)
+        rows = list(pass_.data) if pass_.in_files else pass_.data
+        source = open_source(self.reading(pass_), rows, self.schema, labels=True, folder=self.folder)
         if isinstance(source, Reader):
             source.whole = False  # a pass of a stream may have only a few lines
         return PassReader(source, whole=whole)
 
-    def reading(self, found: Pass) -> Config:
+    def reading(self, pass_: Pass) -> Config:
         """Return the configuration for reading a pass."""
         config, data = self.config, self.config.data
-        shuffle = (data.shuffle or "global") if found.in_files and config.online.shuffle else 0
+        shuffle = (data.shuffle or "global") if pass_.in_files and config.online.shuffle else 0
         if data.bad_lines == "quarantine" and data.quarantine is None:
-            path = self._quarantine_file(found)
+            path = self._quarantine_file(pass_)
             data = replace(data, quarantine=str(path))
             path.parent.mkdir(exist_ok=True)
-        named = f"{config.train.seed}/{found.day}/{found.number}".encode()
+        named = f"{config.train.seed}/{pass_.day}/{pass_.number}".encode()
         seed = int.from_bytes(hashlib.blake2b(named, digest_size=7).digest())
         return replace(
             config,
@@ -226,9 +226,9 @@ class PassQueue:
             train=replace(config.train, seed=seed),
         )
 
-    def _quarantine_file(self, found: Pass) -> Path:
+    def _quarantine_file(self, pass_: Pass) -> Path:
         """Return the file for the bad lines of a pass, if data.quarantine is not set."""
-        return self.folder / "quarantine" / f"{found.day}-{found.number}.txt"
+        return self.folder / "quarantine" / f"{pass_.day}-{pass_.number}.txt"
 
     def take_late(self) -> list[LateFiles]:
         """Return the late files found since the last call."""
@@ -245,9 +245,9 @@ class PassQueue:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._found is not None:
-            self._found[1].close()
-        self._found = self._error = None
+        if self._supplied is not None:
+            self._supplied[1].close()
+        self._supplied = self._error = None
 
     def close(self) -> None:
         self._drop()
@@ -257,17 +257,17 @@ class PassQueue:
 class AnnouncedPasses(PassQueue):
     """Passes whose files are read by the workers of a cluster."""
 
-    def open(self, found: Pass) -> PassReader:
-        if not found.in_files:
+    def open(self, pass_: Pass) -> PassReader:
+        if not pass_.in_files:
             raise DataError(
-                f"{found.name} is in memory, but the workers of a cluster read files", "give paths, or use mode local"
+                f"{pass_.name} is in memory, but the workers of a cluster read files", "give paths, or use mode local"
             )
         return PassReader(Feed([], self.schema, self.config.data.batch_rows))
 
-    def restore(self, ahead: PassReader, reader: SourceState) -> None:
+    def restore(self, reader: PassReader, state: SourceState) -> None:
         """Do nothing: the workers restore their own positions."""
 
-    def reading(self, found: Pass) -> Config:
+    def reading(self, pass_: Pass) -> Config:
         """Return the workers' configuration for reading a pass. Each worker writes bad lines to its own file."""
-        config = super().reading(found)
+        config = super().reading(pass_)
         return replace(config, data=replace(config.data, quarantine=self.config.data.quarantine))

@@ -53,15 +53,15 @@ def text(place: Place) -> str:
     return f"{place[0]}/{place[1]}"
 
 
-def parse(given: str) -> Place:
+def parse(value: str) -> Place:
     """Parse DAY/PASS.
 
     >>> parse("20260102/3")
     (20260102, 3)
     """
-    day, _, number = given.partition("/")
+    day, _, number = value.partition("/")
     if not (day.isdecimal() and number.isdecimal() and int(number) > 0):
-        raise ConfigError(f"--rewind {given} is not a pass", "write DAY/PASS, such as 20260102/3, or list")
+        raise ConfigError(f"--rewind {value} is not a pass", "write DAY/PASS, such as 20260102/3, or list")
     parse_day(int(day), "--rewind")
     return int(day), int(number)
 
@@ -170,10 +170,10 @@ def _restore(log: Log, sequence: int | None, report: Report) -> str | None:
     return entry.path.name
 
 
-def describe(found: list[Stop]) -> str:
+def describe(known: list[Stop]) -> str:
     """Return the kept checkpoints as a text table."""
     lines = [f"{'checkpoint':<18} {'learned until':<14} {'rewinds to':<14} entry"]
-    for stop in found:
+    for stop in known:
         facts = {key: "-" if value is None else value for key, value in stop.to_dict().items()}
         lines.append(
             f"{facts['checkpoint']:<18} {facts['learned_until']:<14} {facts['rewinds_to']:<14} {facts['sequence']}"
