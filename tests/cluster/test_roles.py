@@ -167,7 +167,7 @@ def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(
     assert "rejected worker 2: this run has 2 workers" in said["worker 0"]
     assert "waiting for 1 more worker of 2: worker 1 (" in said["worker 0"]
     assert "server 1: waiting for 1 more worker of 2: worker 1 (" in said["server 1"]
-    assert "2 shards and 2 workers are there" in said["worker 0"]
+    assert "2 shards and 2 workers are ready" in said["worker 0"]
     assert all("the job has ended" in said[name] for name in ("server 0", "server 1", "worker 1"))
     assert shows(run) == ROWS * SLOTS
     assert f"tcp://127.0.0.1:{processes.ports[1]}" in (run / "processes.json").read_text()  # the wire port of the list
@@ -184,7 +184,7 @@ def test_a_killed_process_that_is_started_again_takes_its_place(config: dict[str
     when_saved(run, lambda: processes.kill(victim)).join(300)
     processes.start(victim)
     said = processes.ends()
-    assert f"lost {victim.replace('server', 'shard')}" in said["worker 0"]
+    assert f"{victim.replace('server', 'shard')} failed: " in said["worker 0"]
     assert "back to step" in said["worker 0"]
     assert "the job has ended" in said[victim]
     assert shows(run) == 3 * ROWS * SLOTS

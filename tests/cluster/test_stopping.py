@@ -129,7 +129,7 @@ def test_a_run_that_cannot_save_ends_all_the_same(endless: tuple[Path, Path], co
         command.send(TERM)
         assert command.gone() == 128 + TERM
         log = (run / "log.txt").read_text()
-        assert "no last checkpoint: lost the last checkpoint: not there 3 s after the signal" in log
+        assert "no last checkpoint: the checkpoint failed: not written within 3 s of the signal" in log
     finally:
         command.kill()
 

@@ -361,7 +361,7 @@ def test_another_run_repairs_the_chain(stream, online, tmp_path, monkeypatch, en
             online(config)
     done = online(config)
     log = Log(tmp_path / "run/published")
-    assert "the next entry sets what they changed" in (tmp_path / "run/log.txt").read_text()
+    assert "the next entry replaces what they changed" in (tmp_path / "run/log.txt").read_text()
     assert log.lines()[-1].sequence == 5 + entries
     assert state_of(log) == base_of(done.learner.table)
 
@@ -375,7 +375,7 @@ def test_a_rollback_under_a_run_is_repaired_by_its_next_entry(stream, online, tm
     assert back["sequence"] == 7
     done = online(config, "online.end_day=20260103")
     assert state_of(log) == base_of(done.learner.table)
-    assert "1 entries ahead of this run: the next entry sets" in (tmp_path / "run/log.txt").read_text()
+    assert "1 entries ahead of this run: the next entry replaces" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_shrink_by_hand(stream, online, tmp_path):

@@ -34,17 +34,19 @@ from clickfleet.training import modes
 
 
 def check(config: Config) -> None:
-    """Refuse what a cluster does not support, before any process starts."""
+    """Reject settings that a cluster does not support, before any process starts."""
     mode = config.mode.name
     if config.cluster.shards > MAX_FILES:
         raise ConfigError(f"cluster.shards is {config.cluster.shards}; at most {MAX_FILES} are supported")
-    places = config.cluster.endpoints
-    if places and len(places) != config.cluster.shards:
-        raise ConfigError(f"cluster.endpoints has {len(places)} entries for {config.cluster.shards} shards")
+    endpoints = config.cluster.endpoints
+    if endpoints and len(endpoints) != config.cluster.shards:
+        raise ConfigError(
+            f"cluster.endpoints has {len(endpoints)} entries for {config.cluster.shards} shards", "give one per shard"
+        )
     modes.check_deterministic(config)
     if config.train.device != "cpu" or config.train.profile:
-        what = "train.profile" if config.train.profile else "train.device"
-        raise ConfigError(f"{what} is not supported in mode {mode}", "workers compute on CPUs; profile in mode local")
+        key = "train.profile" if config.train.profile else "train.device"
+        raise ConfigError(f"{key} is not supported in mode {mode}", "workers compute on CPUs; profile in mode local")
     if config.train.hogwild is not None:
         raise ConfigError(f"train.hogwild is not supported in mode {mode}", "set cluster.threads")
 

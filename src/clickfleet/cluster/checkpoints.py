@@ -13,21 +13,26 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from clickfleet.cluster import start_state as bases
 from clickfleet.cluster.processes import Call
 from clickfleet.cluster.shard_files import WrittenCheckpoint
-from clickfleet.cluster.start_state import EpochPosition, StartState, adopt_buffers, join_dense, kept_name, more_of
+from clickfleet.cluster.start_state import (
+    NEXT_EPOCH,
+    EpochPosition,
+    StartState,
+    adopt_buffers,
+    join_dense,
+    kept_name,
+    more_of,
+)
 from clickfleet.cluster.worker import WorkerCheckpoint
-from clickfleet.config.load import Config, dump
+from clickfleet.config.load import dump
 from clickfleet.store import atomic, checkpoint, run_folder
 from clickfleet.training import saving
-from clickfleet.training.learner import Learner
 from clickfleet.training.loop import keeps_best
 from clickfleet.training.metrics import Metrics
 
 if TYPE_CHECKING:
     from clickfleet.cluster.driver import Driver
-
 
 TICK_S = 0.25
 
@@ -41,24 +46,24 @@ class ClusterCheckpoints:
         """The checkpoint in progress."""
         self.number = 0
         self.saved_at = time.monotonic()
-        self.losses = 0
+        self.failures = 0
         """Failures since the last checkpoint."""
-        self._unwanted: list[Call] = []
+        self._dropped_calls: list[Call] = []
+        """Calls of a dropped checkpoint that have not ended."""
         self._since = run.overview.moment
 
     def due(self) -> bool:
-        if self._unwanted:  # of a dropped checkpoint: a shard writes one at a time
+        if self._dropped_calls:  # a shard writes one checkpoint at a time
             ray = self.run.processes.actor_group.ray
-            done = ray.wait(self._unwanted, num_returns=len(self._unwanted), timeout=0)[0]
-            self._unwanted = [call for call in self._unwanted if call not in done]
-            if self._unwanted:
+            _, self._dropped_calls = ray.wait(self._dropped_calls, num_returns=len(self._dropped_calls), timeout=0)
+            if self._dropped_calls:
                 return False
-        run, steps = self.run.config.run, self.run.overview.steps - self.run.base.steps
+        run, steps = self.run.config.run, self.run.overview.steps - self.run.start_state.steps
         by_time = run.checkpoint_every is not None and time.monotonic() - self.saved_at >= run.checkpoint_every
         by_steps = run.checkpoint_every_steps is not None and steps >= run.checkpoint_every_steps
-        return steps > 0 and (by_time or by_steps or self._exam_due())
+        return steps > 0 and (by_time or by_steps or self._evaluation_due())
 
-    def _exam_due(self) -> bool:
+    def _evaluation_due(self) -> bool:
         return self.run.evaluations.due(self.run.overview.steps, self.run.progress)
 
     def note(self) -> None:
@@ -73,31 +78,30 @@ class ClusterCheckpoints:
         if self.run.untouched:
             self.run.assign_nothing()
         self.number += 1
-        exam = epoch is None and self._exam_due()
-        work = self.work = begin(self.number, self.run.folder, epoch, exam)
-        work.speed, self._since = self._since.speed_until(self.run.overview.moment), self.run.overview.moment
+        evaluate = epoch is None and self._evaluation_due()
+        writer = atomic.write_folder(self.run.folder / f"cut-{self.number}", "checkpoint")
+        writer.__enter__()
+        now = self.run.overview.moment
+        work = self.work = CheckpointRound(self.number, writer, epoch, evaluate, speed=self._since.speed_until(now))
+        self._since = now
         share = share or self.run.config.cluster.checkpoint_cpu
         hidden, limit = str(work.writer.hidden), self.run.config.cluster.timeout
         for name, actor in self.run.processes.trainers.items():
-            work.calls[name] = actor.checkpoint.remote(work.number, exam or self.run.signal is not None)
+            work.calls[name] = actor.checkpoint.remote(work.number, evaluate or self.run.signal is not None)
         for name, actor in self.run.processes.shards.items():
             work.calls[name] = actor.save.remote(work.number, hidden, limit, share)
 
-    def collect(self) -> None:
-        """Take the parts that have arrived, and complete the checkpoint when all have."""
-        self.evaluate_if_due()
-        self.complete_if_ready()
-
     def evaluate_if_due(self) -> None:
-        """Evaluate the model of the checkpoint in progress as soon as all workers have paused for it."""
+        """Take the parts that have arrived. Evaluate the model as soon as all workers have paused for it."""
         work, processes = self.work, self.run.processes
         if work is None:
             return
-        left = {call: name for name, call in work.calls.items() if name not in work.done}
-        for call in processes.actor_group.ray.wait(list(left), num_returns=len(left), timeout=0)[0] if left else ():
-            work.done[left[call]] = processes.result(left[call], call)
-        if work.exam and len(work.reports) == len(processes.trainers):
-            work.exam = False
+        pending = work.pending
+        ready = processes.actor_group.ray.wait(list(pending), num_returns=len(pending), timeout=0)[0] if pending else ()
+        for call in ready:
+            work.done[pending[call]] = processes.result(pending[call], call)
+        if work.evaluate and len(work.reports) == len(processes.trainers):
+            work.evaluate = False
             try:
                 if self.run.signal is None:
                     self.run.evaluations.take(self.run.progress, self.run.overview.epoch, self._steps(work))
@@ -111,35 +115,32 @@ class ClusterCheckpoints:
             self.work = None
 
     def _steps(self, work: CheckpointRound) -> int:
-        return int(self.run.overview.base.steps + sum(report["steps"] for report in work.reports.values()))
+        return int(self.run.overview.start.steps + sum(report["steps"] for report in work.reports.values()))
 
     def _complete(self, work: CheckpointRound) -> None:
-        run, counted = self.run, self.run.overview.base
+        run = self.run
         streams: dict[str, Mapping[str, object] | None] = dict.fromkeys(run.finished)
         for report in work.reports.values():
             streams |= report["position"]
         reader: EpochPosition = {"epoch": run.overview.epoch, "of": run.streams_of, "streams": streams}
         if run.untouched:
-            reader = run.base.reader
+            reader = run.start_state.reader
         elif run.progress.epoch > run.overview.epoch:
-            reader = bases.NEXT_EPOCH
+            reader = NEXT_EPOCH
         state: dict[str, Any] = {
-            **run.carried,
+            **run.start_state.more,
             "version": 1,
             "step": self._steps(work),
-            "rows": counted.rows + sum(report["rows"] for report in work.reports.values()),
+            "rows": run.overview.start.rows + sum(report["rows"] for report in work.reports.values()),
             "reader": reader,
             "progress": vars(run.progress).copy(),
             **run.more(),
         }
         run.monitor.mark(int(state["step"]))
         metrics = run.merged(report["metrics"] for report in work.reports.values())
-        shards = list(run.processes.shards)
-        run.base = finish(
-            work, shards, run.config, run.learner, metrics, run.base, state, run.processes.row_files, run.table
-        )
-        run.path, self.saved_at, self.losses = Path(str(run.base.path)), time.monotonic(), 0
-        run.base.path = run.deliver(work.number, run.path)
+        run.path, run.start_state = self._write(work, metrics, state)
+        self.saved_at, self.failures = time.monotonic(), 0
+        run.start_state.path = run.deliver(work.number, run.path)
         took = time.monotonic() - work.begin
         speed = self._since.speed_until(run.overview.moment)
         facts = {"epoch": run.overview.epoch, "step": state["step"], "rows": state["rows"], "seconds": took}
@@ -148,6 +149,69 @@ class ClusterCheckpoints:
         self.note()
         run.monitor.log(
             f"checkpoint {work.number}: step {state['step']:,}, {state['rows']:,} rows, {took:.1f} s", show=False
+        )
+
+    def _write(self, work: CheckpointRound, metrics: Metrics, state: dict[str, Any]) -> tuple[Path, StartState]:
+        """Write the remaining files and give the checkpoint its final name. Return its path and its start state."""
+        run, config, learner = self.run, self.run.config, self.run.learner
+        parts = [cast(WrittenCheckpoint, work.done[name]) for name in run.processes.shards]
+        dense = join_dense([part["dense"] for part in parts])
+        learner.flat.values.copy_(dense["values"])
+        learner.optimizer.restore({key: value for key, value in dense.items() if key != "values"})
+        first = work.reports.get("worker 0")
+        buffers = (b"" if first is None else first["buffers"]) or run.start_state.buffers
+        adopt_buffers(learner, buffers)
+        kept = {int(name.split()[1]): report["keep"] for name, report in work.reports.items() if report["keep"]}
+        state = {
+            **state,
+            "batches": parts[0]["batches"],
+            "arrangement": {"mode": config.mode.name, **vars(config.cluster)},
+            "keep": {str(worker): sorted(files) for worker, files in kept.items()},
+        }
+        attached = saving.capture(learner, metrics, state)
+        attached["config.yaml"] = dump(run_folder.at_origin(config)).encode()
+        for worker, files in kept.items():
+            attached |= {kept_name(worker, name): content for name, content in files.items()}
+        out = work.writer
+        final = out.path.parent / f"step-{state['step']:012d}"
+        out.path = final
+        for name, content in attached.items():
+            out.put(name, content)
+        for part in parts:
+            for name, facts in part["files"].items():
+                out.adopt(name, facts)
+        changed, deleted = [part["changed"] for part in parts], [part["deleted"] for part in parts]
+        checkpoint.write_changed(out, np.concatenate(changed), np.concatenate(deleted))
+        out.facts = {
+            "table": run.table,
+            "short_rows": sum(part["counts"][0] for part in parts),
+            "full_rows": sum(part["counts"][1] for part in parts),
+            "row_files": run.processes.row_files,
+            "tracking": any(part["tracking"] for part in parts),
+            **checkpoint.memory_facts([part["memory"] for part in parts]),
+            "step": state["step"],
+            **learner.facts,
+        }
+        if final.exists():  # the same batches, but an epoch has ended since
+            atomic.remove(final)
+        out.__exit__(None, None, None)
+        epoch = work.epoch if config.run.keep_epochs else None
+        best = keeps_best(config) and state["progress"]["best_step"] == state["step"]
+        checkpoint.register(final, config.run.keep, epoch, best)
+        return final, StartState(
+            str(final),
+            {key: run.table[key] for key in saving.FREE},
+            dense,
+            metrics,
+            state["step"],
+            state["rows"],
+            state["batches"],
+            state["reader"],
+            kept,
+            buffers,
+            state["progress"],
+            {name: report["steps"] for name, report in work.reports.items()},
+            more_of(state),
         )
 
     def now(self, epoch: int | None) -> None:
@@ -162,19 +226,19 @@ class ClusterCheckpoints:
             for actor in self.run.processes.shards.values():
                 actor.hurry.remote(self.work.number)
         while (work := self.work) is not None:
-            left = [call for name, call in work.calls.items() if name not in work.done]
-            if left:
-                self.run.processes.actor_group.ray.wait(left, timeout=TICK_S)
+            if pending := list(work.pending):
+                self.run.processes.actor_group.ray.wait(pending, timeout=TICK_S)
             self.run.processes.poll()
             self.run.processes.actor_group.check()
-            self.collect()
+            self.evaluate_if_due()
+            self.complete_if_ready()
 
     def last(self) -> None:
         """Take the last checkpoint of the run, unless the newest one contains everything."""
         run = self.run
         epoch = run.progress.epoch - 1 if run.progress.epoch and run.signal is None else None
-        saved = run.path is not None and run.base.progress == vars(run.progress)
-        if run.processes.count() != run.base.steps or not saved:
+        saved = run.path is not None and run.start_state.progress == vars(run.progress)
+        if run.processes.count() != run.start_state.steps or not saved:
             self.now(epoch)
         elif epoch is not None and run.config.run.keep_epochs and run.path is not None:
             checkpoint.label_epoch(run.path, epoch)
@@ -183,7 +247,7 @@ class ClusterCheckpoints:
         """Discard the checkpoint in progress."""
         if self.work is not None:
             self.work.drop()
-            self._unwanted = list(self.work.calls.values())
+            self._dropped_calls = list(self.work.calls.values())
             for actor in self.run.processes.shards.values():
                 actor.drop_checkpoint.remote(self.work.number)
             for actor in self.run.processes.trainers.values():
@@ -192,7 +256,7 @@ class ClusterCheckpoints:
 
     def forget(self) -> None:
         """Forget calls of discarded checkpoints: their processes have started again."""
-        self._unwanted = []
+        self._dropped_calls = []
 
 
 @dataclass
@@ -201,100 +265,27 @@ class CheckpointRound:
 
     number: int
     writer: atomic.FolderWriter
-    calls: dict[str, Call]
     epoch: int | None
     """The epoch that ends with this checkpoint, if one does."""
-    exam: bool = False
+    evaluate: bool
     """Whether the model of this moment must still be evaluated."""
-    speed: float = 0.0
+    speed: float
     """Rows per second before the checkpoint began."""
+    calls: dict[str, Call] = field(default_factory=dict)
+    """The requests for the parts, by process."""
     done: dict[str, WorkerCheckpoint | WrittenCheckpoint] = field(default_factory=dict)
     begin: float = field(default_factory=time.monotonic)
 
     @property
+    def pending(self) -> dict[Call, str]:
+        """The calls that have not ended, each with its process."""
+        return {call: name for name, call in self.calls.items() if name not in self.done}
+
+    @property
     def reports(self) -> dict[str, WorkerCheckpoint]:
         """The parts of the workers."""
-        return {name: cast(WorkerCheckpoint, found) for name, found in self.done.items() if name.startswith("worker")}
+        return {name: cast(WorkerCheckpoint, part) for name, part in self.done.items() if name.startswith("worker")}
 
     def drop(self) -> None:
         """Delete the files written so far."""
         self.writer.__exit__(RuntimeError, RuntimeError("dropped"), None)
-
-
-def begin(number: int, folder: Path, epoch: int | None, exam: bool = False) -> CheckpointRound:
-    writer = atomic.write_folder(folder / f"cut-{number}", "checkpoint")
-    writer.__enter__()
-    return CheckpointRound(number, writer, {}, epoch, exam)
-
-
-def finish(
-    work: CheckpointRound,
-    shards: list[str],
-    config: Config,
-    learner: Learner,
-    metrics: Metrics,
-    base: StartState,
-    state: dict[str, Any],
-    row_files: int,
-    table: Mapping[str, object],
-) -> StartState:
-    """Write the remaining files and give the checkpoint its final name. Return it as a start state."""
-    parts = [cast(WrittenCheckpoint, work.done[name]) for name in shards]
-    dense = join_dense([part["dense"] for part in parts])
-    learner.flat.values.copy_(dense["values"])
-    learner.optimizer.restore({key: value for key, value in dense.items() if key != "values"})
-    first = work.reports.get("worker 0")
-    buffers = (b"" if first is None else first["buffers"]) or base.buffers
-    adopt_buffers(learner, buffers)
-    kept = {int(name.split()[1]): report["keep"] for name, report in work.reports.items() if report["keep"]}
-    state = {
-        **state,
-        "batches": parts[0]["batches"],
-        "arrangement": {"mode": config.mode.name, **vars(config.cluster)},
-        "keep": {str(worker): sorted(files) for worker, files in kept.items()},
-    }
-    attached = saving.capture(learner, metrics, state)
-    attached["config.yaml"] = dump(run_folder.at_origin(config)).encode()
-    for worker, files in kept.items():
-        attached |= {kept_name(worker, name): content for name, content in files.items()}
-    out = work.writer
-    final = out.path.parent / f"step-{state['step']:012d}"
-    out.path = final
-    for name, content in attached.items():
-        out.put(name, content)
-    for part in parts:
-        for name, facts in part["files"].items():
-            out.adopt(name, facts)
-    changed, deleted = [part["changed"] for part in parts], [part["deleted"] for part in parts]
-    checkpoint.write_changed(out, np.concatenate(changed), np.concatenate(deleted))
-    out.facts = {
-        "table": table,
-        "short_rows": sum(part["counts"][0] for part in parts),
-        "full_rows": sum(part["counts"][1] for part in parts),
-        "row_files": row_files,
-        "tracking": any(part["tracking"] for part in parts),
-        **checkpoint.memory_facts([part["memory"] for part in parts]),
-        "step": state["step"],
-        **learner.facts,
-    }
-    if final.exists():  # the same batches, but an epoch has ended since
-        atomic.remove(final)
-    out.__exit__(None, None, None)
-    epoch = work.epoch if config.run.keep_epochs else None
-    best = keeps_best(config) and state["progress"]["best_step"] == state["step"]
-    checkpoint.register(final, config.run.keep, epoch, best)
-    return StartState(
-        str(final),
-        {key: table[key] for key in saving.FREE},
-        dense,
-        metrics,
-        state["step"],
-        state["rows"],
-        state["batches"],
-        state["reader"],
-        kept,
-        buffers,
-        state["progress"],
-        {name: report["steps"] for name, report in work.reports.items()},
-        more_of(state),
-    )

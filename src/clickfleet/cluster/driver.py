@@ -21,8 +21,7 @@ from typing import NoReturn
 import numpy as np
 
 from clickfleet import cluster
-from clickfleet.cluster import processes
-from clickfleet.cluster import start_state as bases
+from clickfleet.cluster import processes, start_state
 from clickfleet.cluster.assignments import AssignedStream, Assignment
 from clickfleet.cluster.checkpoints import TICK_S, ClusterCheckpoints
 from clickfleet.cluster.evaluate import Evaluations
@@ -49,7 +48,7 @@ END_LIMIT_S = 4.0
 
 
 class Driver(Loop[Calls]):
-    """Drives the processes of one run."""
+    """Drive the processes of one run."""
 
     def __init__(
         self, config: Config, schema: Schema, files: Sequence[str], test: Sequence[str], monitor: ClusterMonitor
@@ -69,26 +68,24 @@ class Driver(Loop[Calls]):
         self.overview = self.processes.overview
         self.evaluations = Evaluations(self.processes, self.learner, test, monitor)
         self.checkpoints, self.recovery = ClusterCheckpoints(self), Recovery(self)
-        self.base = bases.fresh(config, schema, self.learner)
+        self.start_state = start_state.fresh(config, schema, self.learner)
         self.progress = RunProgress()
         self.path: Path | None = None
         """The last checkpoint."""
         self.mirror: Mirror | None = None
         """Keeps the run folder in step with its URL."""
-        self.carried: dict[str, object] = {}
-        """Parts of a checkpoint's state that are passed on unchanged: how far its run had published."""
         self.signal: int | None = None
         """The signal that stopped the run."""
         self.waits = False
-        """Whether processes are starting: a signal then stops at once, because nothing is lost."""
+        """Whether processes are starting: a signal then stops the run at once, because there is nothing to save."""
         self.idle = False
-        """Whether nothing of the run is under way: a signal then ends the program at once."""
+        """Whether no work is in progress: a signal then ends the program at once."""
         self._stop_by = math.inf
         self.processes.actor_group.check = self._check
         self.evaluations.unwanted = lambda: self.signal is not None
         self.trained_s = self.last_save_s = 0.0
         self.streams_of, self.finished = 0, set[str]()
-        """The number of streams that the files were split into, and those that are done."""
+        """The number of streams that the files were split into, and the streams that were read to their end."""
         self.shares: list[list[str]] | None = None
         """The files of each stream, if they are not a split of all files."""
         self.untouched = True
@@ -98,25 +95,24 @@ class Driver(Loop[Calls]):
         self._tasks: dict[str, Assignment] = {}
         self._began = time.monotonic()
         self._started: State = {}
-        self._idle_told = 0
+        self._idle_logged = 0
 
     def start_new(self) -> None:
         """Do nothing: a new driver already has the start state of a new run."""
 
     def start_from(self, path: Path) -> list[str]:
         """Start a new run with what fits of an old model; return the names of what does not."""
-        self.base, anew = bases.start_from(path, self.config, self.schema, self.learner)
-        self.base.path = self._seen_by_all(self.base.path)
+        self.start_state, anew = start_state.start_from(path, self.config, self.schema, self.learner)
+        self.start_state.path = self._seen_by_all(self.start_state.path)
         return anew
 
     def resume(self, path: Path) -> int:
         """Resume from a checkpoint; return its step."""
-        self.base, state = bases.resume(path, self.config, self.schema, self.learner, self.monitor.log)
-        self.base.path = self._seen_by_all(self.base.path)
+        self.start_state, state = start_state.resume(path, self.config, self.schema, self.learner, self.monitor.log)
+        self.start_state.path = self._seen_by_all(self.start_state.path)
         self.progress, self.path = RunProgress.resumed(state["progress"], self.config), path
-        self.carried = {key: state[key] for key in ("published", "online") if key in state}
         self.monitor.forget_after(state["step"], state.get("metrics_bytes"))
-        return self.base.steps
+        return self.start_state.steps
 
     def _seen_by_all(self, path: str | None) -> str | None:
         """Return how other hosts find a checkpoint."""
@@ -144,16 +140,16 @@ class Driver(Loop[Calls]):
             finally:
                 self.waits = False
         self.monitor.log(
-            f"{self.config.cluster.shards} shards and {len(self.processes.workers)} workers are there "
+            f"{self.config.cluster.shards} shards and {len(self.processes.workers)} workers are ready "
             f"after {time.monotonic() - begin:.1f} s"
         )
 
     def begin(self) -> None:
         """Put shards and workers into the start state."""
-        self.processes.begin(self.base)
+        self.processes.begin(self.start_state)
         (self.folder.parent / "processes.json").write_text(json.dumps(self.processes.actor_group.facts, indent=1))
-        self._started = self.base.metrics.state()
-        self.overview.restart(self.base.steps, self.base.rows, self._started["buckets.buckets"])
+        self._started = self.start_state.metrics.state()
+        self.overview.restart(self.start_state.steps, self.start_state.rows, self._started["buckets.buckets"])
         self.untouched = True
 
     def train_all(self) -> None:
@@ -164,7 +160,7 @@ class Driver(Loop[Calls]):
             try:
                 self.run()
                 return
-            except StoppedError as stopped:  # an evaluation; a last checkpoint can still be written
+            except StoppedError as stopped:  # it stopped an evaluation; a last checkpoint can still be written
                 self.monitor.log(str(stopped))
             except ProcessFailedError as failure:
                 self.trained_s += time.monotonic() - self._began
@@ -188,7 +184,7 @@ class Driver(Loop[Calls]):
         self.overview.epoch = epoch
         self._tasks = self._assign()
         self.processes.call(self.processes.shards, "next_epoch")
-        self.base.saved = {}  # the workers have it
+        self.start_state.saved = {}  # the workers have it
         self.checkpoints.note()
         actors = self.processes.actor_group.actors
         self._calls = {name: actors[name].train.remote(task) for name, task in self._tasks.items()}
@@ -222,40 +218,42 @@ class Driver(Loop[Calls]):
         self._tolerate(save)
 
     def _tolerate(self, act: Callable[[], None]) -> None:
-        """Replace a process that fails meanwhile, if cluster.on_failure is "continue"."""
+        """Call `act`. If a process fails meanwhile and cluster.on_failure is "continue", replace it."""
         try:
             act()
         except ProcessFailedError as failure:
             if self.config.cluster.on_failure == "rollback" or self.signal is not None:
                 raise
-            self.recovery.go_on_without(failure, self._calls, self._tasks)
+            self.recovery.continue_without(failure, self._calls, self._tasks)
 
     def finish(self) -> None:
         """Evaluate a last time unless a signal stopped the run, and write the last checkpoint."""
         begin = time.monotonic()
         if self.signal is None:
-            self._last_exam()
+            self._evaluate_last()
         self.checkpoints.last()
         if self.signal is not None:  # the workers wait: what they have trained is what was saved
             with suppress(ProcessFailedError):
                 self.processes.count()
         self.last_save_s = time.monotonic() - begin
 
-    def end_early(self, how: str, lost: str = "") -> NoReturn:
-        """Stop after a signal: write a last checkpoint if there is time, and leave the program."""
+    def end_early(self, how: str, problem: str = "") -> NoReturn:
+        """Stop after a signal: write a last checkpoint unless there is a problem, and leave the program."""
         assert self.signal is not None
         try:
-            if not lost:
+            if not problem:
                 self.checkpoints.last()
-        except ProcessFailedError as loss:
-            lost = f"lost {loss}"
-        if lost:
-            self.monitor.log(f"no last checkpoint: {lost}")
+        except ProcessFailedError as failure:
+            problem = str(failure)
+        if problem:
+            self.monitor.log(f"no last checkpoint: {problem}")
         name = signal.Signals(self.signal).name
-        self.monitor.log(f"stopped by {name}; the newest checkpoint is of step {self.base.steps:,}; go on with {how}")
+        self.monitor.log(
+            f"stopped by {name}; the newest checkpoint is of step {self.start_state.steps:,}; resume with {how}"
+        )
         leave(self.signal)
 
-    def _last_exam(self) -> None:
+    def _evaluate_last(self) -> None:
         """Evaluate after the last epoch if a signal had interrupted that evaluation."""
         steps = self.processes.count()
         if self.evaluations.files and self.progress.epoch and self.progress.evaluated_at != steps:
@@ -266,11 +264,9 @@ class Driver(Loop[Calls]):
 
     def _assign(self) -> dict[str, Assignment]:
         """Divide what is left of the epoch among the workers."""
-        epoch, reader = self.progress.epoch, self.base.reader
+        epoch, reader = self.progress.epoch, self.start_state.reader
         if reader["epoch"] != epoch:
-            count = len(self.processes.workers)
-            if self.shares is not None:
-                count = len(self.shares)
+            count = len(self.processes.workers if self.shares is None else self.shares)
             left = [AssignedStream(i, self._files_of(i, count)) for i in range(count)]
             self.streams_of, self.finished = count, set()
         else:
@@ -282,17 +278,17 @@ class Driver(Loop[Calls]):
         shares: dict[int, list[AssignedStream]] = {worker: [] for worker in self.processes.workers}
         for i, stream in enumerate(left):
             shares[self.processes.workers[i % len(self.processes.workers)]].append(stream)
-        self._count_idle(sum(not mine for mine in shares.values()))
-        saved = self.base.saved
-        return {f"worker {w}": self.task(epoch, tuple(mine), saved.get(w, {})) for w, mine in shares.items()}
+        self._note_idle(sum(not streams for streams in shares.values()))
+        saved = self.start_state.saved
+        return {f"worker {w}": self.task(epoch, tuple(streams), saved.get(w, {})) for w, streams in shares.items()}
 
-    def _count_idle(self, idle: int) -> None:
-        """Warn, once for each number of them, that workers have no files."""
-        if idle and idle != self._idle_told:
-            self._idle_told = idle
+    def _note_idle(self, idle: int) -> None:
+        """Record how many workers have no files. Warn whenever this number changes."""
+        if idle and idle != self._idle_logged:
+            self._idle_logged = idle
             self.monitor.log(
-                f"warning: {idle} of {len(self.processes.workers)} workers have nothing to do: a file is read by one worker; "
-                f"there are {len(self.files)} for them, so split the data into more files or use fewer workers"
+                f"warning: {idle} of {len(self.processes.workers)} workers are idle: there are only {len(self.files)} files, and each "
+                "is read by one worker; split the data into more files or use fewer workers"
             )
         self.overview.idle_workers = idle
 
@@ -303,7 +299,7 @@ class Driver(Loop[Calls]):
     def assign_nothing(self) -> None:
         """Give each worker an empty share. Workers take part in checkpoints only after a share."""
         self.processes.call(self.processes.shards, "next_epoch")
-        saved, actors = self.base.saved, self.processes.actor_group.actors
+        saved, actors = self.start_state.saved, self.processes.actor_group.actors
         tasks = {f"worker {w}": self.task(self.progress.epoch, (), saved.get(w, {})) for w in self.processes.workers}
         calls = {name: actors[name].train.remote(task) for name, task in tasks.items()}
         self.processes.actor_group.wait_for(calls, "checkpoint", self.config.cluster.timeout)
@@ -320,8 +316,8 @@ class Driver(Loop[Calls]):
     def advance(self, shares: list[list[str]]) -> None:
         """Train one epoch over these files, share i by worker i, and save. Every row is trained once, even after failures."""
         self.shares, self.files = shares, [file for share in shares for file in share]
-        aim = self.progress.epoch + 1
-        while self.progress.epoch < aim:
+        epoch = self.progress.epoch
+        while self.progress.epoch <= epoch:
             begin = time.monotonic()
             try:
                 self.train_epoch(self.progress.epoch)
@@ -329,15 +325,15 @@ class Driver(Loop[Calls]):
                 if self.signal is not None:
                     return
                 self._end_epoch()
-                self.checkpoints.now(aim - 1)
-            except ProcessFailedError as loss:
-                self.recovery.roll_back(loss)
+                self.checkpoints.now(epoch)
+            except ProcessFailedError as failure:
+                self.recovery.roll_back(failure)
 
     def _end_epoch(self) -> None:
         self.processes.call(self.processes.shards, "end_epoch")
         epoch, steps = self.progress.epoch, self.processes.count()
-        found = self.merged(self.processes.call(self.processes.trainers, "metrics").values())
-        self.progress.end_epoch(self.overview, found, self.monitor, self.trained_s)
+        metrics = self.merged(self.processes.call(self.processes.trainers, "metrics").values())
+        self.progress.end_epoch(self.overview, metrics, self.monitor, self.trained_s)
         if not self.config.train.metrics.continuous:
             self.reset_metrics()
         if self.evaluations.files and self.progress.evaluated_at != steps:
@@ -348,7 +344,7 @@ class Driver(Loop[Calls]):
     def reset_metrics(self) -> None:
         self.processes.call(self.processes.trainers, "reset_metrics")
         self._started = make_metrics(self.config, self.schema).state()
-        self.overview.base.buckets = None
+        self.overview.start.buckets = None
 
     def deliver(self, number: int, final: Path) -> str:
         """Bring a checkpoint to the URL of the run, for all hosts; return where they find it."""
@@ -367,17 +363,17 @@ class Driver(Loop[Calls]):
         total.restore(self._started)
         windows = []
         for state in states:
-            mine = make_metrics(self.config, self.schema)
-            mine.restore(state)
-            total.merge(mine)
-            windows.append(bases.last_batches(mine))
-        seen = [window for window in windows if window is not None]
-        if seen:
-            bases.set_last_batches(total, np.sum(seen, axis=0))
+            of_worker = make_metrics(self.config, self.schema)
+            of_worker.restore(state)
+            total.merge(of_worker)
+            if (window := start_state.last_batches(of_worker)) is not None:
+                windows.append(window)
+        if windows:
+            start_state.set_last_batches(total, np.sum(windows, axis=0))
         return total
 
     def stop(self, number: int) -> None:
-        """Ask the run to stop, as a signal does."""
+        """Stop the run because of a signal. `number` is the signal."""
         self.signal, self._stop_by = number, time.monotonic() + self.config.cluster.stop_timeout
         if self.idle:
             leave(number)
@@ -391,7 +387,7 @@ class Driver(Loop[Calls]):
         if time.monotonic() > self._stop_by:
             limit = self.config.cluster.stop_timeout
             raise ProcessFailedError(
-                "the last checkpoint", f"not there {limit:.0f} s after the signal (cluster.stop_timeout)"
+                "the checkpoint", f"not written within {limit:.0f} s of the signal (cluster.stop_timeout)"
             )
 
     def close(self) -> None:
@@ -411,11 +407,11 @@ class Driver(Loop[Calls]):
     def _force(self, number: int) -> None:
         processes.force(number, self.processes.actor_group.roots())
 
-    def interruptible(self, tell: Callable[[int], None] = lambda number: None) -> AbstractContextManager[None]:
-        """Save and stop at the first SIGTERM, SIGINT or SIGHUP. The second one has its usual effect."""
+    def interruptible(self, notify: Callable[[int], None] = lambda number: None) -> AbstractContextManager[None]:
+        """Save and stop at the first SIGTERM, SIGINT or SIGHUP; call `notify` first. The second one has its usual effect."""
 
         def stop(number: int) -> None:
-            tell(number)
+            notify(number)
             self.stop(number)
 
         return interruptible(stop, lambda: self.config.cluster.stop_timeout + END_LIMIT_S, self._force)
@@ -439,9 +435,9 @@ def train_on_cluster(driver: Driver) -> None:
             driver.start()
             driver.train_all()
             monitor.log(closing_table(driver.overview, driver.processes.actor_group.facts, driver.trained_s))
-            ended = closing_facts(driver.overview, driver.trained_s)
-            monitor.record("cluster", {"epoch": driver.overview.epoch, "rows": driver.base.rows, **ended})
+            facts = closing_facts(driver.overview, driver.trained_s)
+            monitor.record("cluster", {"epoch": driver.overview.epoch, "rows": driver.start_state.rows, **facts})
         except ProcessFailedError as failure:
-            raise ClusterError(f"lost {failure}", f"see {driver.logs}") from None
+            raise ClusterError(str(failure), f"see {driver.logs}") from None
         finally:
             driver.close()

@@ -23,7 +23,7 @@ class Evaluations:
     ) -> None:
         self.processes, self.learner, self.files, self.monitor = processes, learner, list(files), monitor
         self.unwanted: Callable[[], bool] = lambda: False
-        """Return whether the result of an evaluation is no longer needed."""
+        """Returns whether the result of an evaluation is no longer needed."""
         self.bad_lines = 0
         """Bad lines in the files that were evaluated or scored last."""
 
@@ -44,19 +44,19 @@ class Evaluations:
     def measure(self, files: Sequence[str], reading: Config | None = None) -> Metrics:
         """Return the metrics on files as sums and buckets. `reading` replaces the workers' configuration for reading."""
         total = metrics_of(self.learner)
-        for state in self._shared("measure", files, reading):
-            mine = metrics_of(self.learner)
-            mine.restore(state)
-            total.merge(mine)
+        for state in self._by_worker("measure", files, reading):
+            of_worker = metrics_of(self.learner)
+            of_worker.restore(state)
+            total.merge(of_worker)
         return total
 
     def predict(self, files: Sequence[str]) -> Iterator[Any]:
         """Yield the scores of all rows, file by file in order."""
-        for parts in self._shared("score", files):
+        for parts in self._by_worker("score", files):
             yield from parts
 
-    def _shared(self, verb: str, files: Sequence[str], *more: Any) -> list[Any]:
-        """Return the result of each worker on its share of the files, in order. Count bad lines."""
+    def _by_worker(self, verb: str, files: Sequence[str], *more: Any) -> list[Any]:
+        """Return the result of each worker on its share of the files, in order. Count the bad lines."""
         names = [f"worker {worker}" for worker in self.processes.workers]
         actors = self.processes.actor_group.actors
         buffers = self.processes.call({names[0]: actors[names[0]]}, "buffers")[names[0]]
@@ -64,11 +64,11 @@ class Evaluations:
         for i, name in enumerate(names):
             calls[name] = getattr(actors[name], verb).remote(split_files(list(files), i, len(names)), buffers, *more)
 
-        def attend() -> None:
+        def poll() -> None:
             if self.unwanted():
                 raise StoppedError("evaluation cancelled: a signal stopped the run", "resume with --resume")
             self.processes.poll()
 
-        done = self.processes.actor_group.wait_for(calls, verb, float("inf"), monitor=attend)
+        done = self.processes.actor_group.wait_for(calls, verb, float("inf"), monitor=poll)
         self.bad_lines = sum(bad for _, bad in done.values())
         return [done[name][0] for name in names]

@@ -77,11 +77,11 @@ def launch(
 def _wait(running: Running, stopped: list[int], log: Log) -> str | None:
     """Wait until all workers and then all servers have ended. Return at once if one fails, with its name."""
     deadline = float("inf")
-    told = False
+    forwarded = False
     while True:
         codes = {name: process.poll() for name, process in running.items()}
-        if stopped and not told:
-            told, deadline = True, time.monotonic() + SAVE_S
+        if stopped and not forwarded:
+            forwarded, deadline = True, time.monotonic() + SAVE_S
             log(f"{signal.Signals(stopped[0]).name}: {DRIVER} saves and ends the job; another signal ends it at once")
             if codes[DRIVER] is None:
                 running[DRIVER].send_signal(signal.SIGTERM)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from clickfleet.cluster import Role, processes
-from clickfleet.cluster.processes import SAY_EVERY_S, Log, more, place
+from clickfleet.cluster.processes import LOG_EVERY_S, Log, more, place
 from clickfleet.cluster.ray_runtime import LOOPBACK, LOOPBACK_ONLY, on_loopback, our_signals, ray_module
 from clickfleet.config.load import Config
 from clickfleet.data import files
@@ -132,9 +132,8 @@ def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Pop
     else:
         _wait_for_head(role, deadline, log)
         command += [f"--address={role.ray}"]
-    environ = {
-        name: value for name, value in os.environ.items() if name not in LOOPBACK_ONLY
-    }  # these forbid several nodes
+    # LOOPBACK_ONLY forbids several nodes.
+    environ = {name: value for name, value in os.environ.items() if name not in LOOPBACK_ONLY}
     environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"  # a role that ends has nothing to drain
     # In its own session it gets no signals of the terminal. Its role ends it.
     return subprocess.Popen(
@@ -148,7 +147,7 @@ def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Pop
 
 def _wait_for_head(role: Role, deadline: float, log: Log) -> None:
     host, _, port = role.ray.rpartition(":")
-    said = 0.0
+    logged_at = 0.0
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=2).close()
@@ -157,11 +156,11 @@ def _wait_for_head(role: Role, deadline: float, log: Log) -> None:
             now = time.monotonic()
             if now > deadline:
                 raise ClusterError(
-                    f"{role.name}: no Ray at {role.ray} in time ({error})",
-                    "server 0 starts it unless RAY_ADDRESS is set: check it and its port, or raise cluster.start_timeout",
+                    f"{role.name}: no Ray at {role.ray} within cluster.start_timeout ({error})",
+                    "unless RAY_ADDRESS is set, server 0 starts it: check server 0 and its port, or raise the timeout",
                 ) from None
-            if now - said > SAY_EVERY_S:
-                said = now
+            if now - logged_at > LOG_EVERY_S:
+                logged_at = now
                 log(f"{role.name} waits for Ray at {role.ray} ({deadline - now:.0f} s left)")
             time.sleep(POLL_S)
 
@@ -195,15 +194,8 @@ def settled(config: Config, role: Role) -> Config:
     """Return the configuration with the cluster settings of the role."""
     places = tuple(map(str, role.servers))
     threads = role.threads or config.cluster.threads
-    placed = replace(
-        config.cluster,
-        shards=len(places),
-        workers=role.workers,
-        threads=threads,
-        address=role.ray,
-        endpoints=places,
-    )
-    return replace(config, cluster=placed)
+    cluster = replace(config.cluster, shards=len(places), workers=role.workers, threads=threads)
+    return replace(config, cluster=replace(cluster, address=role.ray, endpoints=places))
 
 
 class Watcher:
@@ -225,9 +217,9 @@ class Watcher:
         if int(index) >= count:
             self._notes.append(f"rejected {name}: this run has {count} {kind}s, {kind} 0 to {count - 1}")
             return LEAVE
-        there = [each for each in self._nodes.get(name, []) if each in alive and each != node]
-        self._nodes[name] = [*there, node]
-        if there:
+        others = [each for each in self._nodes.get(name, []) if each in alive and each != node]
+        self._nodes[name] = [*others, node]
+        if others:
             self._notes.append(f"{name} was started more than once: one of them waits as a spare")
             return SPARE
         return MEMBER
@@ -257,13 +249,13 @@ class Watcher:
 
     def brought(self, meeting: int) -> tuple[list[Any], list[int]]:
         """Return the values of all workers in order, empty while some are missing, and the missing workers."""
-        there = self._meetings.get(meeting, {})
-        missing = [worker for worker in range(self._workers) if worker not in there]
-        return ([] if missing else [there[worker] for worker in range(self._workers)]), missing
+        values = self._meetings.get(meeting, {})
+        missing = [worker for worker in range(self._workers) if worker not in values]
+        return ([] if missing else [values[worker] for worker in range(self._workers)]), missing
 
 
 def ask(ray: Any, call: Any, name: str, timeout_s: float = 60.0) -> Any:
-    """Return the answer of the watcher. Without one the job is over."""
+    """Return the answer of the watcher. Raise ClusterError if there is none: then the job is over."""
     try:
         return ray.get(call, timeout=timeout_s)
     except Exception as error:
@@ -275,20 +267,20 @@ def ask(ray: Any, call: Any, name: str, timeout_s: float = 60.0) -> Any:
 
 @contextmanager
 def driving(role: Role, config: Config, log: Log) -> Iterator[Any]:
-    """Run worker 0, which drives the job, and yield the watcher. The other processes end with it."""
+    """Run worker 0, which drives the job, and yield the watcher. When the block ends, the other processes end too."""
     cluster = config.cluster
     deadline = time.monotonic() + cluster.start_timeout
     with node(role, cluster.start_timeout, cluster.stop_timeout, log) as ray:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # only after Ray has read its token
 
-        own_node = ray.get_runtime_context().get_node_id()
-        here = NodeAffinitySchedulingStrategy(own_node, soft=False)
+        node_id = ray.get_runtime_context().get_node_id()
+        here = NodeAffinitySchedulingStrategy(node_id, soft=False)
         watcher = (
             ray.remote(Watcher)
             .options(name=WATCH, num_cpus=0, scheduling_strategy=here)
             .remote(len(role.servers), role.workers)
         )
-        ask(ray, watcher.arrive.remote(role.name, own_node, [own_node]), role.name)
+        ask(ray, watcher.arrive.remote(role.name, node_id, [node_id]), role.name)
         names = [f"server {i}" for i in range(len(role.servers))] + [f"worker {i}" for i in range(role.workers)]
         _wait_for_all(ray, watcher, names, deadline, log)
         try:
@@ -311,7 +303,7 @@ def _end_job(ray: Any, watcher: Any, role: Role, others: int, limit_s: float) ->
 
 @contextmanager
 def _notes(ray: Any, watcher: Any, log: Log) -> Iterator[None]:
-    """Log the notes about arriving processes meanwhile."""
+    """Log the notes about arriving processes until the block ends."""
     over = threading.Event()
 
     def listen() -> None:
@@ -330,7 +322,7 @@ def _notes(ray: Any, watcher: Any, log: Log) -> Iterator[None]:
 
 
 def _wait_for_all(ray: Any, watcher: Any, names: list[str], deadline: float, log: Log) -> None:
-    said = 0.0
+    logged_at = 0.0
     while True:
         offered = ray.cluster_resources()
         missing = [name for name in names if place(name) not in offered]
@@ -346,8 +338,8 @@ def _wait_for_all(ray: Any, watcher: Any, names: list[str], deadline: float, log
         status = f"waiting for {more(missing, names)}: {', '.join(missing)} ({deadline - now:.0f} s left)"
         for note in ask(ray, watcher.report.remote(status), "worker 0"):
             log(note)
-        if now - said > SAY_EVERY_S:
-            said = now
+        if now - logged_at > LOG_EVERY_S:
+            logged_at = now
             log(status)
         time.sleep(POLL_S)
 
@@ -355,12 +347,12 @@ def _wait_for_all(ray: Any, watcher: Any, names: list[str], deadline: float, log
 def serve(role: Role, config: Config, log: Log) -> None:
     """Keep the node of any other process running until worker 0 ends the job.
 
-    After a signal, wait at most cluster.stop_timeout for worker 0, which may have got it too and saves.
+    After a signal, wait at most cluster.stop_timeout for worker 0: it may have received the signal too, and saves.
     """
     cluster = config.cluster
     deadline = time.monotonic() + cluster.start_timeout
     stopped: list[int] = []
-    said = ""
+    logged = ""
     with node(role, cluster.start_timeout, cluster.stop_timeout, log) as ray:
         watcher = _find(ray, role, deadline, log)
         _arrive(ray, watcher, role, log)
@@ -374,9 +366,9 @@ def serve(role: Role, config: Config, log: Log) -> None:
                     stop_by = time.monotonic() + cluster.stop_timeout
                     log(f"{role.name}: {signal.Signals(stopped[0]).name}; waiting until worker 0 has ended the job, "
                         f"for {cluster.stop_timeout:.0f} s at most")  # fmt: skip
-                if _kind(status) != _kind(said):
+                if _without_time(status) != _without_time(logged):
                     log(f"{role.name}: {status or 'all processes have joined'}")
-                said = status
+                logged = status
                 time.sleep(POLL_S)
         if role.starts_head:
             _let_others_leave(ray)
@@ -385,8 +377,8 @@ def serve(role: Role, config: Config, log: Log) -> None:
         leave(stopped[0])
 
 
-def _kind(status: str) -> str:
-    """Return the status without its seconds."""
+def _without_time(status: str) -> str:
+    """Return the status without the seconds that are left."""
     return status.partition("(")[0]
 
 
@@ -394,15 +386,15 @@ def _arrive(ray: Any, watcher: Any, role: Role, log: Log, spare: bool = True) ->
     """Report this process to the watcher. Raise ClusterError if it must leave, or must be a spare and cannot."""
     alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
     node_id = ray.get_runtime_context().get_node_id()
-    told = ask(ray, watcher.arrive.remote(role.name, node_id, alive), role.name)
-    if told == LEAVE:
+    duty = ask(ray, watcher.arrive.remote(role.name, node_id, alive), role.name)
+    if duty == LEAVE:
         raise ClusterError(
             f"{role.name} leaves: this run was started with fewer {role.kind}s",
             "start all processes with the same numbers of servers and workers; to change them, resume with --resume",
         )
-    if told == SPARE and not spare:
+    if duty == SPARE and not spare:
         raise ClusterError(f"{role.name} leaves: this run has its {role.name} already", "start each process once")
-    if told == SPARE:
+    if duty == SPARE:
         log(f"{role.name}: this run has its {role.name} already; waiting as a spare to replace it if it fails")
 
 
@@ -416,24 +408,27 @@ def following(role: Role, config: Config, log: Log) -> Iterator[Any]:
         _arrive(ray, watcher, role, log, spare=False)
         try:
             yield watcher
-        except (KeyboardInterrupt, SystemExit):  # worker 0 may have got the signal too and save
-            stop_by = time.monotonic() + cluster.stop_timeout
+        except (KeyboardInterrupt, SystemExit):  # worker 0 may have received the signal too, and saves
             with suppress(ClusterError):
-                while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < stop_by:
-                    time.sleep(POLL_S / 2)
+                _wait_for_end(ray, watcher, role, cluster.stop_timeout)
             raise
-        leave_by = time.monotonic() + cluster.timeout
-        while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < leave_by:
-            time.sleep(POLL_S / 2)
+        _wait_for_end(ray, watcher, role, cluster.timeout)
+
+
+def _wait_for_end(ray: Any, watcher: Any, role: Role, limit_s: float) -> None:
+    """Wait until worker 0 has ended the job."""
+    deadline = time.monotonic() + limit_s
+    while not ask(ray, watcher.ended.remote(role.name), role.name)[0] and time.monotonic() < deadline:
+        time.sleep(POLL_S / 2)
 
 
 def bring(watcher: Any, meeting: int, worker: int, value: Any) -> None:
-    """Hand in what a worker brings to a meeting of all workers."""
+    """Store what a worker contributes to a collective call of all workers."""
     ask(ray_module(), watcher.bring.remote(meeting, worker, value), f"worker {worker}")
 
 
 def brought(watcher: Any, meeting: int, name: str) -> tuple[list[Any], list[int]]:
-    """Return what the workers brought to a meeting, and the workers that are missing."""
+    """Return the values of a collective call, empty while some are missing, and the missing workers."""
     values, missing = ask(ray_module(), watcher.brought.remote(meeting), name)
     return values, missing
 
@@ -445,7 +440,7 @@ def gone(workers: int) -> list[int]:
 
 
 def _find(ray: Any, role: Role, deadline: float, log: Log) -> Any:
-    said = 0.0
+    logged_at = 0.0
     while True:
         try:
             return ray.get_actor(WATCH, namespace=SPACE)
@@ -453,10 +448,10 @@ def _find(ray: Any, role: Role, deadline: float, log: Log) -> Any:
             now = time.monotonic()
             if now > deadline:
                 raise ClusterError(
-                    f"{role.name}: worker 0 has not joined within cluster.start_timeout", "start it"
+                    f"{role.name}: worker 0 has not joined within cluster.start_timeout", "start worker 0"
                 ) from None
-            if now - said > SAY_EVERY_S:
-                said = now
+            if now - logged_at > LOG_EVERY_S:
+                logged_at = now
                 log(f"{role.name} waits for worker 0 ({deadline - now:.0f} s left)")
             time.sleep(POLL_S)
 

@@ -33,8 +33,6 @@ from clickfleet.errors import ClusterError
 from clickfleet.training.sharding import Spread
 
 PARENT_POLL_S = 0.5
-
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -68,22 +66,22 @@ def own_children() -> set[int]:
 
 def tree(roots: Iterable[int]) -> list[ProcessEntry]:
     """Return these processes and all their descendants."""
-    everyone = list(_all())
-    below: dict[int, list[ProcessEntry]] = {}
-    for entry in everyone:
-        below.setdefault(entry.parent, []).append(entry)
+    entries = list(_all())
+    children: dict[int, list[ProcessEntry]] = {}
+    for entry in entries:
+        children.setdefault(entry.parent, []).append(entry)
     wanted = set(roots)
-    found = [entry for entry in everyone if entry.pid in wanted]
-    for entry in found:
-        found.extend(below.get(entry.pid, ()))
-    return found
+    members = [entry for entry in entries if entry.pid in wanted]
+    for entry in members:
+        members.extend(children.get(entry.pid, ()))
+    return members
 
 
 def kill(entries: Iterable[ProcessEntry]) -> None:
     """Kill those of the processes that still run."""
-    left = {(entry.pid, entry.began) for entry in _all()}
+    running = {(entry.pid, entry.began) for entry in _all()}
     for entry in entries:
-        if (entry.pid, entry.began) in left:
+        if (entry.pid, entry.began) in running:
             with suppress(OSError):
                 os.kill(entry.pid, signal.SIGKILL)
 
@@ -199,27 +197,27 @@ class ProcessGroup:
         limit = self.config.cluster.start_timeout if timeout_s is None else timeout_s
         self.actor_group.facts |= self.actor_group.wait_for(calls, "start", limit)
 
-    def begin(self, base: StartState) -> None:
+    def begin(self, start: StartState) -> None:
         """Put all processes into the start state, in the current generation."""
-        self.load(self.shards, base)
-        self.connect(self.trainers, base)
+        self.load(self.shards, start)
+        self.connect(self.trainers, start)
         self._polls = {}
 
-    def load(self, shards: Iterable[str], base: StartState) -> None:
-        parts = split_dense(self.spread, base.dense)
+    def load(self, shards: Iterable[str], start: StartState) -> None:
+        parts = split_dense(self.spread, start.dense)
         calls = {}
         for name in shards:
-            origin = CheckpointOrigin(base.path, base.table, parts[int(name.split()[1])], base.batches)
+            origin = CheckpointOrigin(start.path, start.table, parts[int(name.split()[1])], start.batches)
             calls[name] = self.actor_group.actors[name].load.remote(origin, self.who, self.peers)
         self.actor_group.facts |= self.actor_group.wait_for(
             calls, "loading", max(self.config.cluster.start_timeout, 600.0)
         )
 
-    def connect(self, workers: Iterable[str], base: StartState, learned: Sequence[int] = ()) -> None:
+    def connect(self, workers: Iterable[str], start: StartState, learned: Sequence[int] = ()) -> None:
         """Connect workers to the shards. `learned`: batches that the shards have applied of each link of a failed worker."""
         endpoints = [self.actor_group.facts[name]["endpoints"] for name in self.shards]
         calls = {
-            name: self.actor_group.actors[name].connect.remote(endpoints, self.who, base.buffers, learned)
+            name: self.actor_group.actors[name].connect.remote(endpoints, self.who, start.buffers, learned)
             for name in workers
         }
         self.actor_group.wait_for(calls, "connecting", self.config.cluster.start_timeout)
@@ -248,7 +246,7 @@ class ProcessGroup:
         return self.actor_group.wait_for(calls, verb, timeout_s)
 
     def result(self, name: str, call: Call) -> Any:
-        """Return the result of a finished call. A worker that cannot continue counts as failed."""
+        """Return the result of a finished call. Raise ProcessFailedError for a worker that cannot continue."""
         try:
             return self.actor_group.result(name, call)
         except AbandonedError:
@@ -277,8 +275,8 @@ class ProcessGroup:
 
     def count(self) -> int:
         """Return the exact number of batches trained."""
-        for name, found in self.call(self.actor_group.actors, "status").items():
-            self._note(name, found)
+        for name, status in self.call(self.actor_group.actors, "status").items():
+            self._note(name, status)
         return self.overview.steps
 
     def _note(self, name: str, status: WorkerStatus | ShardStatus) -> float:
@@ -286,7 +284,7 @@ class ProcessGroup:
         if not name.startswith("worker"):
             self.overview.shards[name] = cast(ShardStatus, status)
             return 0.0
-        self.overview.heard = time.monotonic()
+        self.overview.reported_at = time.monotonic()
         worker = self.overview.workers[name] = cast(WorkerStatus, status)
         return worker["idle_s"]
 
@@ -301,7 +299,7 @@ class ProcessGroup:
 
 
 Log = Callable[[str], None]
-SAY_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
 """Time between two log lines about missing processes."""
 
 
@@ -320,7 +318,8 @@ class ActorGroup:
     def __init__(self, config: Config, log: Log) -> None:
         self.config, self.log = config, log
         self.ray = ray_module()
-        self._own = False
+        self._started_ray = False
+        """Whether this run has started or joined Ray, and so shuts it down."""
         self._roots: set[int] = set()
         """Children of this process that belong to the Ray of this run."""
         self._others: set[int] | None = None
@@ -355,12 +354,11 @@ class ActorGroup:
                 self._end_ray()
                 self.check()
                 if attempt == 2 or address is not None or time.monotonic() > self.deadline:
-                    what = f"Ray at {address}" if address else "Ray does not start on this machine"
-                    raise ClusterError(
-                        f"{what}: {error}", "is it running? see `ray status`" if address else ""
-                    ) from error
+                    what = f"cannot join Ray at {address}" if address else "Ray does not start on this machine"
+                    remedy = "check with `ray status` that it is running" if address else ""
+                    raise ClusterError(f"{what}: {error}", remedy) from error
                 self.log(f"Ray did not start ({error}); retrying")
-        self._own = True
+        self._started_ray = True
         self.check()
 
     def _init(self) -> None:
@@ -400,7 +398,7 @@ class ActorGroup:
             if time.monotonic() > self.deadline:
                 raise ClusterError(
                     f"cannot join Ray at {address} within {self.config.cluster.start_timeout:.0f} s",
-                    "is it healthy (`ray status`)? raise cluster.start_timeout if it is only slow",
+                    "check it with `ray status`; raise cluster.start_timeout if it is only slow",
                 )
         if problems:
             raise problems[0]
@@ -432,9 +430,9 @@ class ActorGroup:
     def wait_for(
         self, calls: dict[str, Call], what: str, timeout_s: float, monitor: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """Wait for calls and return their results by name. Log who is missing, and fail after `timeout_s`."""
+        """Wait for calls and return their results by name. Log which are missing, and fail after `timeout_s`."""
         done: dict[str, Any] = {}
-        begin = said = time.monotonic()
+        begin = logged_at = time.monotonic()
         waiting = {call: name for name, call in calls.items()}
         while waiting:
             ready, _ = self.ray.wait(list(waiting), timeout=0.5)
@@ -450,8 +448,8 @@ class ActorGroup:
                     f"{what}: after {timeout_s:.0f} s still missing: {names}",
                     "check that the cluster has enough free CPUs (`ray status`); raise cluster.start_timeout if it is only slow",
                 )
-            if waiting and now - said > SAY_EVERY_S:
-                said = now
+            if waiting and now - logged_at > LOG_EVERY_S:
+                logged_at = now
                 left = "" if math.isinf(timeout_s) else f" ({begin + timeout_s - now:.0f} s left)"
                 self.log(f"{what}: waiting for {more(waiting.values(), calls)}: {names}{left}")
         return done
@@ -478,8 +476,8 @@ class ActorGroup:
 
     def named(self, kind: str) -> dict[str, Actor]:
         """Return the actors of a kind, in the order of their numbers."""
-        found = [name for name in self.actors if name.startswith(kind)]
-        return {name: self.actors[name] for name in sorted(found, key=lambda name: int(name.split()[1]))}
+        names = [name for name in self.actors if name.startswith(kind)]
+        return {name: self.actors[name] for name in sorted(names, key=lambda name: int(name.split()[1]))}
 
     def stop(self, close: Iterable[str] = ()) -> None:
         """End all processes, and Ray if this run started it."""
@@ -491,8 +489,8 @@ class ActorGroup:
                 self.ray.kill(actor, no_restart=True)
         finally:
             self.actors = {}
-            if self._own:
-                self._own = False
+            if self._started_ray:
+                self._started_ray = False
                 self._end_ray()
 
 
@@ -525,5 +523,5 @@ class ProcessFailedError(Exception):
     """A process of the run has ended or hangs."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = name, reason
+        super().__init__(f"{name} failed: {reason}")
+        self.name = name

@@ -68,9 +68,9 @@ def keep_token(make: bool = False) -> None:
 
 def _make_private(path: Path) -> None:
     with suppress(OSError):
-        found = path.stat()
-        if found.st_uid == os.getuid() and found.st_mode & 0o077:
-            path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+        status = path.stat()
+        if status.st_uid == os.getuid() and status.st_mode & 0o077:
+            path.chmod(stat.S_IMODE(status.st_mode) & 0o700)
 
 
 def _authenticate() -> None:

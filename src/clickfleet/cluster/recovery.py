@@ -20,93 +20,92 @@ class Recovery:
 
     def __init__(self, run: Driver) -> None:
         self.run = run
-        self.losses: list[str] = []
 
-    def _count(self, loss: ProcessFailedError) -> None:
+    def _count(self, failure: ProcessFailedError) -> None:
         checkpoints = self.run.checkpoints
-        checkpoints.losses += 1
-        self.run.overview.losses += 1
-        self.losses.append(str(loss))
-        self.run.monitor.log(f"lost {loss}")
+        checkpoints.failures += 1
+        self.run.overview.failures += 1
+        self.run.monitor.log(str(failure))
         checkpoints.drop()
-        if checkpoints.losses > self.run.config.cluster.max_failures:
+        if checkpoints.failures > self.run.config.cluster.max_failures:
             raise ClusterError(
-                f"{checkpoints.losses} failures without a new checkpoint; the last one: {loss}",
+                f"{checkpoints.failures} failures without a new checkpoint; the last one: {failure}",
                 f"see {self.run.logs}; fix the cause and resume the run",
             )
 
-    def roll_back(self, loss: ProcessFailedError) -> None:
+    def roll_back(self, failure: ProcessFailedError) -> None:
         """Replace the failed process and put all processes back to the last checkpoint."""
         run = self.run
         while True:
             if run.signal is not None:
-                raise StoppedError(f"lost {loss}")
-            self._count(loss)
+                raise StoppedError(str(failure))
+            self._count(failure)
             run.processes.generation += 1
-            run.progress = RunProgress(**run.base.progress)
+            run.progress = RunProgress(**run.start_state.progress)
             begin, before = time.monotonic(), run.overview.rows
             run.checkpoints.forget()
             try:
                 run.waits = True
                 for actor in run.processes.trainers.values():
                     actor.abandon.remote(run.processes.generation - 1)
-                run.processes.replace(loss.name)
+                run.processes.replace(failure.name)
                 run.begin()
             except ProcessFailedError as another:
-                loss = another
+                failure = another
                 continue
             finally:
                 run.waits = False
-            again = before - run.base.rows
             run.monitor.log(
-                f"back to step {run.base.steps:,} after {time.monotonic() - begin:.1f} s; "
-                f"about {max(0, again):,} rows are trained on again"
+                f"rolled back to step {run.start_state.steps:,} in {time.monotonic() - begin:.1f} s; "
+                f"about {max(0, before - run.start_state.rows):,} rows are trained on again"
             )
             return
 
-    def go_on_without(self, loss: ProcessFailedError, calls: dict[str, Call], tasks: dict[str, Assignment]) -> None:
+    def continue_without(
+        self, failure: ProcessFailedError, calls: dict[str, Call], tasks: dict[str, Assignment]
+    ) -> None:
         """Replace the failed process at the last checkpoint while the others continue (`on_failure: continue`).
 
         What the failed process had learned since then is lost. A log line records how much.
         """
-        self._count(loss)
-        known = self.run.overview.shards.get(loss.name)
-        self.run.processes.replace(loss.name)
-        if loss.name.startswith("shard"):
-            self._return_shard(loss.name, 0 if known is None else known["pushes"])
-        elif loss.name in self.run.processes.trainers:
-            calls[loss.name] = self._return_worker(loss.name, tasks[loss.name])
+        name = failure.name
+        self._count(failure)
+        status = self.run.overview.shards.get(name)
+        self.run.processes.replace(name)
+        if name.startswith("shard"):
+            self._restart_shard(name, 0 if status is None else status["pushes"])
+        elif name in self.run.processes.trainers:
+            calls[name] = self._restart_worker(name, tasks[name])
         else:
-            raise loss  # other workers take its files, from the last checkpoint on
+            raise failure  # other workers take its files, from the last checkpoint on
 
-    def _return_shard(self, name: str, pushes: int) -> None:
+    def _restart_shard(self, name: str, pushes: int) -> None:
         run, processes = self.run, self.run.processes
-        processes.call(
-            {name: processes.actor_group.actors[name]}, "drop_checkpoint", run.checkpoints.number
-        )  # late marks of it may still arrive
-        processes.load([name], run.base)
+        actor = {name: processes.actor_group.actors[name]}
+        processes.call(actor, "drop_checkpoint", run.checkpoints.number)  # its marks may still arrive
+        processes.load([name], run.start_state)
         processes.call(processes.trainers, "move", int(name.split()[1]), processes.actor_group.facts[name]["endpoints"])
         run.monitor.log(
-            f"{name} is back with the rows of step {run.base.steps:,}; it had applied {pushes:,} pushes since its start"
+            f"{name} restarted with the rows of step {run.start_state.steps:,}; it had applied {pushes:,} pushes since its start"
         )
 
-    def _return_worker(self, name: str, task: Assignment) -> Call:
+    def _restart_worker(self, name: str, task: Assignment) -> Call:
         run, processes = self.run, self.run.processes
-        seen = processes.call(processes.shards, "learned").values()
+        by_shard = processes.call(processes.shards, "learned").values()
         links, index = links_of(run.config), int(name.split()[1])
-        mine = range(index * links, (index + 1) * links)
-        learned = [max(found.get(peer, 0) for found in seen) for peer in mine]
-        processes.connect([name], run.base, learned)
-        skip = max(0, sum(learned) - run.base.worker_steps.get(name, 0))
+        peers = range(index * links, (index + 1) * links)
+        learned = [max(batches.get(peer, 0) for batches in by_shard) for peer in peers]
+        processes.connect([name], run.start_state, learned)
+        skip = max(0, sum(learned) - run.start_state.worker_steps.get(name, 0))
         run.monitor.log(
             f"{name} continues after {skip:,} batches since the last checkpoint; what it had not sent is lost"
         )
-        return processes.actor_group.actors[name].train.remote(replace(self._share(task), skip=skip))
+        return processes.actor_group.actors[name].train.remote(replace(self._rest(task), skip=skip))
 
-    def _share(self, task: Assignment) -> Assignment:
-        """Return the assignment of a worker as of the last checkpoint."""
-        base = self.run.base
-        states = base.reader["streams"] if base.reader["epoch"] == task.epoch else {}
+    def _rest(self, task: Assignment) -> Assignment:
+        """Return what was left of an assignment at the last checkpoint."""
+        reader = self.run.start_state.reader
+        states = reader["streams"] if reader["epoch"] == task.epoch else {}
         streams = [replace(s, state=states.get(str(s.number), s.state)) for s in task.streams]
         left = [s for s in streams if str(s.number) not in states or s.state is not None]
         return replace(task, streams=tuple(left), saved={})

@@ -59,8 +59,8 @@ def scorers(
             try:
                 driver.start()
                 yield driver.evaluations
-            except ProcessFailedError as loss:
-                raise ClusterError(f"lost {loss}", "score again; nothing was written") from None
+            except ProcessFailedError as failure:
+                raise ClusterError(str(failure), "score again; nothing was written") from None
             except StoppedError:
                 assert driver.signal is not None
                 leave(driver.signal)
@@ -79,20 +79,20 @@ def train(run: OpenRun[ClusterMonitor], source: Source, test: Data) -> TrainingR
     driver = Driver(settings, source.schema, source.files, held_out, run.monitor)
     driver.mirror = run.mirror
     run.begin(driver)
-    before = driver.base.rows
+    before = driver.start_state.rows
     train_on_cluster(driver)
-    rows, progress = driver.base.rows - before, driver.progress
+    rows, progress = driver.start_state.rows - before, driver.progress
     best = checkpoint.best(run.checkpoints)
     kept = best is not None and driver.signal is None
     result = TrainingResult(
         None,
         best if kept else driver.path,
         cores(settings),
-        rows=driver.base.rows,
+        rows=driver.start_state.rows,
         new_rows=rows,
         seconds=driver.trained_s + driver.last_save_s,
         rows_per_s=rows / driver.trained_s if driver.trained_s else 0.0,
-        train=progress.train or dict(driver.base.metrics.results()),
+        train=progress.train or dict(driver.start_state.metrics.results()),
         test=(progress.best_test or progress.test) if kept else progress.test,
         last=driver.path,
         signal=driver.signal,

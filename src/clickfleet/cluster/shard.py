@@ -108,7 +108,8 @@ class Shard:
         """Number of the last checkpoint taken."""
         self.changed: dict[int, list[Keys]] = {peer: [] for peer in self.peers}
         self.holds: dict[int, KeySet] = {}
-        self._gone: dict[int, int] = {}
+        self._deletions_sent: dict[int, int] = {}
+        """The number of deletions when a peer last received the deleted keys."""
 
     def resume_rounds(self) -> None:
         """Expect all peers in the next round again. Call it when an epoch begins."""
@@ -128,7 +129,7 @@ class Shard:
             self.active.discard(peer)
             return [(peer, Answer(version=self.version, number=piece.number)), *self._round()]
         if piece.sequence:
-            if piece.sequence <= self.learned.get(peer, 0):  # its answer was lost
+            if piece.sequence <= self.learned.get(peer, 0):  # applied already; its answer did not arrive
                 return [(peer, self._answer(peer, piece))]
             if peer in self.marked:
                 self.held.append((peer, piece))
@@ -168,10 +169,10 @@ class Shard:
     def _step(self, gradients: list[Gradient]) -> None:
         config = self.optimizer.config
         clips = config.clip_norm is not None or config.clip_value is not None
-        one = summed(gradients, clips, self.rules.loss_mean)
+        total = summed(gradients, clips, self.rules.loss_mean)
         lr = config.lr * optimizer.factor(config.schedule, self.batches)
-        self.optimizer.step_clipped(torch.from_numpy(one.vector), one.scale, lr)
-        self.batches += 1 if self.rules.waits else one.batches
+        self.optimizer.step_clipped(torch.from_numpy(total.vector), total.scale, lr)
+        self.batches += 1 if self.rules.waits else total.batches
 
     def _round(self) -> Answers:
         """Apply the pushes of all workers as one, if all have arrived."""
@@ -180,7 +181,7 @@ class Shard:
         round_, self.gathered = dict(sorted(self.gathered.items())), {}
         pushes = [piece.request.push for piece in round_.values() if piece.request.push is not None]
         if pushes:
-            self.table.push(**_together(pushes, self.rules.mean)._asdict())
+            self.table.push(**_concatenated(pushes, self.rules.mean)._asdict())
         gradients = [piece.request.dense for piece in round_.values() if piece.request.dense is not None]
         if gradients:
             self._step(gradients)
@@ -204,22 +205,21 @@ class Shard:
         self._take(number)
         held, self.held = self.held, []
         answers: Answers = []
-        for one, piece in held:
-            answers += self.handle(one, piece)
+        for holder, piece in held:
+            answers += self.handle(holder, piece)
         return answers
 
     def _take(self, number: int) -> None:
         self.last_checkpoint = number
         self.marked = set()
-        state = self.optimizer.state()
-        dense = {"values": self.optimizer.values.clone(), **state}
         facts: ShardCounts = {"version": self.version, "batches": self.batches, "learned": dict(self.learned)}
-        self.on_checkpoint(ShardCheckpoint(number, self.table.snapshot(self.rules.row_files), dense, facts))
+        dense, rows = self.dense_state(), self.table.snapshot(self.rules.row_files)
+        self.on_checkpoint(ShardCheckpoint(number, rows, dense, facts))
 
     def _add(self, peer: int, push: Push | None, dense: Gradient | None) -> None:
         """Add shipped differences, and note for every worker which rows changed.
 
-        A sender can compute a row that only it has changed: its old value plus its difference, added in the same way as here.
+        A sender knows the new value of a row that only it has changed: it adds its difference in the same way.
         """
         if push is not None and len(push.keys):
             self.table.move(
@@ -232,14 +232,18 @@ class Shard:
                 distinct=push.distinct,
             )
             for other, keys in self.changed.items():
-                keys.append(self._surprising(peer, push.keys) if other == peer else push.keys)
+                keys.append(self._unknown_to(peer, push.keys) if other == peer else push.keys)
         if dense is not None:
             self.optimizer.values += torch.from_numpy(dense.vector)
             self.batches += dense.batches
 
-    def _surprising(self, peer: int, keys: Keys) -> Keys:
+    def _unknown_to(self, peer: int, keys: Keys) -> Keys:
         """Return the keys whose new value the sender cannot compute itself."""
-        if peer not in self.holds or self.table.policy.admission.by != "birth" or self._deletions() != self._gone[peer]:
+        if (
+            peer not in self.holds
+            or self.table.policy.admission.by != "birth"
+            or self._deletions() != self._deletions_sent[peer]
+        ):
             return keys
         unheld = keys[~self.holds[peer].has(keys)]  # this shard replaces one that failed
         self.holds[peer].add(unheld)
@@ -253,24 +257,24 @@ class Shard:
         """Answer with the changed rows that the worker replicates, and with the keys of deleted rows."""
         keys, self.changed[peer] = self.changed[peer], []
         answer.deleted = np.empty(0, np.uint64)
-        if peer in self.holds and (gone := self._deletions()) != self._gone[peer]:
-            self._gone[peer] = gone
+        if peer in self.holds and (deletions := self._deletions()) != self._deletions_sent[peer]:
+            self._deletions_sent[peer] = deletions
             held = self.holds[peer].keys()
             answer.deleted = held[~self.table.known(held)]
         distinct = unique(np.concatenate([np.empty(0, np.uint64), *keys]))[0]
-        mine = distinct[self.holds[peer].has(distinct)] if peer in self.holds else distinct
-        answer.keys, answer.rows = mine, self.table.pull(mine)
+        answer.keys = distinct[self.holds[peer].has(distinct)] if peer in self.holds else distinct
+        answer.rows = self.table.pull(answer.keys)
 
     def replicate(self, peers: Iterable[int]) -> None:
         """Track from now on which rows each peer replicates."""
         self.holds = {peer: KeySet() for peer in peers}
-        self._gone = dict.fromkeys(self.holds, self._deletions())
+        self._deletions_sent = dict.fromkeys(self.holds, self._deletions())
 
     def dense_state(self) -> dict[str, Tensor]:
         return {"values": self.optimizer.values.clone(), **self.optimizer.state()}
 
     def stats(self) -> dict[str, float]:
-        """Return the numbers that status pages show."""
+        """Return the counts of a status report."""
         late = self.staleness
         return {
             **self.table.stats(),
@@ -291,7 +295,7 @@ def rules_of(config: Config, row_files: int = 8) -> Rules:
     )
 
 
-def _together(pushes: list[Push], mean: bool) -> Push:
+def _concatenated(pushes: list[Push], mean: bool) -> Push:
     """Concatenate the pushes of a round. The table adds gradients of equal keys in this order."""
     if len(pushes) == 1:
         return pushes[0]

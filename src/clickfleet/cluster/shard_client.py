@@ -57,7 +57,7 @@ class ShardClient:
     ) -> None:
         self.spread, self.who, self.peer = spread, who, peer
         self.timeout_s, self._abandoned = timeout_s, abandoned
-        self._own = context is None
+        self._owns_context = context is None
         self._context = context or zmq.Context(1)
         self._names = [addresses[0] for addresses in endpoints]
         self._sockets = [self._connect(addresses) for addresses in endpoints]
@@ -85,7 +85,7 @@ class ShardClient:
 
     def ask(self, request: Request) -> ShardTicket:
         pull = None if request.pull is None else self.spread.split(request.pull)
-        push = None if request.push is None else self._known(request.push.keys)
+        push = None if request.push is None else self._split_of(request.push.keys)
         learns = request.push is not None or request.dense is not None
         self._sequence += max(1, request.dense.batches if request.dense is not None else 0) * learns
         self._move()
@@ -100,8 +100,8 @@ class ShardClient:
             self._splits.append(pull)
         return ShardTicket(self, self._number, pull, learns)
 
-    def _known(self, keys: Keys) -> Split | None:
-        """Return the split of the same array of keys, if a pull has made it already."""
+    def _split_of(self, keys: Keys) -> Split | None:
+        """Return the split of this array of keys if a recent pull has computed it."""
         return next((split for split in self._splits if split.given is keys), None)
 
     def _send(self, shard: int, number: int, frames: Frames) -> None:
@@ -137,7 +137,7 @@ class ShardClient:
             self.waiting = False
 
     def _collect(self, number: int) -> list[Answer]:
-        begin = again = time.monotonic()
+        begin = sent_at = time.monotonic()
         for i in range(len(self._sockets)):
             while number not in self._answers[i]:
                 self._move()
@@ -149,10 +149,10 @@ class ShardClient:
                 if now - begin > self.timeout_s:
                     raise ClusterError(
                         f"shard {i} ({self._names[i]}) has not answered for {self.timeout_s:.0f} s",
-                        "is its process alive, and can this host reach it?",
+                        "check that its process runs and that this host can reach it",
                     )
-                if now - again > RESEND_S:
-                    again = now
+                if now - sent_at > RESEND_S:
+                    sent_at = now
                     for j in range(i, len(self._sockets)):
                         if number in self._sent[j]:
                             self._send(j, number, self._sent[j][number])
@@ -181,7 +181,7 @@ class ShardClient:
     def close(self) -> None:
         for socket in self._sockets:
             socket.close(linger=0)
-        if self._own:
+        if self._owns_context:
             self._context.term()
 
 

@@ -28,7 +28,7 @@ AT_ONCE_S = 0.05
 """CPU seconds before the writer slows down. A small checkpoint is written by then."""
 AT_MOST_S = 300.0
 """The writer paces itself to finish within this time."""
-LOOK_S = 0.1
+POLL_S = 0.1
 """How often a paused writer checks whether pushes wait for it."""
 
 
@@ -91,29 +91,29 @@ class ShardFiles:
     def save(self, number: int, folder: str, timeout_s: float, share: float, table: Table) -> WrittenCheckpoint:
         """Wait until the checkpoint is taken and write its rows into `folder`. Return facts of the files, and the dense part."""
         with self._change:
-            there = self._change.wait_for(lambda: number in self._taken or number <= self._dropped, timeout_s)
+            notified = self._change.wait_for(lambda: number in self._taken or number <= self._dropped, timeout_s)
             if number not in self._taken:
-                problem = "was dropped" if there else f"was not complete within {timeout_s:.0f} s"
+                problem = "was dropped" if notified else f"was not complete within {timeout_s:.0f} s"
                 raise ClusterError(f"{self._name}: checkpoint {number} {problem}")
             taken = self._taken.pop(number)
-        found: list[WrittenCheckpoint | Exception] = []
+        results: list[WrittenCheckpoint | Exception] = []
 
         def write() -> None:
             if sys.platform == "linux":  # other systems have no niceness per thread
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
             try:
-                found.append(self._write(taken, folder, share, table))
+                results.append(self._write(taken, folder, share, table))
             except Exception as error:
-                found.append(error)
+                results.append(error)
 
         writer = threading.Thread(target=write, name="clickfleet-checkpoint")  # its niceness cannot be lowered again
         writer.start()
         writer.join()
-        if not found:
+        if not results:
             raise ClusterError(f"{self._name}: cannot write checkpoint {number}", "see the shard's log")
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
 
     def _write(self, taken: ShardCheckpoint, folder: str, share: float, table: Table) -> WrittenCheckpoint:
         begin = time.monotonic()
@@ -163,7 +163,7 @@ class ShardFiles:
             until = begin + min(used / share, AT_MOST_S * rows / total)
             while used > AT_ONCE_S and not pressing() and (left := until - time.monotonic()) > 0:
                 with self._change:
-                    self._change.wait(min(left, LOOK_S))
+                    self._change.wait(min(left, POLL_S))
 
     def deliver(self, number: int, url: str) -> None:
         """Upload the row files of the last checkpoint to a URL."""

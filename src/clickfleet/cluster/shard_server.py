@@ -28,7 +28,7 @@ from clickfleet.cluster.process import (
     own_address,
     read_log,
 )
-from clickfleet.cluster.shard import Rules, Shard
+from clickfleet.cluster.shard import Answers, Rules, Shard
 from clickfleet.cluster.shard_files import ShardFiles, WrittenCheckpoint
 from clickfleet.cluster.status import ShardStatus
 from clickfleet.cluster.wire import PeerIdentity, Server
@@ -37,6 +37,7 @@ from clickfleet.errors import ClusterError
 from clickfleet.store import checkpoint, mirror, run_folder
 from clickfleet.store.table import Changes, Columns, Table
 from clickfleet.training import modes
+from clickfleet.training.sharding import Piece
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ShardActor:
         self._cpu, self._trained = 0.0, Stopwatch()
 
     def load(self, origin: CheckpointOrigin, who: tuple[int, bytes, int], peers: list[int]) -> ProcessFacts:
-        """Start, or start again, from an origin as part of a generation of the run. Return the addresses of the server."""
+        """Start, or restart, from an origin in a generation of the run. Return the addresses of the server."""
         shards = self.config.cluster.shards
         self.files.forget()
         if origin.path is None:
@@ -91,7 +92,7 @@ class ShardActor:
         self._changes = None
         if self.server is None:
             self.shard, self.who = shard, PeerIdentity(*who)
-            self._listen(1 + table.factors)
+            self._listen()
         else:
             with self.server.lock:
                 self.shard, self.who = shard, PeerIdentity(*who)
@@ -102,27 +103,28 @@ class ShardActor:
         self._cpu, self._trained = time.process_time(), Stopwatch()
         return {**describe_process(), "endpoints": self.server.endpoints}
 
-    def _listen(self, width: int) -> None:
-        def handle(peer: int, piece: Any) -> Any:
+    def _listen(self) -> None:
+        def handle(peer: int, piece: Piece) -> Answers:
             assert self.shard is not None
             return self.shard.handle(peer, piece)
 
         assert self.shard is not None
         self._socket_file = new()
-        binds, floats = [self._address(), f"ipc://{self._socket_file}"], len(self.shard.optimizer.values)
+        width, floats = 1 + self.shard.table.factors, len(self.shard.optimizer.values)
+        binds = [self._address(), f"ipc://{self._socket_file}"]
         self.server = Server(handle, lambda: self.who, width, binds, floats=floats, log=log)
         self.server.start()
 
     def _address(self) -> str:
         """Return the address to listen on: the configured endpoint, or any free port."""
-        given = self.config.cluster.endpoints
-        if not given:
+        endpoints = self.config.cluster.endpoints
+        if not endpoints:
             return f"tcp://{own_address()}:*"
-        host, _, port = given[self.number].rpartition(":")
+        host, _, port = endpoints[self.number].rpartition(":")
         try:
             return f"tcp://{socket.gethostbyname(host)}:{port}"
         except OSError as error:
-            raise ClusterError(f"shard {self.number} cannot listen on {given[self.number]}: {error}") from None
+            raise ClusterError(f"shard {self.number} cannot listen on {endpoints[self.number]}: {error}") from None
 
     def drop_checkpoint(self, number: int) -> None:
         self.files.drop(number)
@@ -131,10 +133,8 @@ class ShardActor:
         self.files.hurry(number)
 
     def next_epoch(self) -> None:
-        assert self.server is not None
-        with self.server.lock:
-            assert self.shard is not None
-            self.shard.resume_rounds()
+        with self._locked() as shard:
+            shard.resume_rounds()
         self._trained.start()
 
     def end_epoch(self) -> None:
@@ -152,27 +152,25 @@ class ShardActor:
 
     def learned(self) -> dict[int, int]:
         """Return how many batches of each peer were applied."""
-        assert self.server is not None
-        with self.server.lock:
-            assert self.shard is not None
-            return dict(self.shard.learned)
+        with self._locked() as shard:
+            return dict(shard.learned)
 
     def shrink(self) -> int:
-        with self._still() as table:
-            return table.shrink()
+        with self._locked() as shard:
+            return shard.table.shrink()
 
     def end_day(self) -> None:
-        with self._still() as table:
-            table.end_day()
+        with self._locked() as shard:
+            shard.table.end_day()
 
     def restore_readers(self, keys: Any) -> None:
-        with self._still() as table:
-            table.restore_readers(keys)
+        with self._locked() as shard:
+            shard.table.restore_readers(keys)
 
     def cut_changes(self, base: bool) -> bool:
         """Prepare the rows to publish, for `next_changes`. Return whether these are all rows."""
-        with self._still() as table:
-            self._changes = table.cut_changes(base=base)
+        with self._locked() as shard:
+            self._changes = shard.table.cut_changes(base=base)
             return self._changes.base
 
     def next_changes(self) -> Columns | None:
@@ -185,40 +183,37 @@ class ShardActor:
         return self._changes.deleted
 
     def end_changes(self, published: bool) -> None:
-        with self._still():
+        with self._locked():
             if self._changes is not None:
                 (self._changes.commit if published else self._changes.abort)()
                 self._changes = None
 
     @contextmanager
-    def _still(self) -> Iterator[Table]:
-        """Hold the lock of the server and yield the table."""
+    def _locked(self) -> Iterator[Shard]:
+        """Hold the lock of the server and yield the shard."""
         assert self.server is not None
         with self.server.lock:
             assert self.shard is not None
-            yield self.shard.table
+            yield self.shard
 
     def dense(self) -> dict[str, torch.Tensor]:
-        assert self.server is not None
-        with self.server.lock:
-            assert self.shard is not None
-            return self.shard.dense_state()
+        with self._locked() as shard:
+            return shard.dense_state()
 
     def status(self) -> ShardStatus:
         assert self.server is not None
         if self.server.failure is not None:
             raise ClusterError(f"shard {self.number} failed: {self.server.failure!r}") from self.server.failure
-        with self.server.lock:
-            assert self.shard is not None
-            found = self.shard.stats()
-        found |= {
+        with self._locked() as shard:
+            counts = shard.stats()
+        counts |= {
             "dropped": sum(self.server.dropped.counts.values()),
             "received": self.server.bytes_in,
             "sent": self.server.bytes_out,
             "cpu_s": time.process_time() - self._cpu,
             "trained_cpu_s": self._trained.seconds,
         }
-        return cast(ShardStatus, found)
+        return cast(ShardStatus, counts)
 
     def process(self) -> ProcessFacts:
         return describe_process()
@@ -231,15 +226,15 @@ class ShardActor:
 
 
 PREFIX, NAME = "clickfleet-wire-", "shard"
-_OURS = re.compile(PREFIX + r"\w+")
+_FOLDER = re.compile(PREFIX + r"\w+")
 _YOUNG_S = 60.0
 """A younger socket may refuse connections only because its server does not listen yet."""
 
 
 def new() -> str:
-    """Return a path for the socket of a shard. Delete sockets without a listener that earlier processes left."""
+    """Return a path for the socket of a shard. Delete sockets without a listener that earlier processes left behind."""
     for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-        if _OURS.fullmatch(folder.name) and is_ours(str(folder / NAME)) and _is_left(folder / NAME):
+        if _FOLDER.fullmatch(folder.name) and is_ours(str(folder / NAME)) and _is_abandoned(folder / NAME):
             shutil.rmtree(folder, ignore_errors=True)
     return str(Path(tempfile.mkdtemp(prefix=PREFIX)) / NAME)
 
@@ -255,21 +250,21 @@ def remove(path: str) -> None:
 def is_ours(path: str) -> bool:
     """Return whether the socket exists in a folder that belongs to this user and is closed to others."""
     try:
-        folder, found = os.lstat(os.path.dirname(path)), os.lstat(path)
+        folder, socket_file = os.lstat(os.path.dirname(path)), os.lstat(path)
     except OSError:
         return False
     private = stat.S_ISDIR(folder.st_mode) and not folder.st_mode & 0o077
-    return private and stat.S_ISSOCK(found.st_mode) and folder.st_uid == found.st_uid == os.getuid()
+    return private and stat.S_ISSOCK(socket_file.st_mode) and folder.st_uid == socket_file.st_uid == os.getuid()
 
 
-def _is_left(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     if not hasattr(socket, "AF_UNIX"):
         return False
     try:
         if time.time() - path.lstat().st_mtime < _YOUNG_S:
             return False
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.connect(str(path))
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(path))
     except ConnectionRefusedError:
         return True
     except OSError:  # gone meanwhile

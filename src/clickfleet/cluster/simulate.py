@@ -18,6 +18,7 @@ from clickfleet.config import plugins
 from clickfleet.config.load import Config
 from clickfleet.data.dataset import Source
 from clickfleet.data.schema import Schema
+from clickfleet.store import checkpoint
 from clickfleet.store.table import Table
 from clickfleet.training import modes
 from clickfleet.training.learner import Learner
@@ -64,7 +65,7 @@ class Turns:
             self._waiting[self._random.choice(sorted(self._alive))].set()
 
     def give(self, i: int) -> None:
-        """Give the turn to a random thread and wait for the next own turn."""
+        """Give the turn to a random thread and wait until it comes back to thread `i`."""
         self._pass()
         self._waiting[i].wait()
         self._waiting[i].clear()
@@ -88,8 +89,8 @@ class SimulatedLink:
             if part.dense is not None:  # a shard may hold it while the worker continues
                 part.dense = part.dense._replace(vector=part.dense.vector.copy())
             piece = Piece(part, self._sequence if learns else 0, seen, self._number)
-            for whom, answer in self.simulation.shards[i].handle(self.worker, piece):
-                self.simulation.boxes[whom].setdefault(answer.number, {})[i] = answer
+            for peer, answer in self.simulation.shards[i].handle(self.worker, piece):
+                self.simulation.boxes[peer].setdefault(answer.number, {})[i] = answer
         self.simulation.turns.give(self.worker)
         return SimulatedTicket(self, pull, self._number)
 
@@ -100,10 +101,8 @@ class SimulatedTicket:
         self._reply: Reply | None = None
 
     def ready(self) -> bool:
-        return (
-            len(self._link.simulation.boxes[self._link.worker].get(self._number, ()))
-            == self._link.simulation.spread.shards
-        )
+        simulation = self._link.simulation
+        return len(simulation.boxes[self._link.worker].get(self._number, ())) == simulation.spread.shards
 
     def wait(self) -> Reply:
         simulation, worker = self._link.simulation, self._link.worker
@@ -148,13 +147,7 @@ class SimulatedCluster:
             learner = Learner(self.config, self.schema, Table.like(self.first.table.describe()))
             links: list[Link] = [SimulatedLink(self, i)]
             job = WorkerJob(
-                learner,
-                sources[i],
-                metrics,
-                links=links,
-                worker=i,
-                workers=self.workers,
-                trainers=self.trainers,
+                learner, sources[i], metrics, links=links, worker=i, workers=self.workers, trainers=self.trainers
             )
             return lambda: modes.load(self.config)(job)
 
@@ -166,8 +159,6 @@ class SimulatedCluster:
     def model(self) -> Learner:
         """Return the current state of the shards as one model."""
         table = Table.like(self.first.table.describe())
-        from clickfleet.store import checkpoint
-
         for shard in self.shards:
             checkpoint.unpack(table, checkpoint.pack(shard.table))
         learner = Learner(self.config, self.schema, table)

@@ -82,15 +82,15 @@ def dense_of(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def pack_buffers(learner: Learner) -> bytes:
-    found = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
-    return torch_tensors.save(found) if found else b""
+    buffers = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
+    return torch_tensors.save(buffers) if buffers else b""
 
 
 def adopt_buffers(learner: Learner, packed: bytes) -> None:
     if packed:
-        mine = dict(learner.model.named_buffers())
+        buffers = dict(learner.model.named_buffers())
         for name, tensor in torch_tensors.load(packed).items():
-            mine[name].copy_(tensor)
+            buffers[name].copy_(tensor)
 
 
 def fresh(config: Config, schema: Schema, learner: Learner) -> StartState:
@@ -103,10 +103,10 @@ def start_from(path: Path, config: Config, schema: Schema, learner: Learner) -> 
     """Return the start state of a new run with what fits of an old model, and the names of what does not."""
     changes, anew = saving.fitting(path, config, schema)
     anew += learner.adopt_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
-    base = fresh(config, schema, learner)
+    start = fresh(config, schema, learner)
     if changes is not None:
-        base.path, base.table = str(path), changes
-    return base, anew
+        start.path, start.table = str(path), changes
+    return start, anew
 
 
 def resume(
@@ -119,7 +119,7 @@ def resume(
     reader = state["reader"]
     if "streams" not in reader:  # of one machine: one stream of all files
         reader = {"epoch": reader["epoch"], "of": 1, "streams": {"0": reader}}
-    base = StartState(
+    start = StartState(
         str(path),
         changes,
         dense_of(learner),
@@ -133,7 +133,7 @@ def resume(
         state["progress"],
         more=more_of(state),
     )
-    return base, state
+    return start, state
 
 
 def more_of(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,13 +149,13 @@ def _replicas(
         return {}
     if config.mode.name != state["arrangement"].get("mode") or len(kept) != config.cluster.workers:
         log(
-            f"warning: the checkpoint has the copies of {len(kept)} workers of mode {state['arrangement'].get('mode')}, which do not "
-            "fit here: what their rules remembered, and what they had not shipped, is dropped"
+            f"warning: the checkpoint holds replicas of {len(kept)} workers in mode {state['arrangement'].get('mode')}, which do not "
+            "fit this run; they are dropped, with their optimizer state and with changes that were not shipped"
         )
         return {}
     if not all((path / kept_name(int(worker), name)).exists() for worker, names in kept.items() for name in names):
         log(
-            "warning: the checkpoint was made by hand from one of a cluster: what its workers kept for themselves is dropped"
+            "warning: the checkpoint was changed by hand after a cluster wrote it: the replicas of its workers are dropped"
         )
         return {}
     return {

@@ -86,7 +86,7 @@ class Moment(NamedTuple):
 
 @dataclass
 class StartCounts:
-    """Counts of the state that the workers start from."""
+    """Counts of the state that the workers started from."""
 
     steps: int = 0
     rows: int = 0
@@ -100,36 +100,35 @@ class ClusterProgress:
         self.thresholds = thresholds
         self.workers: dict[str, WorkerStatus] = {}
         self.shards: dict[str, ShardStatus] = {}
-        self.base = StartCounts()
-        """Counts of the state that the workers started from."""
+        self.start = StartCounts()
         self.epoch = 0
-        self.losses = 0
+        self.failures = 0
         self.idle_workers = 0
         """Workers without a file to train on in this epoch."""
-        self.heard = time.monotonic()
+        self.reported_at = time.monotonic()
         """When a worker last reported its progress."""
 
     def restart(self, steps: int, rows: int, buckets: NDArray[np.float64] | None) -> None:
         """Set the counts that the workers start from."""
-        self.base = StartCounts(steps, rows, buckets)
+        self.start = StartCounts(steps, rows, buckets)
         self.workers = {}
-        self.heard = time.monotonic()
+        self.reported_at = time.monotonic()
 
     @property
     def moment(self) -> Moment:
         """The last report."""
-        return Moment(self.heard, self.rows)
+        return Moment(self.reported_at, self.rows)
 
     def _sum(self, key: Count) -> int:
         return sum(facts.get(key, 0) for facts in self.workers.values())
 
     @property
     def steps(self) -> int:
-        return int(self.base.steps + self._sum("steps"))
+        return int(self.start.steps + self._sum("steps"))
 
     @property
     def rows(self) -> int:
-        return int(self.base.rows + self._sum("rows"))
+        return int(self.start.rows + self._sum("rows"))
 
     @property
     def loss(self) -> float:
@@ -152,8 +151,8 @@ class ClusterProgress:
         """What all workers have scored since the epoch began."""
         buckets = Buckets(self.thresholds)
         parts = [facts["buckets"] for facts in self.workers.values() if "buckets" in facts]
-        if self.base.buckets is not None:
-            parts.append(self.base.buckets)
+        if self.start.buckets is not None:
+            parts.append(self.start.buckets)
         if parts:
             buckets.restore({"buckets": np.sum(parts, axis=0)})
         return buckets
@@ -177,8 +176,8 @@ class ClusterProgress:
         return {key: sum(facts.get(key, 0) for facts in self.shards.values()) for key in keys}
 
     def shares(self) -> dict[str, float]:
-        found = [facts["shares"] for facts in self.workers.values() if "shares" in facts]
-        return {phase: float(np.mean([each[phase] for each in found])) if found else 0.0 for phase in PHASES}
+        shares = [facts["shares"] for facts in self.workers.values() if "shares" in facts]
+        return {phase: float(np.mean([share[phase] for share in shares])) if shares else 0.0 for phase in PHASES}
 
     def extra(self) -> ClusterFacts:
         """Return the numbers that only a cluster has."""
@@ -187,7 +186,7 @@ class ClusterProgress:
             "staleness": float(np.mean(late)) if late else 0.0,
             "queued": self._sum("queued") + sum(facts.get("held", 0) for facts in self.shards.values()),
             "wire_bytes": self._sum("sent") + self._sum("received"),
-            "losses": self.losses,
+            "losses": self.failures,
             "dropped_messages": sum(facts.get("dropped", 0) for facts in self.shards.values()) + self._sum("dropped"),
             "idle_workers": self.idle_workers,
         }
@@ -199,9 +198,7 @@ class ClusterMonitor(Monitor):
     def tick(self, run: Progress) -> None:
         assert isinstance(run, ClusterProgress)
         self._steps = run.steps - 1  # a poll is not a step
-        if run.buckets.state()["buckets"][
-            TOTALS.index("rows")
-        ]:  # otherwise an epoch has begun, and nothing is known of it
+        if run.buckets.state()["buckets"][TOTALS.index("rows")]:  # none before the first report of an epoch
             super().tick(run)
 
     def facts(self, run: Progress, now: float, since: Mark) -> dict[str, Any]:
@@ -219,7 +216,7 @@ class ClusterMonitor(Monitor):
 
     def words(self, facts: dict[str, Any]) -> str:
         each = " ".join(f"{rate:,.0f}" for rate in facts["each"].values())
-        names = {"losses": "losses", "idle_workers": "idle workers", "dropped_messages": "foreign messages dropped"}
+        names = {"losses": "failures", "idle_workers": "idle workers", "dropped_messages": "foreign messages dropped"}
         more = "".join(f"  {facts[key]:,} {name}" for key, name in names.items() if facts[key])
         return (
             f"{describe(facts)}  each {each}  staleness {facts['staleness']:.1f}  queued {facts['queued']}"
@@ -232,14 +229,14 @@ def closing_table(overview: ClusterProgress, facts: Mapping[str, ProcessFacts], 
     lines = [
         f"{'process':>10}  {'host':<16} {'pid':>7} {'rows':>12} {'steps':>8} {'rows/s':>9} {'wire':>9} {'CPU s':>7}  latency ms (p50 p99)"
     ]
-    for name, found in overview.workers.items():
+    for name, worker in overview.workers.items():
         where: Mapping[str, object] = facts.get(name, {})
-        times = found.get("latencies", {})
-        late = "  ".join(f"{kind} {values[0]:.1f} {values[1]:.1f}" for kind, values in times.items() if values)
+        latencies = worker.get("latencies", {}).items()
+        late = "  ".join(f"{kind} {values[0]:.1f} {values[1]:.1f}" for kind, values in latencies if values)
         lines.append(
-            f"{name:>10}  {where.get('host', '?'):<16} {where.get('pid', 0):>7} {found.get('rows', 0):>12,} "
-            f"{found.get('steps', 0):>8,} {found.get('rows', 0) / max(seconds, 1e-9):>9,.0f} "
-            f"{amount(found.get('sent', 0) + found.get('received', 0), 'bytes'):>9} {found.get('cpu_s', 0):>7.1f}  {late}"
+            f"{name:>10}  {where.get('host', '?'):<16} {where.get('pid', 0):>7} {worker.get('rows', 0):>12,} "
+            f"{worker.get('steps', 0):>8,} {worker.get('rows', 0) / max(seconds, 1e-9):>9,.0f} "
+            f"{amount(worker.get('sent', 0) + worker.get('received', 0), 'bytes'):>9} {worker.get('cpu_s', 0):>7.1f}  {late}"
         )
     for name, shard in overview.shards.items():
         where = facts.get(name, {})
@@ -254,12 +251,12 @@ def closing_table(overview: ClusterProgress, facts: Mapping[str, ProcessFacts], 
 def closing_facts(overview: ClusterProgress, seconds: float) -> dict[str, float]:
     """Return the costs of training per step and per row, without start, evaluation and the last checkpoint."""
     workers, shards = list(overview.workers.values()), list(overview.shards.values())
-    steps = max(1, sum(found.get("steps", 0) for found in workers))
-    rows = max(1, sum(found.get("rows", 0) for found in workers))
-    wire = sum(found.get("sent", 0) + found.get("received", 0) for found in workers)
+    steps = max(1, sum(worker["steps"] for worker in workers))
+    rows = max(1, sum(worker["rows"] for worker in workers))
+    wire = sum(worker.get("sent", 0) + worker.get("received", 0) for worker in workers)
     late = {
         f"{kind}_{name}_ms": float(
-            np.mean([f["latencies"][kind][i] for f in workers if f.get("latencies", {}).get(kind)] or [0])
+            np.mean([w["latencies"][kind][i] for w in workers if w.get("latencies", {}).get(kind)] or [0])
         )
         for kind in ("pull", "push")
         for i, name in enumerate(("p50", "p99"))
@@ -267,17 +264,17 @@ def closing_facts(overview: ClusterProgress, seconds: float) -> dict[str, float]
     return {
         "step": overview.steps,
         "seconds": seconds,
-        "worker_cpu_ms_per_step": 1e3 * sum(found.get("trained_cpu_s", 0.0) for found in workers) / steps,
+        "worker_cpu_ms_per_step": 1e3 * sum(worker.get("trained_cpu_s", 0.0) for worker in workers) / steps,
         **{
             f"{phase}_cpu_ms_per_step": 1e3
-            * sum(found["cpu_by_phase"][phase] for found in workers if found["steps"])
+            * sum(worker["cpu_by_phase"][phase] for worker in workers if worker["steps"])
             / steps
             for phase in PHASES
         },
-        "shard_cpu_ms_per_step": 1e3 * sum(found.get("trained_cpu_s", 0.0) for found in shards) / steps,
+        "shard_cpu_ms_per_step": 1e3 * sum(shard.get("trained_cpu_s", 0.0) for shard in shards) / steps,
         "wire_bytes_per_row": wire / rows,
         "staleness": overview.extra()["staleness"],
-        "losses": overview.losses,
+        "losses": overview.failures,
         "dropped_messages": overview.extra()["dropped_messages"],
         **late,
     }

@@ -41,7 +41,7 @@ MAX_ERROR = 1000
 """Bytes of the error text in an answer."""
 HANDSHAKE_MS, HEARTBEAT_MS, SILENT_MS = 5_000, 10_000, 60_000
 """Time limits for the handshake and for silent connections, which are then closed."""
-TELL_EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 """Time between two log lines about dropped messages."""
 RUN_BYTES = 16
 _REQUEST = struct.Struct(f"<HBBIQ{RUN_BYTES}sIIQQQdddI")
@@ -213,8 +213,8 @@ def unpack_answer(frames: Sequence[Any], width: int) -> Answer:
         answer.error = bytes(frames[1]).decode()
         for i, name in enumerate(_HAS):
             if flags & 1 << i:
-                found = array(next(rest), np.uint64 if i >= 2 else np.float32)
-                setattr(answer, name, found.reshape(-1, width) if name == "rows" else found)
+                values = array(next(rest), np.uint64 if i >= 2 else np.float32)
+                setattr(answer, name, values.reshape(-1, width) if name == "rows" else values)
     except ValueError as error:
         raise BadMessageError("malformed", str(error)) from None
     return answer
@@ -244,13 +244,13 @@ class Dropped:
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self.counts: Counter[str] = Counter()
-        self._log, self._told = log, -math.inf
+        self._log, self._logged_at = log, -math.inf
 
     def add(self, problem: BadMessageError, sender: str) -> None:
         self.counts[problem.kind] += 1
         now = time.monotonic()
-        if now - self._told >= TELL_EVERY_S:
-            self._told = now
+        if now - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = now
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.counts.items()))
             self._log(f"dropped messages so far: {kinds}; the last one from {sender or 'this host'}: {problem}")
 
@@ -288,7 +288,7 @@ class Server:
         try:
             self.socket.bind(address)
         except zmq.ZMQError as error:
-            raise ClusterError(f"a shard cannot listen on {address}: {error}", "is the port in use?") from error
+            raise ClusterError(f"a shard cannot listen on {address}: {error}", "check that the port is free") from error
         return bytes(self.socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
     def start(self) -> None:
@@ -312,9 +312,9 @@ class Server:
         parts = [frame.buffer for frame in frames]
         self.bytes_in += sum(map(len, parts))
         try:
-            header, mine = unpack_header(parts), self._who()
-            check_origin(mine, header.who)
-            if header.generation != mine.generation:
+            header, identity = unpack_header(parts), self._who()
+            check_origin(identity, header.who)
+            if header.generation != identity.generation:
                 self.send(route, Answer(error=STALE, number=header.number))
                 return
             piece, _, peer = unpack_request(parts, self._width, self._floats)
@@ -355,9 +355,9 @@ def widen(socket: zmq.Socket[bytes], address: str) -> None:
         socket.sndbuf = socket.rcvbuf = IPC_BUFFER
 
 
-def check_origin(mine: PeerIdentity, theirs: PeerIdentity) -> None:
+def check_origin(receiver: PeerIdentity, sender: PeerIdentity) -> None:
     """Raise BadMessageError for a message of another run or schema."""
-    if not hmac.compare_digest(mine.run, theirs.run):
+    if not hmac.compare_digest(receiver.run, sender.run):
         raise BadMessageError("of another run", "the message belongs to another run")
-    if theirs.schema != mine.schema:
+    if sender.schema != receiver.schema:
         raise BadMessageError("of another schema", "the sender has another schema")

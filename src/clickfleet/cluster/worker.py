@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -52,18 +53,20 @@ class WorkerCheckpoint(TypedDict):
     """The buffers of the network, from worker 0 only."""
 
 
-class Worker:
-    """The state of a worker process. The driver calls it from other threads while it trains."""
+class WorkerActor:
+    """The Ray actor of a worker. The driver calls it from other threads while it trains."""
 
-    def __init__(self, config: Config, schema: Mapping[str, object], index: int, workers: int) -> None:
-        self.config, self.index, self.workers = config, index, workers
+    def __init__(self, index: int, config: Config, schema: Mapping[str, object], logs: str) -> None:
+        log_to(logs, f"worker-{index}")
+        keep_memory()
+        self.config, self.index = config, index
         self.schema = Schema.from_dict(schema, "the driver")
         torch.set_num_threads(1)
         torch.manual_seed(config.train.seed + index)
         self.learner = self._fresh_learner()
         self.spread = Spread(config.cluster.shards, 1 + self.learner.table.factors, len(self.learner.flat.values))
         self.trainers, self.needs = config.cluster.threads, modes.needs(config)
-        self.metrics = make_metrics(self.config, self.schema)
+        self._metrics = make_metrics(self.config, self.schema)
         self.job: WorkerJob | None = None
         self.links: list[ShardClient] = []
         self.context: zmq.Context[Any] | None = None
@@ -73,7 +76,7 @@ class Worker:
         self._reports: dict[int, WorkerCheckpoint] = {}
         self._change = threading.Condition()
         self._training = self._held = False
-        self._given_up = -1
+        self._abandoned_generation = -1
         """The last generation that was abandoned."""
         self._ended: dict[str, Mapping[str, object] | None] | None = None
         self._carried: dict[str, object] = {}
@@ -81,13 +84,20 @@ class Worker:
         """Batches handed out, rows trained and batches trained before this epoch."""
         self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
         """CPU time of training: of the process, and of its trainers in earlier epochs."""
+        log(f"worker {index} of {config.cluster.workers} with {config.cluster.threads} threads is ready")
+
+    def process(self) -> ProcessFacts:
+        return describe_process()
+
+    def read_log(self) -> str:
+        return read_log()
 
     def _fresh_learner(self) -> Learner:
         table = replace(self.config.table, memory_limit=None, snapshot_reserve=None)
         return Learner(replace(self.config, table=table), self.schema)
 
     def connect(
-        self, endpoints: Sequence[Sequence[str]], who: tuple[int, bytes, int], learned: Sequence[int] = ()
+        self, endpoints: list[list[str]], who: tuple[int, bytes, int], buffers: bytes = b"", learned: Sequence[int] = ()
     ) -> None:
         """Connect to these shards as part of a generation of the run, and forget the generation before.
 
@@ -96,24 +106,23 @@ class Worker:
         self.abandon(self.who.generation)
         with self._change:
             if not self._change.wait_for(lambda: not self._training, timeout=60):
-                raise ClusterError(f"worker {self.index} has not stopped training in time")
+                raise ClusterError(f"worker {self.index} did not stop training within 60 s")
             for link in self.links:
                 link.close()
             self.context = self.context or zmq.Context(1)
-            self.endpoints, self.who = [list(each) for each in endpoints], PeerIdentity(*who)
+            self.endpoints, self.who = endpoints, PeerIdentity(*who)
             self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
             self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
-            self.metrics, self.learner, self._carried = (
-                make_metrics(self.config, self.schema),
-                self._fresh_learner(),
-                {},
-            )
+            self._metrics, self.learner = make_metrics(self.config, self.schema), self._fresh_learner()
+            self._carried = {}
             links = links_of(self.config)
             known = [*learned, *[0] * (links - len(learned))]
             self.links = [self._link(self.index * links + i, known[i]) for i in range(links)]
             self._counted = (sum(known), sum(known) * self.config.data.batch_rows, sum(known))
+        adopt_buffers(self.learner, buffers)
+        log(f"connected to {len(endpoints)} shards, generation {self.who.generation}")
 
     def _link(self, peer: int, learned: int = 0) -> ShardClient:
         return ShardClient(
@@ -129,6 +138,8 @@ class Worker:
 
     def train(self, task: Assignment) -> WorkerStatus:
         """Train the streams of an assignment to their ends."""
+        files = sum(len(stream.files) for stream in task.streams)
+        log(f"epoch {task.epoch}: {len(task.streams)} streams, {files} files")
         with self._change:
             self._training = True
             self._ended = None
@@ -143,10 +154,10 @@ class Worker:
             self.job = job = WorkerJob(
                 self.learner,
                 cast(Source, source),
-                self.metrics,
+                self._metrics,
                 links=cast(list[Link], self.links),
                 worker=self.index,
-                workers=self.workers,
+                workers=self.config.cluster.workers,
                 trainers=self.trainers,
                 wanted=self._asked,
                 took=self._took,
@@ -174,11 +185,13 @@ class Worker:
                 self._ended, self._training = source.state(), False
                 if number := self._asked():
                     self._mark(number, self._ended)
-            return self.progress()
         finally:
             with self._change:
                 self._training = False
                 self._change.notify_all()
+        status = self.status()
+        log(f"epoch {task.epoch} done: {status['rows']:,} rows, {status['steps']:,} steps")
+        return status
 
     def _reader(self, stream: AssignedStream, task: Assignment) -> Reader:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
@@ -218,7 +231,7 @@ class Worker:
             "position": position,
             "steps": self.job.trained,
             "rows": self.job.rows,
-            "metrics": self.metrics.state(),
+            "metrics": self._metrics.state(),
             "keep": self.job.keep(),
             "buffers": pack_buffers(self.learner) if self.index == 0 else b"",
         }
@@ -245,28 +258,39 @@ class Worker:
             self._wanted = number
             if not self._training and self._ended is not None and self._asked():
                 self._mark(number, self._ended)
-            self._change.wait_for(lambda: number in self._reports or self._given_up >= generation)
-            if self._given_up >= generation:
+            self._change.wait_for(lambda: number in self._reports or self._abandoned_generation >= generation)
+            if self._abandoned_generation >= generation:
                 raise AbandonedError
             return self._reports[number]
 
-    def move(self, shard: int, addresses: Sequence[str]) -> None:
+    def move(self, shard: int, addresses: list[str]) -> None:
         """Use a new address for a shard that was restarted."""
-        self.endpoints[shard] = list(addresses)
+        log(f"shard {shard} is now at {addresses[0]}")
+        self.endpoints[shard] = addresses
         for link in self.links:
             link.move(shard, addresses)
 
     @property
     def _abandoned(self) -> bool:
-        return self._given_up >= self.who.generation
+        return self._abandoned_generation >= self.who.generation
 
     def abandon(self, generation: int) -> None:
         """Stop the work of a generation, because the run continues from an older state in the next one."""
-        self._given_up = max(self._given_up, generation)  # without the lock: its holder may wait for a failed shard
+        # Without the lock, because its holder may wait for a failed shard.
+        self._abandoned_generation = max(self._abandoned_generation, generation)
         with self._change:
             self._change.notify_all()
 
-    def progress(self) -> WorkerStatus:
+    def metrics(self) -> State:
+        return self._metrics.state()
+
+    def reset_metrics(self) -> None:
+        self._metrics.reset()
+
+    def buffers(self) -> bytes:
+        return pack_buffers(self.learner)
+
+    def status(self) -> WorkerStatus:
         """Return how far the worker has come and how long it has been idle."""
         job = self.job
         if job is None:
@@ -283,8 +307,8 @@ class Worker:
             "training": self._training,
             "idle_s": now - latest if self._training and not waiting else 0.0,
             "shares": job.shares(),
-            "buckets": self.metrics.buckets.state()["buckets"],
-            "sliding": last_batches(self.metrics),
+            "buckets": self._metrics.buckets.state()["buckets"],
+            "sliding": last_batches(self._metrics),
             "queued": job.queued(),
             "bytes": counters.bytes,
             "bad_lines": counters.bad_lines,
@@ -304,117 +328,48 @@ class Worker:
 
     def _latencies(self) -> dict[str, list[float]]:
         """Return the latency of the shards in milliseconds: median and 99th percentile of pulls and of pushes."""
-        found = [sample for link in self.links for sample in list(link.latencies)]
-        out = {}
+        samples = [sample for link in self.links for sample in list(link.latencies)]
+        quantiles = {}
         for name, pushed in (("pull", False), ("push", True)):
-            times = [1e3 * seconds for learns, seconds in found if learns is pushed]
-            out[name] = [float(np.percentile(times, q)) for q in (50, 99)] if times else []
-        return out
+            times = [1e3 * seconds for learns, seconds in samples if learns is pushed]
+            quantiles[name] = [float(np.percentile(times, q)) for q in (50, 99)] if times else []
+        return quantiles
 
-    def measure(self, files: Sequence[str], buffers: bytes = b"", reading: Config | None = None) -> tuple[State, int]:
+    def measure(self, files: list[str], buffers: bytes, reading: Config | None = None) -> tuple[State, int]:
         """Return the metrics of the shards' model on the worker's share of files, and the number of bad lines."""
-        with self._examined(buffers) as learner:
+        with self._shards_model(buffers) as learner:
             if not files:
                 return predict.measure(learner, ()).state(), 0
             source = files_to_score(reading or self.config, self.schema, files)
             return predict.measure(learner, source).state(), source.counters.bad_lines
 
-    def score(self, files: Sequence[str], buffers: bytes = b"") -> tuple[list[np.ndarray[Any, Any]], int]:
+    def score(self, files: list[str], buffers: bytes) -> tuple[list[np.ndarray[Any, Any]], int]:
         """Return the scores of each file, in order, and the number of bad lines."""
-        with self._examined(buffers) as learner:
-            out, bad = [], 0
+        with self._shards_model(buffers) as learner:
+            by_file, bad_lines = [], 0
             for file in files:
                 source = files_to_score(self.config, self.schema, [file], labels=False)
                 parts = [scores for _, scores in predict.Scorer(learner)(source)]
-                out.append(np.concatenate([np.empty(0, np.float32), *parts]))
-                bad += source.counters.bad_lines
-            return out, bad
+                by_file.append(np.concatenate([np.empty(0, np.float32), *parts]))
+                bad_lines += source.counters.bad_lines
+            return by_file, bad_lines
 
-    def _examined(self, buffers: bytes) -> EvaluationPart:
-        return EvaluationPart(self.learner, self._link(1_000_000 + self.index), buffers)
-
-
-class WorkerActor:
-    """The Ray actor of a worker."""
-
-    def __init__(self, index: int, config: Config, schema: Mapping[str, object], logs: str) -> None:
-        log_to(logs, f"worker-{index}")
-        keep_memory()
-        self.worker = Worker(config, schema, index, config.cluster.workers)
-        log(f"worker {index} of {config.cluster.workers} with {config.cluster.threads} threads is ready")
-
-    def process(self) -> ProcessFacts:
-        return describe_process()
-
-    def connect(
-        self, endpoints: list[list[str]], who: tuple[int, bytes, int], buffers: bytes = b"", learned: Sequence[int] = ()
-    ) -> None:
-        self.worker.connect(endpoints, who, learned)
-        adopt_buffers(self.worker.learner, buffers)
-        log(f"connected to {len(endpoints)} shards, generation {who[2]}")
-
-    def train(self, task: Assignment) -> WorkerStatus:
-        files = sum(len(stream.files) for stream in task.streams)
-        log(f"epoch {task.epoch}: {len(task.streams)} streams, {files} files")
-        done = self.worker.train(task)
-        log(f"epoch {task.epoch} done: {done['rows']:,} rows, {done['steps']:,} steps")
-        return done
-
-    def checkpoint(self, number: int, hold: bool = False) -> WorkerCheckpoint:
-        return self.worker.checkpoint(number, hold)
-
-    def release(self) -> None:
-        self.worker.release()
-
-    def move(self, shard: int, addresses: list[str]) -> None:
-        log(f"shard {shard} is now at {addresses[0]}")
-        self.worker.move(shard, addresses)
-
-    def abandon(self, generation: int) -> None:
-        self.worker.abandon(generation)
-
-    def metrics(self) -> State:
-        return self.worker.metrics.state()
-
-    def read_log(self) -> str:
-        return read_log()
-
-    def reset_metrics(self) -> None:
-        self.worker.metrics.reset()
-
-    def status(self) -> WorkerStatus:
-        return self.worker.progress()
-
-    def measure(self, files: list[str], buffers: bytes, reading: Config | None = None) -> tuple[State, int]:
-        return self.worker.measure(files, buffers, reading)
-
-    def score(self, files: list[str], buffers: bytes) -> tuple[list[Any], int]:
-        return self.worker.score(files, buffers)
-
-    def buffers(self) -> bytes:
-        return pack_buffers(self.worker.learner)
-
-
-class EvaluationPart:
-    """Turn a learner into the shards' model for the length of a `with` block."""
-
-    def __init__(self, learner: Learner, link: ShardClient, buffers: bytes) -> None:
-        self._learner, self._link, self._buffers = learner, link, buffers
-
-    def __enter__(self) -> Learner:
-        learner = self._learner
-        self._table, self._values = learner.table, learner.flat.values.clone()
-        values = self._link.ask(Request(values=True)).wait().values
-        assert values is not None
-        learner.flat.values.copy_(torch.from_numpy(values))
-        adopt_buffers(learner, self._buffers)
-        learner.table = cast(Table, ShardTable(self._link, learner.table.factors))
-        return learner
-
-    def __exit__(self, *_: object) -> None:
-        self._learner.table = self._table
-        self._learner.flat.values.copy_(self._values)
-        self._link.close()
+    @contextmanager
+    def _shards_model(self, buffers: bytes) -> Iterator[Learner]:
+        """Turn the learner into the shards' model until the block ends."""
+        learner, link = self.learner, self._link(1_000_000 + self.index)
+        own_table, own_values = learner.table, learner.flat.values.clone()
+        try:
+            values = link.ask(Request(values=True)).wait().values
+            assert values is not None
+            learner.flat.values.copy_(torch.from_numpy(values))
+            adopt_buffers(learner, buffers)
+            learner.table = cast(Table, ShardTable(link, own_table.factors))
+            yield learner
+        finally:
+            learner.table = own_table
+            learner.flat.values.copy_(own_values)
+            link.close()
 
 
 def files_to_score(config: Config, schema: Schema, files: Sequence[str], labels: bool = True) -> Any:

@@ -53,7 +53,7 @@ class Freshness:
         """Record a publication. Return quantiles of the ages, in seconds, of all events since the last one."""
         now = self.clock()
         waited = Counter({max(0.0, now - second): count for second, count in self.counts.items()})
-        found = {
+        quantiles = {
             f"event_to_{what}_p{percent}": quantile(counts, percent / 100)
             for what, counts in (("trained", self._ages), ("published", waited))
             for percent in (50, 99)
@@ -61,7 +61,7 @@ class Freshness:
         }
         self.counts.clear()
         self._ages.clear()
-        return found
+        return quantiles
 
 
 def quantile(counts: Counter[Any], share: float) -> float:

@@ -46,7 +46,7 @@ Stream = Iterable[tuple[Any, int, int]]
 
 @dataclass(eq=False)
 class OnlineResult(SavedModel):
-    """The model that online learning made, and how far it came."""
+    """The result of online learning: the model, and how far the stream was trained."""
 
     passes: int = 0
     """Passes since the run began."""
@@ -101,8 +101,8 @@ def learn(
     if modes.distributed(settings):
         from clickfleet.cluster.status import ClusterMonitor
 
-        with open_run(settings, settings.run.dir, None, ClusterMonitor, quiet, repair=repair) as led:
-            return _learn_on_cluster(led, schema, source)
+        with open_run(settings, settings.run.dir, None, ClusterMonitor, quiet, repair=repair) as cluster_run:
+            return _learn_on_cluster(cluster_run, schema, source)
     with open_run(settings, settings.run.dir, None, Monitor, quiet, repair=repair) as run:
         return _learn(run, schema, source)
 
@@ -123,24 +123,24 @@ def _learn(run: OpenRun[Monitor], schema: Schema, stream: Stream | None) -> Onli
     config, monitor = run.settings, run.monitor
     assert run.folder is not None
     folder = run.folder
-    begun = OnlineStart(config, schema)
-    run.begin(begun)
-    learner, arrangement = begun.learner, begun.arrangement
+    start = OnlineStart(config, schema)
+    run.begin(start)
+    learner, arrangement = start.learner, start.arrangement
     saver = run.saver()
     assert saver is not None
     fresh = Freshness(time.time)
     monitor.listen = OnlineMetrics(folder, fresh, config.publish.freshness_slo).take
-    supply = PassQueue(config, schema, make_source(config, folder, stream, monitor), folder, monitor.log)
-    release = PassPublisher(config, learner, folder, monitor, fresh)
-    release.mirror = run.mirror
+    queue = PassQueue(config, schema, make_source(config, folder, stream, monitor), folder, monitor.log)
+    publisher = PassPublisher(config, learner, folder, monitor, fresh)
+    publisher.mirror = run.mirror
     trainers, threads = arrangement["hogwild"], arrangement["threads"]
-    job = PassJob(learner, begun.metrics, monitor.tick, fresh, trainers=trainers, threads=threads)
-    session = LocalPassSession(config, job, modes.load(config), monitor, saver, supply, release, arrangement)
+    job = PassJob(learner, start.metrics, monitor.tick, fresh, trainers=trainers, threads=threads)
+    session = LocalPassSession(config, job, modes.load(config), monitor, saver, queue, publisher, arrangement)
     if config.online.validate == "progressive":
         for trainer in job.trainers:
             trainer.step.score_first = trainer.step.is_noisy()
-    if begun.state is not None:
-        session.restore(begun.state)
+    if start.state is not None:
+        session.restore(start.state)
     before = job.rows
     try:
         with session.interruptible():
@@ -150,17 +150,17 @@ def _learn(run: OpenRun[Monitor], schema: Schema, stream: Stream | None) -> Onli
         raise not_finite(problem, job.steps, folder, saver) from None
     finally:
         job.close()
-        saver.wait()  # a checkpoint under way is finished even if training failed
+        saver.wait()  # complete the checkpoint in progress even if training failed
         if session.now is not None:
             session.now[1].close()
-        supply.close()
+        queue.close()
         monitor.close()
     rows = job.rows - before
     path = None if saver.last is None else saver.last[1]
-    learned = OnlineResult(learner, path, threads, rows=rows, **_outcome(session, release, rows))
+    result = OnlineResult(learner, path, threads, rows=rows, **_outcome(session, rows))
     if config.run.report and rows and session.signal is None:
-        write_report(folder, learned, Evidence(), monitor.log)
-    return learned
+        write_report(folder, result, Evidence(), monitor.log)
+    return result
 
 
 def _learn_on_cluster(run: OpenRun[ClusterMonitor], schema: Schema, stream: Stream | None) -> OnlineResult:
@@ -169,42 +169,42 @@ def _learn_on_cluster(run: OpenRun[ClusterMonitor], schema: Schema, stream: Stre
     config, monitor = run.settings, run.monitor
     assert run.folder is not None
     folder = run.folder
-    session = on_cluster.prepare(run, schema, make_source(config, folder, stream, monitor))
-    monitor.listen = OnlineMetrics(folder, session.release.fresh, config.publish.freshness_slo).take
+    session = on_cluster.open_session(run, schema, make_source(config, folder, stream, monitor))
+    monitor.listen = OnlineMetrics(folder, session.publisher.fresh, config.publish.freshness_slo).take
     driver = session.driver
-    before = driver.base.rows
-    on_cluster.lead(session)
-    rows = driver.base.rows - before
-    learned = OnlineResult(None, driver.path, cores(config), rows=rows, **_outcome(session, session.release, rows))
+    before = driver.start_state.rows
+    on_cluster.train_stream(session)
+    rows = driver.start_state.rows - before
+    result = OnlineResult(None, driver.path, cores(config), rows=rows, **_outcome(session, rows))
     if config.run.report and rows and session.signal is None:
         table_bytes = driver.overview.table_stats()["bytes"]
-        write_report(folder, learned, Evidence(), monitor.log, table_bytes=table_bytes)
-    return learned
+        write_report(folder, result, Evidence(), monitor.log, table_bytes=table_bytes)
+    return result
 
 
-def _outcome(session: PassSession[Any], release: PassPublisher, rows: int) -> dict[str, Any]:
+def _outcome(session: PassSession[Any], rows: int) -> dict[str, Any]:
     return {
         "passes": session.course.passes,
         "seconds": session.trained_s + session.last_save_s,
         "rows_per_s": rows / session.trained_s if session.trained_s else 0.0,
         "last": session.last,
         "validated": dict(session.validated.results()),
-        "last_sequence": release.last_sequence,
-        "held": release.held,
+        "last_sequence": session.publisher.last_sequence,
+        "held": session.publisher.held,
         "day": None if session.course.position is None else session.course.position["day"],
         "signal": session.signal,
     }
 
 
-def check_online(config: Config, given: bool) -> None:
-    """Refuse settings that contradict each other or have no effect. `given`: the caller passes the stream."""
+def check_online(config: Config, has_stream: bool) -> None:
+    """Reject settings that contradict each other or have no effect. `has_stream`: the caller passes the stream."""
     kind: type[Model] = find("models", config.model, Model)
     if not kind.scores_rows:
         raise ConfigError(
             f"{config.model.name} cannot learn online: it has nothing to publish", "train it with clickfleet train"
         )
     online = config.online
-    if given + (online.dir is not None) + (online.kafka is not None) != 1:
+    if has_stream + (online.dir is not None) + (online.kafka is not None) != 1:
         raise ConfigError(
             "online learning needs exactly one stream", "set either online.dir (timed folders) or online.kafka"
         )

@@ -16,15 +16,14 @@ from clickfleet.online.session import OnlinePosition
 from clickfleet.store import checkpoint, mirror, run_folder
 from clickfleet.store.lock import Lock
 from clickfleet.store.published import Entry, Log
-from clickfleet.store.rollback import rollback as go_back
+from clickfleet.store.rollback import rollback as roll_back
 from clickfleet.store.run_folder import open_folder
 from clickfleet.training import saving
-from clickfleet.training.learner import Learner
-from clickfleet.training.metrics import Metrics, make_metrics
+from clickfleet.training.metrics import make_metrics
 from clickfleet.training.monitor import Monitor
 
 
-class Opened:
+class StoredRun:
     """The newest checkpoint of a run, to change and save as a new one; or the best checkpoint, only to read."""
 
     def __init__(self, folder: Path, best: bool = False, trust: bool = False) -> None:
@@ -34,8 +33,7 @@ class Opened:
         chosen = checkpoint.best(checkpoints) if best else None
         self.path = self.newest if chosen is None else run_folder.whole(chosen)
         config, schema = run_folder.read_config(self.path, trust), run_folder.read_schema(self.path)
-        self.metrics: Metrics = make_metrics(config, schema)
-        self.learner: Learner
+        self.metrics = make_metrics(config, schema)
         self.learner, self.state = saving.resume(self.path, config, schema, self.metrics)
         self.monitor = Monitor(folder, quiet=True)
         self.saver = saving.Saver(checkpoints, config.run.keep, config.run.keep_epochs, self.monitor.log)
@@ -55,7 +53,9 @@ class Opened:
 
 
 @contextmanager
-def opened(run: Path | str, locked: bool = False, best: bool = False, trust: bool = False) -> Iterator[Opened]:
+def open_stored_run(
+    run: Path | str, locked: bool = False, best: bool = False, trust: bool = False
+) -> Iterator[StoredRun]:
     """Open a run that is not training. `locked`: the caller holds its lock. `best`: open the checkpoint that the run folder names.
 
     `trust` allows the run's own code to run.
@@ -63,13 +63,13 @@ def opened(run: Path | str, locked: bool = False, best: bool = False, trust: boo
     if mirror.url_of(run) is None and not (Path(run) / "checkpoints").is_dir():
         raise CheckpointError(f"{run} is not a run folder with checkpoints")
     if locked:
-        yield Opened(Path(run), best, trust)
+        yield StoredRun(Path(run), best, trust)
         return
     with open_folder(run, resume=True) as (folder, _):
-        yield Opened(folder, best, trust)
+        yield StoredRun(folder, best, trust)
 
 
-class Shrunk(TypedDict):
+class ShrinkResult(TypedDict):
     """What `shrink` did."""
 
     removed: int
@@ -77,7 +77,7 @@ class Shrunk(TypedDict):
     checkpoint: str
 
 
-class Published(TypedDict):
+class PublishResult(TypedDict):
     """What `publish` did. `model` describes the checkpoint that was published; None after a rollback."""
 
     sequence: int
@@ -89,12 +89,12 @@ class Published(TypedDict):
     model: str | None
 
 
-def shrink(run: Path | str, trust: bool = False) -> Shrunk:
+def shrink(run: Path | str, trust: bool = False) -> ShrinkResult:
     """Decay the statistics of the rows, remove rows by score and age, and save a new checkpoint."""
-    with opened(run, trust=trust) as one:
-        removed = one.learner.table.shrink()
-        path = one.save()
-        return {"removed": removed, "rows": len(one.learner.table), "checkpoint": mirror.origin(path) or str(path)}
+    with open_stored_run(run, trust=trust) as stored:
+        removed = stored.learner.table.shrink()
+        path = stored.save()
+        return {"removed": removed, "rows": len(stored.learner.table), "checkpoint": mirror.origin(path) or str(path)}
 
 
 def publish(
@@ -105,7 +105,7 @@ def publish(
     to: str | None = None,
     locked: bool = False,
     trust: bool = False,
-) -> Published:
+) -> PublishResult:
     """Publish an entry without asking the guard, or roll back to entry `rollback`. Copy the entries to `to`.
 
     The entry holds the checkpoint that the run folder names.
@@ -116,12 +116,12 @@ def publish(
     if rollback is not None:
         log = Log(Path(run) / "published" if (Path(run) / "published").is_dir() else run)
         with Lock(log.folder / ".lock", "publishes", patience_s=60.0):
-            entry, used = go_back(log, rollback), None
+            entry, model = roll_back(log, rollback), None
     else:
         assert kind is not None
-        with opened(run, locked, best=True, trust=trust) as one:
-            entry = _release(one, kind)
-            used = run_folder.describe(one.path)
+        with open_stored_run(run, locked, best=True, trust=trust) as stored:
+            entry = _release(stored, kind)
+            model = run_folder.describe(stored.path)
             log = Log(entry.path.parent)
     copied = 0 if to is None else copy_to(log, to)
     facts = entry.manifest
@@ -132,25 +132,25 @@ def publish(
         "rows": facts["rows"],
         "deleted": facts["deleted"],
         "copied": copied,
-        "model": used,
+        "model": model,
     }
 
 
-def _release(one: Opened, kind: Literal["base", "delta"]) -> Entry:
-    release = PassPublisher(one.config, one.learner, one.folder, one.monitor, Freshness(time.time))
-    if "published" in one.state:
-        release.restore(one.state["published"])
-    course = OnlinePosition(**one.state["online"]) if "online" in one.state else OnlinePosition()
-    if "online" not in one.state:
-        release.done = None  # its lines name days and passes
-    before = release.last_sequence
-    release.release(kind, one.step, course, judged=False, day_over=course.open_day is None)
-    if release.last_sequence == before:
-        raise CheckpointError(f"nothing was published in {release.log.folder}", release.problem)
-    release.judge.forget()
-    one.state["published"] = release.state()
-    if "online" in one.state:
-        one.state["online"] = json.loads(json.dumps(vars(course)))
-    if one.path == one.newest:  # a resume starts from the newest, so the best stays as it is
-        one.save()
-    return release.log.entry(release.log.lines()[-1])
+def _release(stored: StoredRun, kind: Literal["base", "delta"]) -> Entry:
+    publisher = PassPublisher(stored.config, stored.learner, stored.folder, stored.monitor, Freshness(time.time))
+    if "published" in stored.state:
+        publisher.restore(stored.state["published"])
+    course = OnlinePosition(**stored.state["online"]) if "online" in stored.state else OnlinePosition()
+    if "online" not in stored.state:
+        publisher.done = None  # lines of done files name days and passes
+    before = publisher.last_sequence
+    publisher.release(kind, stored.step, course, judged=False, day_over=course.open_day is None)
+    if publisher.last_sequence == before:
+        raise CheckpointError(f"nothing was published in {publisher.log.folder}", publisher.problem)
+    publisher.guard.forget()
+    stored.state["published"] = publisher.state()
+    if "online" in stored.state:
+        stored.state["online"] = json.loads(json.dumps(vars(course)))
+    if stored.path == stored.newest:  # a resume starts from the newest, so the best stays as it is
+        stored.save()
+    return publisher.log.entry(publisher.log.lines()[-1])

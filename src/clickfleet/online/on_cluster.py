@@ -57,7 +57,7 @@ class PassDriver(Driver):
         return Assignment(epoch, streams, saved, reading=self._reading, score_first=progressive)
 
     def more(self) -> State:
-        return {"online": asdict(self.session.course), "published": self.session.release.state()}
+        return {"online": asdict(self.session.course), "published": self.session.publisher.state()}
 
 
 class ClusterPassJob:
@@ -78,7 +78,7 @@ class ClusterPassJob:
 
     @steps.setter
     def steps(self, steps: int) -> None:
-        self.driver.overview.base.steps += steps - self.driver.overview.steps
+        self.driver.overview.start.steps += steps - self.driver.overview.steps
 
     @property
     def rows(self) -> int:
@@ -102,7 +102,7 @@ class ClusterPassJob:
             self.fresh.trained(np.linspace(*self.span_s, 16).astype(np.int64), self.rows - before)
 
     def position(self) -> dict[str, Any]:
-        return cast(State, self.driver.base.reader)
+        return cast(State, self.driver.start_state.reader)
 
     def seen(self) -> Metrics:
         """Return the metrics of all workers together."""
@@ -122,8 +122,8 @@ class ClusterPassPublisher(PassPublisher):
 
     def refresh(self) -> None:
         processes = self._driver.processes
-        found = processes.call(processes.shards, "dense")
-        self.learner.flat.values.copy_(join_dense([found[name] for name in processes.shards])["values"])
+        parts = processes.call(processes.shards, "dense")
+        self.learner.flat.values.copy_(join_dense([parts[name] for name in processes.shards])["values"])
         name, actor = next(iter(processes.trainers.items()))
         adopt_buffers(self.learner, processes.call({name: actor}, "buffers")[name])
 
@@ -131,9 +131,11 @@ class ClusterPassPublisher(PassPublisher):
 class ClusterPassSession(PassSession[ClusterPassJob]):
     """Passes and days, with workers and shards in place of trainer threads and a table."""
 
-    def __init__(self, driver: PassDriver, job: ClusterPassJob, supply: PassQueue, release: PassPublisher) -> None:
+    def __init__(self, driver: PassDriver, job: ClusterPassJob, queue: PassQueue, publisher: PassPublisher) -> None:
         arrangement: Arrangement = {"mode": driver.config.mode.name}
-        super().__init__(driver.config, job, self._tell_workers, driver.monitor, None, supply, release, arrangement)
+        super().__init__(
+            driver.config, job, self._train_on_workers, driver.monitor, None, queue, publisher, arrangement
+        )
         self.driver = driver
         driver.session = self
 
@@ -142,29 +144,29 @@ class ClusterPassSession(PassSession[ClusterPassJob]):
         return True
 
     @property
-    def begun(self) -> Pass:
+    def current_pass(self) -> Pass:
         assert self.now is not None
         return self.now[0]
 
-    def _tell_workers(self, job: ClusterPassJob) -> None:
-        """Be the mode of this session: the workers run that of the configuration."""
-        job.train(self.begun.data, self.supply.reading(self.begun))
+    def _train_on_workers(self, job: ClusterPassJob) -> None:
+        """Serve as the mode of this session. The workers run the mode of the configuration."""
+        job.train(self.current_pass.data, self.queue.reading(self.current_pass))
 
     def adopt(self, more: State) -> None:
         """Resume from what a checkpoint holds of the stream; start from the beginning if it holds nothing."""
         self.course = OnlinePosition(**more["online"]) if "online" in more else OnlinePosition()
         self._reader = {}
         fresh: PublisherState = {"head": None, "aucs": [], "due": False, "held": 0, "verdict": []}
-        self.release.restore(more.get("published", fresh))
+        self.publisher.restore(more.get("published", fresh))
 
-    def go_back(self) -> None:
+    def roll_back(self) -> None:
         """Return to the last checkpoint, as the driver has done after a failure."""
         self._waited_s = -self._elapsed() if self._start_s else 0.0
         if self.now is not None:
             self.now[1].close()
             self.now = None
-        self.supply.forget()
-        self.adopt(self.driver.base.more)
+        self.queue.forget()
+        self.adopt(self.driver.start_state.more)
 
     def _write(self, state: State, epoch: int | None) -> None:
         self.driver.checkpoints.now(None)
@@ -176,32 +178,32 @@ class ClusterPassSession(PassSession[ClusterPassJob]):
         self.monitor.start(self.driver.overview)
 
     def _measure(self, source: PassReader) -> Metrics:
-        return self.driver.evaluations.measure(self.begun.data, self.supply.reading(self.begun))
+        return self.driver.evaluations.measure(self.current_pass.data, self.queue.reading(self.current_pass))
 
     def _end_day(self) -> None:
         super()._end_day()
         if modes.needs(self.config).replicates_rows:  # the workers' copies have rows that the shards have just removed
-            self.driver.base.saved = {}
+            self.driver.start_state.saved = {}
             self.driver.begin()
 
 
-def prepare(run: OpenRun[ClusterMonitor], schema: Schema, source: PassSource) -> ClusterPassSession:
+def open_session(run: OpenRun[ClusterMonitor], schema: Schema, source: PassSource) -> ClusterPassSession:
     """Return the session of a stream, started or resumed."""
     assert run.folder is not None
     driver = PassDriver(run.settings, schema, run.monitor)
     job = ClusterPassJob(driver, Freshness(time.time))
-    release = ClusterPassPublisher(driver, job, run.folder, run.monitor)
-    supply = AnnouncedPasses(driver.config, schema, source, run.folder, run.monitor.log)
-    session = ClusterPassSession(driver, job, supply, release)
-    driver.mirror = release.mirror = run.mirror
+    publisher = ClusterPassPublisher(driver, job, run.folder, run.monitor)
+    queue = AnnouncedPasses(driver.config, schema, source, run.folder, run.monitor.log)
+    session = ClusterPassSession(driver, job, queue, publisher)
+    driver.mirror = publisher.mirror = run.mirror
     run.begin(driver)
     return session
 
 
-def lead(session: ClusterPassSession) -> None:
+def train_stream(session: ClusterPassSession) -> None:
     """Start the processes and train the stream to its end. After a failure, resume from the last checkpoint."""
     driver = session.driver
-    session.adopt(driver.base.more)
+    session.adopt(driver.start_state.more)
 
     def stop(number: int) -> None:
         session.signal = number
@@ -219,12 +221,12 @@ def lead(session: ClusterPassSession) -> None:
                     except StoppedError as stopped:
                         driver.monitor.log(f"no last checkpoint: {stopped}")
                         return
-                    session.go_back()
+                    session.roll_back()
         except ProcessFailedError as failure:
-            raise ClusterError(f"lost {failure}", f"see {driver.logs}") from None
+            raise ClusterError(str(failure), f"see {driver.logs}") from None
         finally:
             driver.close()
-            session.supply.close()
+            session.queue.close()
 
 
 LONG_S = 3600.0
@@ -236,15 +238,15 @@ class ShardedTable:
     """The rows of all shards, as far as publishing needs them."""
 
     def __init__(self, processes: ProcessGroup, factors: int) -> None:
-        self._crew, self.factors = processes, factors
+        self._processes, self.factors = processes, factors
 
     def __len__(self) -> int:
         return self.stats()["rows"]
 
     def stats(self) -> dict[str, int]:
         total: dict[str, int] = {}
-        for found in self._ask("status").values():
-            for name, value in found.items():
+        for status in self._ask("status").values():
+            for name, value in status.items():
                 total[name] = total.get(name, 0) + value
         return total
 
@@ -255,45 +257,45 @@ class ShardedTable:
         self._ask("end_day")
 
     def restore_readers(self, keys: Keys) -> None:
-        split = self._crew.spread.split(keys)
-        for (name, actor), own in zip(self._crew.shards.items(), split.spans, strict=True):
-            self._crew.call({name: actor}, "restore_readers", split.keys[own], timeout_s=LONG_S)
+        split = self._processes.spread.split(keys)
+        for (name, actor), span in zip(self._processes.shards.items(), split.spans, strict=True):
+            self._processes.call({name: actor}, "restore_readers", split.keys[span], timeout_s=LONG_S)
 
     def cut_changes(self, *, base: bool = False) -> ShardChanges:
-        found = self._ask("cut_changes", base)
-        if len(set(found.values())) > 1:  # some shards have never been published: all start with a base
+        are_bases = self._ask("cut_changes", base)
+        if len(set(are_bases.values())) > 1:  # some shards have never been published: all start with a base
             self._ask("end_changes", False)
-            found = self._ask("cut_changes", True)
-        return ShardChanges(self._crew, all(found.values()), self.factors)
+            are_bases = self._ask("cut_changes", True)
+        return ShardChanges(self._processes, all(are_bases.values()), self.factors)
 
     def _ask(self, verb: str, *arguments: Any) -> dict[str, Any]:
-        return self._crew.call(self._crew.shards, verb, *arguments, timeout_s=LONG_S)
+        return self._processes.call(self._processes.shards, verb, *arguments, timeout_s=LONG_S)
 
 
 class ShardChanges:
     """The changes of all shards, merged. Shards split keys by the low bits of mix64; an entry is sorted by all bits."""
 
     def __init__(self, processes: ProcessGroup, base: bool, factors: int) -> None:
-        self._crew, self.base, self._factors = processes, base, factors
+        self._processes, self.base, self._factors = processes, base, factors
 
     def __iter__(self) -> Iterator[Columns]:
-        return merged([self._parts(name) for name in self._crew.shards], self._factors)
+        return merged([self._parts(name) for name in self._processes.shards], self._factors)
 
     def _parts(self, name: str) -> Iterator[Columns]:
-        actor = {name: self._crew.shards[name]}
-        while (part := self._crew.call(actor, "next_changes", timeout_s=LONG_S)[name]) is not None:
+        actor = {name: self._processes.shards[name]}
+        while (part := self._processes.call(actor, "next_changes", timeout_s=LONG_S)[name]) is not None:
             yield part
 
     @property
     def deleted(self) -> Keys:
-        found = self._crew.call(self._crew.shards, "deleted")
-        return sort_by_hash(np.concatenate([found[name] for name in self._crew.shards]))
+        keys = self._processes.call(self._processes.shards, "deleted")
+        return sort_by_hash(np.concatenate([keys[name] for name in self._processes.shards]))
 
     def commit(self) -> None:
-        self._crew.call(self._crew.shards, "end_changes", True)
+        self._processes.call(self._processes.shards, "end_changes", True)
 
     def abort(self) -> None:
-        self._crew.call(self._crew.shards, "end_changes", False)
+        self._processes.call(self._processes.shards, "end_changes", False)
 
 
 def merged(shards: Sequence[Iterator[Columns]], factors: int) -> Iterator[Columns]:

@@ -22,7 +22,7 @@ AHEAD_BATCHES = 128
 
 
 class PassReader:
-    """Reads batches ahead into memory. `whole` reads all of them, so that they can be scored before they are trained on."""
+    """Read batches ahead into memory. `whole` reads all of them, so that they can be scored before they are trained on."""
 
     def __init__(self, source: Source, *, whole: bool = False) -> None:
         self.source, self.schema, self.whole = source, source.schema, whole
@@ -105,21 +105,21 @@ class PassReader:
 
 
 Supplied = tuple[Pass, PassReader]
-LOOK_BACK = 8
+LATE_CHECKED = 8
 """Number of recent passes whose folders are checked for late files."""
 
 
 class PassQueue:
-    """Hands out passes in order, each with a reader that has already started."""
+    """Hand out passes in order, each with a reader that has already started."""
 
     def __init__(
-        self, config: Config, schema: Schema, source: PassSource, folder: Path, say: Callable[[str], None]
+        self, config: Config, schema: Schema, source: PassSource, folder: Path, log: Callable[[str], None]
     ) -> None:
         self.config, self.schema, self.source, self.folder = config, schema, source, folder
-        self._say = say
-        self.patience = Patience(say, config.online.poll)
+        self._log = log
+        self.patience = Patience(log, config.online.poll)
         self._plan = PassPlan(folder / "passes.jsonl")
-        self._found: Supplied | None = None
+        self._supplied: Supplied | None = None
         self._late: list[LateFiles] = []
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -133,94 +133,95 @@ class PassQueue:
             if stop():
                 self.patience.cancel()
         self._thread = None
-        found, self._found = self._found, None
+        supplied, self._supplied = self._supplied, None
         error, self._error = self._error, None
         if isinstance(error, StopWaitingError):
             return None
         if error is not None:
             raise error
-        return found
+        return supplied
 
     def prefetch(self, position: Position) -> None:
-        """Start to look for the pass after a position, in the background."""
+        """Start to find the pass after a position, in the background."""
         if self.config.online.prefetch:
             self._begin(position)
 
     def _begin(self, position: Position | None) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, args=(position,), name="clickfleet-next", daemon=True)
+            self._thread = threading.Thread(
+                target=self._find_next, args=(position,), name="clickfleet-next", daemon=True
+            )
             self._thread.start()
 
-    def resume(self, begun: Pass, before: Position | None, reader: SourceState) -> Supplied:
+    def resume(self, begun: Pass, before: Position | None, state: SourceState) -> Supplied:
         """Reopen a pass that was partly trained on; `before` is the position before it."""
         if begun.in_files:
-            found: Pass | None = self.source.again(begun, self.patience)
-            if found != begun:
+            pass_: Pass | None = self.source.again(begun, self.patience)
+            if pass_ != begun:
                 raise DataError(
                     f"the files of {begun.name} changed after it was partly trained on",
                     "restore them, or remove the checkpoints written since that pass began",
                 )
         else:
-            found = self.source.after(before, self.patience)
-            if found is None or (found.day, found.number) != (begun.day, begun.number):
+            pass_ = self.source.after(before, self.patience)
+            if pass_ is None or (pass_.day, pass_.number) != (begun.day, begun.number):
                 raise DataError(f"the stream does not return {begun.name} again, which was partly trained on")
-        ahead = self.open(found)
-        self.restore(ahead, reader)
-        ahead.start()
-        return found, ahead
+        reader = self.open(pass_)
+        self.restore(reader, state)
+        reader.start()
+        return pass_, reader
 
-    def restore(self, ahead: PassReader, reader: SourceState) -> None:
-        ahead.restore(reader)
+    def restore(self, reader: PassReader, state: SourceState) -> None:
+        reader.restore(state)
 
     @property
     def backlog(self) -> int | None:
         """Number of records waiting in the source, if known."""
         return self.source.backlog
 
-    def _look(self, position: Position | None) -> None:
+    def _find_next(self, position: Position | None) -> None:
         try:
             planned = self._plan.after(position)
-            found: Pass | None
+            pass_: Pass | None
             if planned is None:
-                found = self.source.after(position, self.patience)
+                pass_ = self.source.after(position, self.patience)
             elif planned.skipped:
-                found = planned = replace(planned, data=(), sizes=())
+                pass_ = planned = replace(planned, data=(), sizes=())
             else:
-                found = self.source.again(planned, self.patience)
-            self._late += self.source.late_files([one for one in self._plan.last(LOOK_BACK) if not one.skipped])
-            if found is None:
+                pass_ = self.source.again(planned, self.patience)
+            self._late += self.source.late_files([one for one in self._plan.last(LATE_CHECKED) if not one.skipped])
+            if pass_ is None:
                 return
-            self._aside(found).unlink(
-                missing_ok=True
-            )  # left by a run that was killed in this pass; the pass starts again
-            if found.in_files and found != planned:
-                self._plan.add(found)
-            ahead = self.open(found)
-            ahead.start()
-            self._found = found, ahead
+            # Remove what a run that was killed in this pass left behind: the pass starts again.
+            self._quarantine_file(pass_).unlink(missing_ok=True)
+            if pass_.in_files and pass_ != planned:
+                self._plan.add(pass_)
+            reader = self.open(pass_)
+            reader.start()
+            self._supplied = pass_, reader
         except BaseException as error:
             self._error = error
 
-    def open(self, found: Pass) -> PassReader:
+    def open(self, pass_: Pass) -> PassReader:
         """Open the rows of a pass. Its name seeds the shuffling."""
         whole = self.config.online.validate == "pass"
-        if found.in_files and not found.data:
+        if pass_.in_files and not pass_.data:
             return PassReader(Feed([], self.schema, self.config.data.batch_rows), whole=whole)
-        rows = list(found.data) if found.in_files else found.data
-        source = open_source(self.reading(found), rows, self.schema, labels=True, folder=self.folder)
+        rows = list(pass_.data) if pass_.in_files else pass_.data
+        source = open_source(self.reading(pass_), rows, self.schema, labels=True, folder=self.folder)
         if isinstance(source, Reader):
             source.whole = False  # a pass of a stream may have only a few lines
         return PassReader(source, whole=whole)
 
-    def reading(self, found: Pass) -> Config:
+    def reading(self, pass_: Pass) -> Config:
         """Return the configuration for reading a pass."""
         config, data = self.config, self.config.data
-        shuffle = (data.shuffle or "global") if found.in_files and config.online.shuffle else 0
+        shuffle = (data.shuffle or "global") if pass_.in_files and config.online.shuffle else 0
         if data.bad_lines == "quarantine" and data.quarantine is None:
-            aside = self._aside(found)
-            data = replace(data, quarantine=str(aside))
-            aside.parent.mkdir(exist_ok=True)
-        named = f"{config.train.seed}/{found.day}/{found.number}".encode()
+            path = self._quarantine_file(pass_)
+            data = replace(data, quarantine=str(path))
+            path.parent.mkdir(exist_ok=True)
+        named = f"{config.train.seed}/{pass_.day}/{pass_.number}".encode()
         seed = int.from_bytes(hashlib.blake2b(named, digest_size=7).digest())
         return replace(
             config,
@@ -228,9 +229,9 @@ class PassQueue:
             train=replace(config.train, seed=seed),
         )
 
-    def _aside(self, found: Pass) -> Path:
+    def _quarantine_file(self, pass_: Pass) -> Path:
         """Return the file for the bad lines of a pass, if data.quarantine is not set."""
-        return self.folder / "quarantine" / f"{found.day}-{found.number}.txt"
+        return self.folder / "quarantine" / f"{pass_.day}-{pass_.number}.txt"
 
     def take_late(self) -> list[LateFiles]:
         """Return the late files found since the last call."""
@@ -240,16 +241,16 @@ class PassQueue:
     def forget(self) -> None:
         """Drop the prefetched pass, because the stream continues from an earlier position."""
         self._drop()
-        self.patience = Patience(self._say, self.config.online.poll)
+        self.patience = Patience(self._log, self.config.online.poll)
 
     def _drop(self) -> None:
         self.patience.cancel()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._found is not None:
-            self._found[1].close()
-        self._found = self._error = None
+        if self._supplied is not None:
+            self._supplied[1].close()
+        self._supplied = self._error = None
 
     def close(self) -> None:
         self._drop()
@@ -259,18 +260,17 @@ class PassQueue:
 class AnnouncedPasses(PassQueue):
     """Passes whose files are read by the workers of a cluster."""
 
-    def open(self, found: Pass) -> PassReader:
-        if not found.in_files:
+    def open(self, pass_: Pass) -> PassReader:
+        if not pass_.in_files:
             raise DataError(
-                f"{found.name} is in memory, but the workers of a cluster read files", "give paths, or use mode local"
+                f"{pass_.name} is in memory, but the workers of a cluster read files", "give paths, or use mode local"
             )
         return PassReader(Feed([], self.schema, self.config.data.batch_rows))
 
-    def restore(self, ahead: PassReader, reader: SourceState) -> None:
+    def restore(self, reader: PassReader, state: SourceState) -> None:
         """Do nothing: the workers restore their own positions."""
 
-    def reading(self, found: Pass) -> Config:
+    def reading(self, pass_: Pass) -> Config:
         """Return the workers' configuration for reading a pass. Each worker writes bad lines to its own file."""
-        given = self.config.data.quarantine
-        config = super().reading(found)
-        return replace(config, data=replace(config.data, quarantine=given))
+        config = super().reading(pass_)
+        return replace(config, data=replace(config.data, quarantine=self.config.data.quarantine))

@@ -84,20 +84,20 @@ class StopWaitingError(Exception):
 
 
 class Patience:
-    """Waits for data on behalf of a source. Logs what it waits for now and then, and can be cancelled."""
+    """Wait for data on behalf of a source, and log what for now and then. A wait can be cancelled."""
 
-    def __init__(self, say: Callable[[str], None], every_s: float, remind_s: float = 600.0) -> None:
-        self._say, self.every_s, self.remind_s = say, every_s, remind_s
+    def __init__(self, log: Callable[[str], None], every_s: float, remind_s: float = 600.0) -> None:
+        self._log, self.every_s, self.remind_s = log, every_s, remind_s
         self._cancelled = threading.Event()
-        self._for, self._waits = "", 0
+        self._awaited, self._waits = "", 0
 
     def wait(self, what: str) -> None:
         """Wait one polling interval. Raise StopWaitingError when the run ends."""
-        again = self._for == what
-        self._for, self._waits = what, self._waits + 1 if again else 0
+        again = self._awaited == what
+        self._awaited, self._waits = what, self._waits + 1 if again else 0
         if not again or self._waits * self.every_s >= self.remind_s:
             self._waits = 0
-            self._say(f"{'still ' if again else ''}waiting for {what}")
+            self._log(f"{'still ' if again else ''}waiting for {what}")
         if self._cancelled.wait(self.every_s):
             raise StopWaitingError
 
@@ -153,7 +153,7 @@ class PassSource(Protocol):
 
 
 class PassPlan:
-    """The passes that a run has begun, in a file that is flushed before a pass is trained on. After a crash, the passes are the same."""
+    """The passes that a run has begun, in a file. A pass is on disk before it is trained on, so a crash does not change it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -170,29 +170,30 @@ class PassPlan:
 
     def after(self, position: Position | None) -> Pass | None:
         """Return the planned pass after a position, if there is one."""
-        begun = [(one.day, one.number) for one in self._passes]
-        if position is None:
-            return self._passes[0] if self._passes else None
-        here = (position["day"], position["pass"])
-        at = begun.index(here) + 1 if here in begun else len(begun)
-        return self._passes[at] if at < len(begun) else None
+        places, index = self.places(), 0
+        if position is not None:
+            here = (position["day"], position["pass"])
+            index = places.index(here) + 1 if here in places else len(places)
+        return self._passes[index] if index < len(places) else None
 
     def places(self) -> list[tuple[int, int]]:
         """Return the days and numbers of all passes, in order."""
         return [(one.day, one.number) for one in self._passes]
 
     def rewind(self, place: tuple[int, int], skip: int = 0) -> None:
-        """Drop the passes from a day and number on, so that they are listed again. Passes of a topic stay: their records do not change.
+        """Drop the passes from a day and number on, so that they are listed again.
 
-        The first `skip` of them stay too, and are skipped.
+        Passes of a topic stay, because their records do not change. The first `skip` passes stay too, and are skipped.
         """
-        at = sum(one < place for one in self.places())
-        left_out = [replace(one, skipped=True) for one in self._passes[at : at + skip]]
-        same = [replace(one, skipped=False) for one in self._passes[at + skip :] if "ranges" in one.position]
-        kept = [*self._passes[:at], *left_out, *same]
-        if kept != self._passes:
-            atomic.write_file(self.path, b"".join(map(_line, kept)))
-            self._passes = kept
+        first = sum(each < place for each in self.places())
+        skipped = [replace(one, skipped=True) for one in self._passes[first : first + skip]]
+        of_topic = [replace(one, skipped=False) for one in self._passes[first + skip :] if "ranges" in one.position]
+        self._keep([*self._passes[:first], *skipped, *of_topic])
+
+    def _keep(self, passes: list[Pass]) -> None:
+        if passes != self._passes:
+            atomic.write_file(self.path, b"".join(map(_line, passes)))
+            self._passes = passes
 
     def last(self, count: int) -> list[Pass]:
         """Return the newest passes."""
@@ -200,11 +201,9 @@ class PassPlan:
 
     def add(self, planned: Pass) -> None:
         """Add a pass to the plan. If one of the same day and number was planned before, drop it and all after it."""
-        names = [(one.day, one.number) for one in self._passes]
-        if (planned.day, planned.number) in names:
-            kept = self._passes[: names.index((planned.day, planned.number))]
-            atomic.write_file(self.path, b"".join(map(_line, kept)))
-            self._passes = kept
+        places, place = self.places(), (planned.day, planned.number)
+        if place in places:
+            self._keep(self._passes[: places.index(place)])
         with atomic.write_errors(self.path):
             atomic.append(self.path, _line(planned), durable=True)
         self._passes.append(planned)

@@ -8,7 +8,7 @@ with clickfleet.join("config.yaml", "mode.name=async") as job:
         clicks = job.all_reduce(count_clicks(day))
         job.save("delta")
         if job.is_first_worker:
-            tell(job.evaluate(tests)["auc"], clicks)
+            print(job.evaluate(tests)["auc"], clicks)
 
 `clickfleet launch --server_num 2 --worker_num 4 program.py` runs the program in every role on this machine. On several hosts,
 start it on each with its role in the environment. A server does not return from `join`: it serves until the job ends. Without roles,
@@ -47,8 +47,9 @@ from clickfleet.training.predict import Results
 from clickfleet.training.run import open_run
 
 Kind = Literal["checkpoint", "base", "delta"]
-TICK_S, LOOK_S = 0.05, 10.0
-_JOINED: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
+TICK_S, CHECK_S = 0.05, 10.0
+"""Time between two polls for the values of a collective call, and between two checks for workers that have left."""
+_REDUCE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
 T = TypeVar("T")
 
 
@@ -68,28 +69,28 @@ def join(
     if mirror.url_of(settings.run.dir) is None:
         settings = replace(settings, run=replace(settings.run, dir=str(Path(settings.run.dir).absolute())))
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     if role is None:
         alone = replace(settings, cluster=replace(settings.cluster, workers=1))
-        with _led(alone, resume, quiet) as driver:
+        with _running_driver(alone, resume, quiet) as driver:
             yield JointJob(0, 1, None, driver)
         return
     settings = nodes.settled(settings, role)
     if role.kind == "server":
-        nodes.serve(role, settings, say)
+        nodes.serve(role, settings, log)
         raise SystemExit(0)
     if not role.drives:
-        with nodes.following(role, settings, say) as watcher:
+        with nodes.following(role, settings, log) as watcher:
             yield JointJob(role.index, role.workers, watcher, None)
         return
-    with nodes.driving(role, settings, say) as watcher, _led(settings, resume, quiet) as driver:
+    with nodes.driving(role, settings, log) as watcher, _running_driver(settings, resume, quiet) as driver:
         yield JointJob(0, role.workers, watcher, driver)
 
 
 @contextmanager
-def _led(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
+def _running_driver(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
     """Yield a driver whose processes run until the block ends."""
     with open_run(config, config.run.dir, resume, ClusterMonitor, quiet) as run:
         test = expand(config.data.test) if config.data.test else []
@@ -103,7 +104,7 @@ def _led(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
                 driver.idle = True
                 yield driver
             except ProcessFailedError as failure:
-                raise ClusterError(f"lost {failure}", f"see {driver.logs}") from None
+                raise ClusterError(str(failure), f"see {driver.logs}") from None
             finally:
                 driver.idle = False
                 driver.close()
@@ -127,24 +128,24 @@ class JointJob:
         return split_files(files, self.worker_index, self.worker_num)
 
     def train(self, data: str | Path | Sequence[str | Path]) -> Results:
-        """Train one epoch, in which every worker passes its own files, and save a checkpoint. Return the metrics of all workers.
+        """Train one epoch and save a checkpoint. Every worker passes its own files. Return the metrics of all workers.
 
-        Every row is trained once, even after failures."""
-        mine = expand(data) if data else []
-        shares = self._meet(mine)
+        Every row is trained once, even after failures.
+        """
+        shares = self._meet(expand(data) if data else [])
 
         def lead(driver: Driver) -> Results:
             driver.advance(shares)
             if driver.signal is not None:
                 driver.end_early("resume=True")
-            return {**(driver.progress.train or {}), "step": driver.base.steps, "test": driver.progress.test}
+            return {**(driver.progress.train or {}), "step": driver.start_state.steps, "test": driver.progress.test}
 
-        return self._led(lead)
+        return self._on_driver(lead)
 
     def evaluate(self, data: str | Path | Sequence[str | Path]) -> Results:
         """Return the metrics of the model on files. All workers pass the same list and share the work."""
         files = expand(data)
-        return self._led(lambda driver: driver.evaluations.evaluate(files))
+        return self._on_driver(lambda driver: driver.evaluations.evaluate(files))
 
     def save(self, kind: Kind = "checkpoint") -> str:
         """Save a checkpoint, or a checkpoint and a published entry; return its path."""
@@ -163,11 +164,11 @@ class JointJob:
                 driver.mirror.push()
             return str(done["entry"])
 
-        return self._led(lead)
+        return self._on_driver(lead)
 
     def shrink(self) -> int:
         """Decay the statistics of the rows and remove old and rare ones; return how many were removed."""
-        return self._led(
+        return self._on_driver(
             lambda driver: int(sum(driver.processes.call(driver.processes.shards, "shrink", timeout_s=3600.0).values()))
         )
 
@@ -177,23 +178,24 @@ class JointJob:
 
     def all_reduce(self, value: Any, how: Literal["sum", "max", "min"] = "sum") -> Any:
         """Combine a number or array of all workers."""
-        if how not in _JOINED:
+        if how not in _REDUCE:
             raise ConfigError(f"unknown all_reduce operation {how!r}", "use sum, max or min")
-        found = np.asarray(_JOINED[how](np.stack([np.asarray(each) for each in self._meet(value)]), axis=0))
-        return found if found.ndim else found.item()
+        values = np.stack([np.asarray(each) for each in self._meet(value)])
+        reduced = np.asarray(_REDUCE[how](values, axis=0))
+        return reduced if reduced.ndim else reduced.item()
 
-    def _led(self, lead: Callable[[Driver], T]) -> T:
-        """Return to all workers what worker 0 computes. If it fails, all fail."""
+    def _on_driver(self, lead: Callable[[Driver], T]) -> T:
+        """Call `lead` on worker 0 and return its result to all workers. If it fails, all fail."""
         self._meet(None)
         if self._driver is None:
-            found, problem = self._meet(None)[0]
+            result, problem = self._meet(None)[0]
             if problem:
                 raise ClusterError(f"worker 0 failed: {problem}")
-            return cast(T, found)
+            return cast(T, result)
         self._driver.idle = False
         try:
             try:
-                made = lead(self._driver)
+                result = lead(self._driver)
             except StoppedError as stopped:
                 self._driver.end_early("resume=True", str(stopped))
         except BaseException as error:
@@ -204,8 +206,8 @@ class JointJob:
             self._driver.idle = True
         if self._driver.signal is not None:  # it came too late to stop this call
             leave(self._driver.signal)
-        self._meet((made, ""))
-        return made
+        self._meet((result, ""))
+        return result
 
     def _bring(self, value: Any) -> None:
         self._meetings += 1
@@ -217,14 +219,14 @@ class JointJob:
         self._bring(value)
         if self._watcher is None:
             return [value]
-        looked = time.monotonic()
+        checked_at = time.monotonic()
         while True:
             values, missing = nodes.brought(self._watcher, self._meetings, self._name)
             if not missing:
                 return list(values)
-            if time.monotonic() - looked > LOOK_S:
-                looked = time.monotonic()
-                if lost := [worker for worker in nodes.gone(self.worker_num) if worker in missing]:
-                    names = ", ".join(f"worker {worker}" for worker in lost)
+            if time.monotonic() - checked_at > CHECK_S:
+                checked_at = time.monotonic()
+                if gone := [worker for worker in nodes.gone(self.worker_num) if worker in missing]:
+                    names = ", ".join(f"worker {worker}" for worker in gone)
                     raise ClusterError(f"{names} left the job while worker {self.worker_index} waited for it")
             time.sleep(TICK_S)

@@ -62,7 +62,7 @@ ZERO_AT_START = ("passes_total", "rows_total", "bad_lines_total", "alarms_total"
 
 
 class OnlineMetrics:
-    """Listens to what the monitor records, and updates the file."""
+    """Listen to what the monitor records, and update the file."""
 
     def __init__(self, folder: Path, fresh: Freshness, objective_s: float) -> None:
         self.path, self.fresh, self.objective_s = folder / NAME, fresh, objective_s
@@ -153,8 +153,5 @@ class OnlineMetrics:
         return generate_latest(registry)
 
     def _write(self) -> None:
-        with (
-            suppress(OSError),
-            replacing(self.path) as temporary,
-        ):  # full disk: the log reports it; the next write is soon
+        with suppress(OSError), replacing(self.path) as temporary:  # a full disk is logged; the next write comes soon
             temporary.write_bytes(self.text())

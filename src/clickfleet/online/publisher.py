@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 
 class LogCopies:
-    """Copies of a log in a folder, at a URL or, as rows, in Redis. What is already there is asked once."""
+    """Copies of a log in a folder, at a URL or, as rows, in Redis. The existing entries are listed only once."""
 
     def __init__(self, log: Log, url: str) -> None:
         self.log, self.url = log, url
-        self._there: set[str] | None = None
+        self._copied: set[str] | None = None
+        """Hashes of the entries at the URL."""
         self._text = b""
 
     def bring(self) -> int:
@@ -53,13 +54,13 @@ class LogCopies:
         fs, root = filesystem(self.url)
         copied = 0
         with reading(self.url):
-            if self._there is None:
+            if self._copied is None:
                 fs.makedirs(root, exist_ok=True)
-                self._there, self._text = _hashes(fs, f"{root}/{LOG}")
+                self._copied, self._text = _hashes(fs, f"{root}/{LOG}")
             for line in self.log.kept():
-                if line.hash not in self._there:
+                if line.hash not in self._copied:
                     _copy(fs, self.log.folder / line.name, f"{root}/{line.name}")
-                    self._there.add(line.hash)
+                    self._copied.add(line.hash)
                     copied += 1
             if (text := self.log.text()) != self._text:
                 fs.pipe_file(f"{root}/{LOG}", text)
@@ -150,7 +151,7 @@ class PublisherState(TypedDict):
 
 
 class PassPublisher:
-    """Publishes a learner during training. Changes of an entry that fails or is held back are part of the next one."""
+    """Publish a learner during training. Changes of an entry that fails or is held back are part of the next one."""
 
     def __init__(
         self,
@@ -166,8 +167,8 @@ class PassPublisher:
         self.table = self.publisher.table
         self.log = self.publisher.log
         self.copies = None if config.publish.to is None else LogCopies(self.log, config.publish.to)
-        of = config.train
-        self.judge = PublishGuard(config.publish.guard, of.metrics.thresholds, warm=of.init_from is not None)
+        train = config.train
+        self.guard = PublishGuard(config.publish.guard, train.metrics.thresholds, warm=train.init_from is not None)
         self.done: EntryListener | None = None
         if config.publish.done_files:
             self.done = next(make(folder / "model", config.online.start_day) for make in extensions("done_files"))
@@ -183,6 +184,7 @@ class PassPublisher:
         self.verdict: list[str] = []
         """Why the guard held back the last entry."""
         self.stale = False
+        """Whether the last entry missed publish.freshness_slo."""
         self.problem = ""
         """Why the last entry could not be written."""
 
@@ -193,13 +195,13 @@ class PassPublisher:
     def prepare(self) -> None:
         """Check the log and export the network now.
 
-        Exporting later would delay the first entry, and torch must not train meanwhile. A damaged log is refused before training.
+        A later export would delay the first entry, and torch must not train meanwhile. A damaged log is rejected before training.
         """
-        with self._alone():
+        with self._log_lock():
             self.log.recover()
         self.publisher.content(0)
 
-    def _alone(self) -> Lock:
+    def _log_lock(self) -> Lock:
         """Return the lock for writing to the log."""
         return Lock(self.log.folder / ".lock", "publishes", patience_s=60.0)
 
@@ -218,23 +220,23 @@ class PassPublisher:
         stats = self.table.stats()
         changed = stats["changed"] if kind == "delta" and self.head is not None else 0
         if judged and (course.undelivered or not self.verdict):  # without a pass since then, the last verdict stays
-            self.verdict = self.judge.reasons(course.undelivered, changed, stats["rows"])
+            self.verdict = self.guard.reasons(course.undelivered, changed, stats["rows"])
         if judged and self.verdict:
             self._hold(kind, self.verdict, step)
             course.undelivered.clear()  # the next entry is judged by the passes to come
             return
         try:
-            with self._alone():
+            with self._log_lock():
                 entry = self.append_entry(kind, step)
         except CheckpointError as error:
-            if self.config.train.deterministic:  # its log must be reproducible: a restart makes this very entry
+            if self.config.train.deterministic:  # its log must be reproducible: a restart publishes the same entry
                 raise
             self.problem = str(error)  # the disk is full: training continues
             self._hold(kind, [self.problem], step)
             return
         self.head = {"sequence": entry.sequence, "hash": entry.hash}
         self.chain = self.chain.after(entry)
-        self.judge.released(course.undelivered)
+        self.guard.released(course.undelivered)
         self.due, self.held, self.verdict = False, 0, []
         facts = {"sequence": entry.sequence, "entry_kind": entry.manifest["kind"], "step": step}
         facts |= {"entry_rows": entry.manifest["rows"], "entry_deleted": entry.manifest["deleted"]}
@@ -245,22 +247,22 @@ class PassPublisher:
             f"published {entry.path.name}: {facts['entry_rows']:,} rows, {facts['entry_deleted']:,} deleted, "
             f"{facts['entry_bytes']:,} bytes in {time.monotonic() - begin:.2f} s{_words(ages)}"
         )
-        self._compare(ages)
+        self._check_freshness(ages)
         judged_by = course.undelivered[-1] if course.undelivered else None
         course.undelivered.clear()
         self.tell_consumers(lambda done: done.published(entry, course.position, judged_by, day_over))
-        self._keep(entry.base)
+        self._prune_and_copy(entry.base)
         if not day_over and self.chain.is_long(self.config.publish.base_every_deltas):
             self.release("base", step, course, judged=False)
 
-    def _compare(self, ages: dict[str, float]) -> None:
+    def _check_freshness(self, ages: dict[str, float]) -> None:
         """Log when the freshness objective is missed, and when it is met again."""
         slo, late = self.config.publish.freshness_slo, ages.get("event_to_published_p99")
         if late is not None and (late > slo) != self.stale:
             self.stale = late > slo
-            what = "warning: freshness is missed" if self.stale else "freshness is met again"
+            verdict = "warning: freshness is missed" if self.stale else "freshness is met again"
             self.monitor.log(
-                f"{what}: 99% of events were published within {late:,.0f} s, publish.freshness_slo is {slo:g} s"
+                f"{verdict}: 99% of events were published within {late:,.0f} s, publish.freshness_slo is {slo:g} s"
             )
 
     def _hold(self, kind: Kind, reasons: list[str], step: int) -> None:
@@ -273,11 +275,11 @@ class PassPublisher:
         """Append the next entry. After a restart behind the head of the log, reuse the entry that is there if it is the same."""
         self.log.recover()
         newer = self._newer(self.log.lines())
-        if newer is None:  # the log is not the one before: start with a base
+        if newer is None:  # another log than before: start with a base
             return self.publisher.publish("base", step)
         if newer and self.config.train.deterministic and not self._rolled_back(newer):
-            if (same := self._again(kind, step, newer[0])) is not None:
-                return same
+            if (entry := self._reproduced(kind, step, newer[0])) is not None:
+                return entry
             self.monitor.log(
                 f"warning: this run does not reproduce {newer[0].name}, which was published before; repairing the chain"
             )
@@ -296,25 +298,25 @@ class PassPublisher:
 
     def _rolled_back(self, newer: list[Line]) -> bool:
         """Return whether consumers were rolled back to an earlier entry. If so, later changes must be published again."""
-        there = [line for line in newer if (self.log.folder / line.name).exists()]
-        return any("rollback_to" in self.log.entry(line).info for line in there)
+        kept = [line for line in newer if (self.log.folder / line.name).exists()]
+        return any("rollback_to" in self.log.entry(line).info for line in kept)
 
-    def _again(self, kind: Kind, step: int, line: Line) -> Entry | None:
+    def _reproduced(self, kind: Kind, step: int, line: Line) -> Entry | None:
         """Return the entry of a line if this run reproduces it exactly."""
         changes = self.table.cut_changes(base=kind == "base" or self.head is None)
         aside = self.log.folder / ".again"
         shutil.rmtree(aside, ignore_errors=True)
         try:
             place = {"sequence": line.sequence, "parent": line.parent, "chain": line.chain}
-            made = published.write(
+            entry = published.write(
                 aside / line.name, changes, self.publisher.content(step), self._before(line), **place
             )
-            if made.hash != line.hash:
+            if entry.hash != line.hash:
                 changes.abort()
                 return None
             changes.commit()
-            made.path = self.log.folder / line.name
-            return self.log.entry(line) if made.path.exists() else made  # it may have been pruned
+            entry.path = self.log.folder / line.name
+            return self.log.entry(line) if entry.path.exists() else entry  # it may have been pruned
         except BaseException:
             with contextlib.suppress(ClickfleetError):
                 changes.abort()
@@ -324,13 +326,13 @@ class PassPublisher:
 
     def _before(self, line: Line) -> Entry | None:
         """Return the entry before a line, if it is kept."""
-        found = [other for other in self.log.lines() if other.hash == line.parent]
-        return self.log.entry(found[0]) if found and (self.log.folder / found[0].name).exists() else None
+        parent = next((other for other in self.log.lines() if other.hash == line.parent), None)
+        return None if parent is None or not (self.log.folder / parent.name).exists() else self.log.entry(parent)
 
     def _repair(self, kind: Kind, newer: list[Line]) -> Kind:
-        """Make the next entry bring consumers of newer entries to the state of the table."""
+        """Return the kind of the next entry. It brings consumers of newer entries to the state of the table."""
         self.monitor.log(
-            f"the published log is {len(newer)} entries ahead of this run: the next entry sets what they changed"
+            f"the published log is {len(newer)} entries ahead of this run: the next entry replaces what they changed"
         )
         if self.head is None or any(line.kind == "base" for line in newer):
             return "base"
@@ -339,11 +341,11 @@ class PassPublisher:
                 self.table.restore_readers(keys)
         return kind
 
-    def _keep(self, base: bool) -> None:
+    def _prune_and_copy(self, base: bool) -> None:
         """Prune old chains after a base, and copy new entries. A failure is only logged: the entry is published."""
         try:
             if base:
-                with self._alone():
+                with self._log_lock():
                     prune(self.log, self.config.publish.keep_chains)
             if self.copies is not None:
                 self.copies.bring()
@@ -358,7 +360,7 @@ class PassPublisher:
             self.tell_consumers(lambda done: done.checkpointed(position, course.open_day is None, path))
 
     def tell_consumers(self, act: Callable[[EntryListener], None]) -> None:
-        """Write done files if they are wanted. Lines that do not fit on the disk are written later."""
+        """Write done files if publish.done_files is set. Lines that do not fit on the disk are written later."""
         if self.done is None:
             return
         try:
@@ -372,8 +374,8 @@ class PassPublisher:
         return {
             "head": self.head,
             "chain": list(self.chain),
-            "aucs": list(self.judge.aucs),
-            "guard": self.judge.state(),
+            "aucs": list(self.guard.aucs),
+            "guard": self.guard.state(),
             "due": self.due,
             "held": self.held,
             "verdict": self.verdict,
@@ -381,7 +383,7 @@ class PassPublisher:
 
     def restore(self, state: PublisherState) -> None:
         self.head = state["head"]
-        self.judge.restore(state["aucs"], state.get("guard"))
+        self.guard.restore(state["aucs"], state.get("guard"))
         self.chain = Chain(*state.get("chain", ()))
         self.due, self.held, self.verdict = state["due"], state["held"], list(state["verdict"])
 
@@ -452,13 +454,13 @@ class Window:
         whole = Buckets(self.thresholds)
         for piece in self._pieces:
             whole.merge(piece)
-        found = whole.results()
+        results = whole.results()
         return {
-            "rows": found["rows"],
-            "auc": found["auc"],
-            "calibration": found["calibration"],
-            "actual_ctr": found["actual_ctr"],
-            "predicted_ctr": found["predicted_ctr"],
+            "rows": results["rows"],
+            "auc": results["auc"],
+            "calibration": results["calibration"],
+            "actual_ctr": results["actual_ctr"],
+            "predicted_ctr": results["predicted_ctr"],
         }
 
     def clear(self) -> None:
@@ -474,14 +476,14 @@ class Window:
 class PublishGuard:
     """Compares windows of passes with bounds and with windows whose model was released. Its state is part of every checkpoint.
 
-    >>> judge = PublishGuard(sections.Guard(auc_drop=0.02, copc=None, min_rows=1000, warmup_rows=0))
+    >>> guard = PublishGuard(sections.Guard(auc_drop=0.02, copc=None, min_rows=1000, warmup_rows=0))
     >>> labels = (np.arange(500) % 2).astype(np.float32)
     >>> def found(scores):  # the reasons to hold back the model of a pass of 500 rows
     ...     seen = Buckets()
     ...     seen.update(scores.astype(np.float32), labels)
-    ...     passes = [{**seen.results(), "window": judge.add(seen)}]
-    ...     if not (reasons := judge.reasons(passes, 10, 100)):
-    ...         judge.released(passes)
+    ...     passes = [{**seen.results(), "window": guard.add(seen)}]
+    ...     if not (reasons := guard.reasons(passes, 10, 100)):
+    ...         guard.released(passes)
     ...     return reasons
     >>> good = 0.4 + 0.2 * labels
     >>> [found(good) for _ in range(4)]
@@ -490,10 +492,10 @@ class PublishGuard:
     AUC 0.5000 is 0.5000 below the mean 1.0000 of the last 2 windows released (1,000 rows; publish.guard.auc_drop is 0.02)
     """
 
-    def __init__(self, guard: sections.Guard, thresholds: int = 4096, warm: bool = False) -> None:
-        self.guard = guard
-        self.window = Window(guard.min_rows, thresholds)
-        self.warmup_rows = 0 if warm else guard.warmup_rows
+    def __init__(self, settings: sections.Guard, thresholds: int = 4096, warm: bool = False) -> None:
+        self.settings = settings
+        self.window = Window(settings.min_rows, thresholds)
+        self.warmup_rows = 0 if warm else settings.warmup_rows
         self.aucs: list[float] = []
         """AUCs of released windows that share no rows."""
         self._variances: list[float] = []
@@ -505,35 +507,35 @@ class PublishGuard:
         self.window.add(seen)
         rows = _rows(seen)
         self._trained, self._since = self._trained + rows, self._since + rows
-        apart = self._since >= max(self.guard.min_rows, 1)
+        apart = self._since >= max(self.settings.min_rows, 1)
         if apart:
             self._since = 0
-        found = self.window.results()
-        judged = found["rows"] >= self.guard.min_rows and self._trained - found["rows"] >= self.warmup_rows
-        return {**found, "judged": judged, "apart": apart, "warmup_rows": max(0, self.warmup_rows - self._trained)}
+        window = self.window.results()
+        judged = window["rows"] >= self.settings.min_rows and self._trained - window["rows"] >= self.warmup_rows
+        return {**window, "judged": judged, "apart": apart, "warmup_rows": max(0, self.warmup_rows - self._trained)}
 
     def reasons(self, passes: list[PassResults], changed: int, rows: int) -> list[str]:
         """Return the reasons to hold back an entry with these passes and `changed` rows; none to release it."""
-        found = [reason for results in passes for reason in self._of(results)]
-        share = self.guard.delta_share
+        reasons = [reason for results in passes for reason in self._reasons_of_pass(results)]
+        share = self.settings.delta_share
         if share is not None and changed > share * rows:
-            found.append(
+            reasons.append(
                 f"{changed:,} of {rows:,} rows change, more than publish.guard.delta_share {share:g} of the table"
             )
-        return found
+        return reasons
 
-    def _of(self, results: PassResults) -> list[str]:
-        guard, found = self.guard, []
+    def _reasons_of_pass(self, results: PassResults) -> list[str]:
+        share, reasons = self.settings.nan_share, []
         rows, invalid = results["rows"], results["invalid"]
-        if guard.nan_share is not None and invalid > guard.nan_share * (rows + invalid):
-            found.append(f"{invalid:,} of {rows + invalid:,} scores are not finite")
+        if share is not None and invalid > share * (rows + invalid):
+            reasons.append(f"{invalid:,} of {rows + invalid:,} scores are not finite")
         window = results.get("window")
         if window is None or not window["judged"]:
-            return found
-        return [*found, *filter(None, (self._auc(window), self._copc(window)))]
+            return reasons
+        return [*reasons, *filter(None, (self._auc(window), self._copc(window)))]
 
     def _auc(self, window: WindowResults) -> str | None:
-        limit, auc, variance = self.guard.auc_drop, window["auc"], auc_variance(window)
+        limit, auc, variance = self.settings.auc_drop, window["auc"], auc_variance(window)
         if limit is None or not self.aucs or variance is None:
             return None
         mean = sum(self.aucs) / len(self.aucs)
@@ -548,9 +550,9 @@ class PublishGuard:
     def _copc(self, window: WindowResults) -> str | None:
         copc, rows = window["calibration"], window["rows"]
         actual_ctr, predicted_ctr = window["actual_ctr"], window["predicted_ctr"]
-        if self.guard.copc is None or copc is None or actual_ctr is None or predicted_ctr is None:
+        if self.settings.copc is None or copc is None or actual_ctr is None or predicted_ctr is None:
             return None
-        low, high = self.guard.copc
+        low, high = self.settings.copc
         clicks, predicted = rows * actual_ctr, rows * predicted_ctr
         if _below(clicks, low * predicted, rows) or _below(-clicks, -high * predicted, rows):
             return f"COPC {copc:.4f} lies outside of publish.guard.copc {low:g} to {high:g} ({rows:,} rows)"
@@ -563,10 +565,10 @@ class PublishGuard:
             if window is not None and variance is not None and window["judged"] and window["apart"]:
                 self.aucs.append(window["auc"])
                 self._variances.append(variance)
-        del self.aucs[: -self.guard.window], self._variances[: -self.guard.window]
+        del self.aucs[: -self.settings.window], self._variances[: -self.settings.window]
 
     def forget(self) -> None:
-        """Forget earlier windows: someone published by hand, and later models are compared with that one."""
+        """Forget earlier windows. After an entry was published by hand, later models are compared with that one."""
         self.aucs, self._variances, self._since = [], [], 0
         self.window.clear()
 
@@ -579,7 +581,7 @@ class PublishGuard:
         }
 
     def restore(self, aucs: list[float], state: GuardState | None) -> None:
-        """Restore a checkpoint. Those of earlier versions hold only the AUCs of a model that has warmed up."""
+        """Restore the state of a checkpoint. Earlier versions saved only the AUCs, after the warm-up."""
         self.aucs = list(aucs)
         if state is None:
             state = {"window": [], "variances": [], "trained": self.warmup_rows if aucs else 0, "since": 0}

@@ -45,7 +45,7 @@ def replay(
     out: Path | str,
     sync: Iterable[str],
     admit: Iterable[float],
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """Return one row per pair of settings. The runs are written to folders of `out`; earlier runs there are removed."""
     online, out = config.online, Path(out)
@@ -55,7 +55,7 @@ def replay(
         raise ConfigError(
             "a replay compares the days after the first, and there is only one day", "set a later online.end_day"
         )
-    found: list[Row] = []
+    rows: list[Row] = []
     graph = Path(config.run.dir) / "graph.onnx"
     for interval, splits in [(text, _splits(text, online.split_interval)) for text in sync]:
         for threshold in admit:
@@ -78,29 +78,29 @@ def replay(
                 ),
                 publish=Publish(guard=replace(config.publish.guard, auc_drop=None, copc=None), done_files=False),
             )
-            done = learn(settings, quiet=True)
+            result = learn(settings, quiet=True)
             graph = folder / "graph.onnx"
             deltas = _delta_bytes(folder)
             row: Row = {
                 "sync": interval,
                 "admit": threshold,
-                "auc": done.validated["auc"],
-                "logloss": done.validated["logloss"],
-                "rows_scored": done.validated["rows"],
-                "table_rows": len(done.learner.table),
-                "full_rows": done.learner.table.stats()["full_rows"],
-                "table_bytes": done.learner.table.stats()["bytes"],
+                "auc": result.validated["auc"],
+                "logloss": result.validated["logloss"],
+                "rows_scored": result.validated["rows"],
+                "table_rows": len(result.learner.table),
+                "full_rows": result.learner.table.stats()["full_rows"],
+                "table_bytes": result.learner.table.stats()["bytes"],
                 "deltas": len(deltas),
                 "delta_bytes": sum(deltas),
-                "seconds": done.seconds,
+                "seconds": result.seconds,
             }
-            found.append(row)
-            say(
+            rows.append(row)
+            log(
                 f"sync {interval:>6}  admit {threshold:<6g} AUC {row['auc']:.4f}  {row['table_rows']:>12,} rows "
                 f"({row['full_rows']:,} with factors)  {row['delta_bytes']:>14,} bytes in {row['deltas']} deltas"
             )
-    (out / "replay.json").write_text(json.dumps(found, indent=1) + "\n")
-    return found
+    (out / "replay.json").write_text(json.dumps(rows, indent=1) + "\n")
+    return rows
 
 
 def _splits(text: str, split_s: float) -> int:

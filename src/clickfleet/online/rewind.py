@@ -22,7 +22,7 @@ from clickfleet.store.run_folder import open_folder
 INTENT = "rewind.json"
 Place = tuple[int, int]
 """Day and pass."""
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -53,35 +53,35 @@ def text(place: Place) -> str:
     return f"{place[0]}/{place[1]}"
 
 
-def parse(given: str) -> Place:
+def parse(value: str) -> Place:
     """Parse DAY/PASS.
 
     >>> parse("20260102/3")
     (20260102, 3)
     """
-    day, _, number = given.partition("/")
+    day, _, number = value.partition("/")
     if not (day.isdecimal() and number.isdecimal() and int(number) > 0):
-        raise ConfigError(f"--rewind {given} is not a pass", "write DAY/PASS, such as 20260102/3, or list")
+        raise ConfigError(f"--rewind {value} is not a pass", "write DAY/PASS, such as 20260102/3, or list")
     parse_day(int(day), "--rewind")
     return int(day), int(number)
 
 
 def stops(folder: Path) -> list[Stop]:
     """Return the checkpoints that a run can be rewound to, oldest first."""
-    begun = PassPlan(folder / "passes.jsonl").places()
-    found = []
+    places = PassPlan(folder / "passes.jsonl").places()
+    kept = []
     for step in checkpoint.steps(folder / "checkpoints"):
         state = run_folder.read_state(folder / "checkpoints" / f"step-{step:012d}")
         if "online" not in state:
             raise ConfigError(f"{folder} holds a run of `train`", "only a stream has passes to rewind")
         course, head = state["online"], state["published"]["head"]
-        at = course["begun"] or course["position"]
-        last = None if at is None else (int(at["day"]), int(at["number" if course["begun"] else "pass"]))
-        first = next((place for place in begun if last is None or place > last), None)
-        found.append(Stop(step, last, first, None if head is None else int(head["sequence"])))
-    if not found:
+        newest = course["begun"] or course["position"]
+        last = None if newest is None else (int(newest["day"]), int(newest["number" if course["begun"] else "pass"]))
+        first = next((place for place in places if last is None or place > last), None)
+        kept.append(Stop(step, last, first, None if head is None else int(head["sequence"])))
+    if not kept:
         raise CheckpointError(f"{folder} holds no checkpoint to rewind to")
-    return found
+    return kept
 
 
 def listed(config: Config) -> list[Stop]:
@@ -89,25 +89,25 @@ def listed(config: Config) -> list[Stop]:
     return stops(_folder(config))
 
 
-def rewind(config: Config, place: Place, skip: int, say: Say) -> dict[str, str | int | None]:
+def rewind(config: Config, place: Place, skip: int, report: Report) -> dict[str, str | int | None]:
     """Rewind a run to before a pass. The first `skip` passes from there on will be left out."""
     with open_folder(_folder(config)) as (folder, _):
-        complete(folder, say)
+        complete(folder, report)
         known = stops(folder)
-        found = [stop for stop in known if stop.is_before(place)]
-        if not found:
+        earlier = [stop for stop in known if stop.is_before(place)]
+        if not earlier:
             earliest = "" if known[0].first is None else f", to {text(known[0].first)} at the earliest"
             raise CheckpointError(
                 f"no checkpoint from before {text(place)} is kept: the run can be rewound to passes after "
                 f"{text(known[0].last or (0, 0))}{earliest}",
                 "run.keep sets the number of checkpoints to keep",
             )
-        stop = found[-1]
+        stop = earlier[-1]
         _check_skipped(folder, place, skip)
         checkpoint.verify(folder / "checkpoints" / f"step-{stop.step:012d}")
         facts = {"place": list(place), "skip": skip, "step": stop.step, "sequence": stop.sequence}
         atomic.write_file(folder / INTENT, atomic.seal(facts))
-        done = complete(folder, say)
+        done = complete(folder, report)
         if done["entry"] is not None and config.publish.to is not None:
             from clickfleet.online.publisher import copy_to  # it needs torch, which --rewind list does not
 
@@ -128,15 +128,15 @@ def _folder(config: Config) -> Path:
 
 
 def _check_skipped(folder: Path, place: Place, skip: int) -> None:
-    planned = [one for one in PassPlan(folder / "passes.jsonl").places() if one >= place]
+    planned = [each for each in PassPlan(folder / "passes.jsonl").places() if each >= place]
     if skip and (skip > len(planned) or planned[0] != place):
         raise ConfigError(
             f"--skip {skip}: the run has begun only {len(planned)} passes from {text(place)} on",
-            "skip at most those",
+            "skip no more than that",
         )
 
 
-def complete(folder: Path, say: Say) -> dict[str, str | None]:
+def complete(folder: Path, report: Report) -> dict[str, str | None]:
     """Complete a rewind that was begun, if there is one."""
     path = folder / INTENT
     try:
@@ -150,13 +150,13 @@ def complete(folder: Path, say: Say) -> dict[str, str | None]:
     PassPlan(folder / "passes.jsonl").rewind(place, int(facts["skip"]))
     checkpoint.make_latest(checkpoints / f"step-{step:012d}")
     checkpoint.forget_after(checkpoints, step)
-    entry = _restore(Log(folder / "published"), facts["sequence"], say)
+    entry = _restore(Log(folder / "published"), facts["sequence"], report)
     path.unlink()
-    say(f"rewound to step {step}, before {text(place)}")
+    report(f"rewound to step {step}, before {text(place)}")
     return {"entry": entry}
 
 
-def _restore(log: Log, sequence: int | None, say: Say) -> str | None:
+def _restore(log: Log, sequence: int | None, report: Report) -> str | None:
     """Publish an entry that gives consumers the model of an earlier entry. Return its name, or None if there is nothing to do."""
     with Lock(log.folder / ".lock", "publishes", patience_s=60.0):
         head = log.recover()
@@ -169,16 +169,16 @@ def _restore(log: Log, sequence: int | None, say: Say) -> str | None:
                 raise CheckpointError("nothing was published at that time")
             entry = rollback(log, sequence)
         except CheckpointError as error:
-            say(f"consumers keep their model until the run publishes a base: {error}")
+            report(f"consumers keep their model until the run publishes a base: {error}")
             return None
-    say(f"published {entry.path.name}: consumers get the model of entry {sequence} again")
+    report(f"published {entry.path.name}: consumers get the model of entry {sequence} again")
     return entry.path.name
 
 
-def describe(found: list[Stop]) -> str:
+def describe(known: list[Stop]) -> str:
     """Return the kept checkpoints as a text table."""
     lines = [f"{'checkpoint':<18} {'learned until':<14} {'rewinds to':<14} entry"]
-    for stop in found:
+    for stop in known:
         facts = {key: "-" if value is None else value for key, value in stop.to_dict().items()}
         lines.append(
             f"{facts['checkpoint']:<18} {facts['learned_until']:<14} {facts['rewinds_to']:<14} {facts['sequence']}"

@@ -112,12 +112,12 @@ class PassSession(Session[P]):
         mode: Callable[[P], None],
         monitor: Monitor,
         saver: Saver | None,
-        supply: PassQueue,
-        release: PassPublisher,
+        queue: PassQueue,
+        publisher: PassPublisher,
         arrangement: Arrangement,
     ) -> None:
         super().__init__(config, job, mode, monitor, saver, arrangement)
-        self.online, self.supply, self.release = config.online, supply, release
+        self.online, self.queue, self.publisher = config.online, queue, publisher
         self.course = OnlinePosition()
         self.now: Supplied | None = None
         """The pass being trained."""
@@ -133,9 +133,9 @@ class PassSession(Session[P]):
         """Begin each pass and yield its number."""
         self._start()
         self._show()
-        self.release.prepare()
+        self.publisher.prepare()
         if self.online.first_base and self.course.position is None and self.course.begun is None:
-            self.release.release("base", self.job.steps, self.course, judged=False)
+            self.publisher.release("base", self.job.steps, self.course, judged=False)
         self._start_s = time.monotonic()
         while self._begin():
             yield self.course.passes
@@ -180,10 +180,10 @@ class PassSession(Session[P]):
         """Begin the next pass; first end the day if the pass belongs to another one. Return False if there is none."""
         if self.course.begun is not None:
             assert self._reader is not None
-            self.now = self.supply.resume(Pass.from_dict(self.course.begun), self.course.position, self._reader)
+            self.now = self.queue.resume(Pass.from_dict(self.course.begun), self.course.position, self._reader)
         else:
             begin = time.monotonic()
-            self.now = self.supply.after(self.course.position, lambda: self.signal is not None)
+            self.now = self.queue.after(self.course.position, lambda: self.signal is not None)
             self._waited_s += time.monotonic() - begin
             self._report_late()
             if self.course.open_day is not None and (self.now is None or self.now[0].day != self.course.open_day):
@@ -195,7 +195,7 @@ class PassSession(Session[P]):
         begun, source = self.now
         fresh = self.course.begun is None
         self.course.begun, self.course.open_day = begun.to_dict(), begun.day
-        self.supply.prefetch(begun.position)
+        self.queue.prefetch(begun.position)
         self.job.begin_pass(source, begun.span_s)
         self._begin_s = time.monotonic()
         if fresh:
@@ -206,7 +206,7 @@ class PassSession(Session[P]):
         return True
 
     def _report_late(self) -> None:
-        for late in self.supply.take_late():
+        for late in self.queue.take_late():
             self.monitor.record("late_files", {"step": self.job.steps, **asdict(late), "words": late.words})
             self.monitor.log(f"ALARM: {late.words}")
 
@@ -215,7 +215,7 @@ class PassSession(Session[P]):
         return time.monotonic() - self._start_s - self._waited_s
 
     def _interrupted(self) -> bool:
-        return self.signal is not None or self.supply.patience.cancelled
+        return self.signal is not None or self.queue.patience.cancelled
 
     def _validate(self) -> None:
         assert self.now is not None
@@ -243,7 +243,7 @@ class PassSession(Session[P]):
         judged: MetricResults | None = scored[self.online.validate]
         if not trained["rows"]:
             self.monitor.log(f"warning: {ended.name} has no rows")
-            job.steps += 1  # gives the checkpoint after it a name of its own
+            job.steps += 1  # so that the next checkpoint gets a new name
         self.monitor.log(f"{ended.name} trained: {describe(trained)}")
         facts: dict[str, object] = {"day": ended.day, "pass": ended.number, "step": job.steps, **trained}
         facts["table_rows"] = len(job.table)
@@ -253,11 +253,11 @@ class PassSession(Session[P]):
         facts |= {"seconds": time.monotonic() - self._begin_s, "bad_lines": bad_lines}
         self._judge_lines(trained["rows"], bad_lines)
         if judged is not None and trained["rows"]:
-            window = self.release.judge.add(self._scored_first(seen))
+            window = self.publisher.guard.add(self._scored_first(seen))
             self.course.undelivered.append({**judged, "window": window})
             facts |= {"guard_rows": window["rows"], "guard_auc": window["auc"]}
             facts |= {"guard_calibration": window["calibration"], "guard_warmup_rows": window["warmup_rows"]}
-        if (backlog := self.supply.backlog) is not None:
+        if (backlog := self.queue.backlog) is not None:
             facts["backlog"] = backlog
         self.monitor.record("pass", facts)
         self.last = dict(trained)
@@ -267,10 +267,10 @@ class PassSession(Session[P]):
         course.position, course.begun = ended.position, None
         course.validation = course.validation_buckets = None
         course.passes += 1
-        self.release.due |= bool(trained["rows"])
-        if self.release.due and ended.number % self.online.delta_every_passes == 0:
-            self._settle()
-            self.release.release("delta", job.steps, course)
+        self.publisher.due |= bool(trained["rows"])
+        if self.publisher.due and ended.number % self.online.delta_every_passes == 0:
+            self._wait()  # a table has one snapshot at a time
+            self.publisher.release("delta", job.steps, course)
         if ended.last:
             self._end_day()
         elif ended.number % self.online.checkpoint_every_passes == 0:
@@ -284,7 +284,7 @@ class PassSession(Session[P]):
         return unpack(self.course.validation_buckets, self.config.train.metrics.thresholds)
 
     def _judge_lines(self, rows: int, bad_lines: int) -> None:
-        """Stop a run that reads too many bad lines. Small passes are counted together until there are enough lines to judge."""
+        """Stop a run that reads too many bad lines. Count small passes together until there are enough lines to judge."""
         course, limit = self.course, self.config.data.max_bad_fraction
         course.lines += rows + bad_lines
         course.bad_lines += bad_lines
@@ -294,16 +294,19 @@ class PassSession(Session[P]):
             course.lines = course.bad_lines = 0
 
     def _end_day(self) -> None:
-        """Publish a delta, shrink, publish a base, age the rows by a day, and save. Rows of today are 0 days unseen at shrink and base."""
+        """Publish a delta, shrink, publish a base, age the rows by a day, and save.
+
+        Rows of today are 0 days unseen when the table shrinks and when the base is published.
+        """
         job, day = self.job, self.course.open_day
         assert day is not None
-        self._settle()
-        if self.release.due:
-            self.release.release("delta", job.steps, self.course, day_over=True)  # a base follows anyway
+        self._wait()  # a table has one snapshot at a time
+        if self.publisher.due:
+            self.publisher.release("delta", job.steps, self.course, day_over=True)  # a base follows anyway
         begin = time.monotonic()
         removed = job.table.shrink()
         self.monitor.log(f"{day} ends: shrink removed {removed:,} rows, {len(job.table):,} stay")
-        self.release.release("base", job.steps, self.course, day_over=True)
+        self.publisher.release("base", job.steps, self.course, day_over=True)
         job.table.end_day()
         job.steps += 1
         self.course.open_day = None
@@ -313,26 +316,22 @@ class PassSession(Session[P]):
         self.monitor.record("day", facts)
         self._checkpoint()
 
-    def _settle(self) -> None:
-        """Wait for the checkpoint that is being written: a table has one snapshot at a time."""
-        self._wait()
-
     def _checkpoint(self) -> None:
         """Write a checkpoint at the end of a pass or day."""
         self._save()
         folder = Path(self.config.run.dir) / "checkpoints"
-        self.release.checkpointed(self.course, folder / f"step-{self.job.steps:012d}")
+        self.publisher.checkpointed(self.course, folder / f"step-{self.job.steps:012d}")
 
     def _finish(self) -> None:
         begin = time.monotonic()
         if self._saved_step != self.job.steps:
             self._save(last=True)
         self._wait(last=True)
-        self.release.tell_consumers(lambda done: done.flush())
+        self.publisher.tell_consumers(lambda done: done.flush())
         self.trained_s, self.last_save_s = self._elapsed() - (time.monotonic() - begin), time.monotonic() - begin
 
     def state(self) -> State:
-        state = {**super().state(), "online": asdict(self.course), "published": self.release.state()}
+        state = {**super().state(), "online": asdict(self.course), "published": self.publisher.state()}
         if self.course.begun is None:  # the pass has ended: its reader has no position
             state["reader"] = {"epoch": -1}
         return state
@@ -341,7 +340,7 @@ class PassSession(Session[P]):
         """Resume from the state of a checkpoint."""
         self.course = OnlinePosition(**state["online"])
         self._reader = state["reader"]
-        self.release.restore(state["published"])
+        self.publisher.restore(state["published"])
         self.monitor.forget_after(state["step"], state.get("metrics_bytes"))
 
 

@@ -42,7 +42,7 @@ class Record(NamedTuple):
 
 
 class Broker:
-    """Reads records of assigned partitions. Waits for a broker that is down; raises DataError if the topic was deleted."""
+    """Read records of assigned partitions. Wait for a broker that is down; raise DataError if the topic was deleted."""
 
     def __init__(self, config: Kafka) -> None:
         self.config = config
@@ -87,11 +87,11 @@ class Broker:
         self._missed = 0
 
         def ask() -> list[int] | str:
-            found = self.client.list_topics(name, timeout=5).topics[name]
-            if found.error is None and found.partitions:
-                return sorted(found.partitions)
-            self._note(found.error, known)
-            return f"topic {name}: {'no partitions' if found.error is None else _plain(found.error)}"
+            topic = self.client.list_topics(name, timeout=5).topics[name]
+            if topic.error is None and topic.partitions:
+                return sorted(topic.partitions)
+            self._note(topic.error, known)
+            return f"topic {name}: {'no partitions' if topic.error is None else _plain(topic.error)}"
 
         return list(self._ask(ask, patience))
 
@@ -176,15 +176,15 @@ class Broker:
         from confluent_kafka import KafkaError
 
         patience.check()
-        got = self.client.consume(10_000, POLL_S)
-        found = []
-        for message in got:
+        messages = self.client.consume(10_000, POLL_S)
+        records = []
+        for message in messages:
             error, partition = message.error(), message.partition()
             if error is None:
                 self._down = None
                 self._ended.discard(partition)
                 place = message.topic(), partition, message.offset()
-                found.append(Record(*place, message.timestamp()[1] / 1000, message.value() or b""))
+                records.append(Record(*place, message.timestamp()[1] / 1000, message.value() or b""))
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._ended.add(partition)
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
@@ -196,14 +196,14 @@ class Broker:
             else:
                 self._down = _plain(error)
         now = time.monotonic()
-        if found:
+        if records:
             self._checked_s = now
         elif now - self._checked_s >= CHECK_S:
             self._checked_s = now
             self._check_topic()
-        if not got and self._down is not None:
+        if not messages and self._down is not None:
             patience.wait(f"Kafka at {self.config.brokers}: {self._down}")
-        return found
+        return records
 
     def close(self) -> None:
         if self._consumer is not None:

@@ -59,7 +59,6 @@ class Directories:
     """The passes of timed folders, in order."""
 
     format: Plugin | None = None
-
     backlog: int | None = None
 
     def __init__(
@@ -112,7 +111,7 @@ class Directories:
 
     def late_files(self, read: Sequence[Pass]) -> list[LateFiles]:
         """Return what arrived or changed in the folders of passes after they were read; each file and size once."""
-        found = []
+        reports = []
         for one in read:
             known = dict(zip(one.data, one.sizes, strict=True))
             for folder in self._folders(parse_day(one.day, "the plan"), one.number):
@@ -121,8 +120,8 @@ class Directories:
                 late = {item for item in files.items() if known.get(item[0]) != item[1]} - self._reported
                 if late:
                     self._reported |= late
-                    found.append(LateFiles(one.day, one.number, folder, len(late), sum(size for _, size in late)))
-        return found
+                    reports.append(LateFiles(one.day, one.number, folder, len(late), sum(size for _, size in late)))
+        return reports
 
     def _folders(self, day: datetime.date, number: int) -> list[str]:
         """Return the folders of a pass."""
@@ -136,22 +135,20 @@ class Directories:
 
     def _read(self, day: datetime.date, number: int, patience: Patience) -> Pass:
         """Wait until all folders of a pass are complete. Return the pass with the files of that moment."""
-        found: list[tuple[str, int]] = []
+        files: list[tuple[str, int]] = []
         first = (number - 1) * self.config.splits_per_pass
         for split in range(first, first + self.config.splits_per_pass):
-            found += self._files(self._folder(day, split), self._folder(day, split + 1), patience)
+            files += self._files(self._folder(day, split), self._folder(day, split + 1), patience)
         midnight = datetime.datetime.combine(day, datetime.time(), self.zone).timestamp()
+        begin = midnight + first * self.minutes * 60
         return Pass(
             number_of(day),
             number,
-            tuple(path for path, _ in found),
+            tuple(path for path, _ in files),
             last=number == self.passes_per_day,
-            span_s=(
-                midnight + first * self.minutes * 60,
-                midnight + (first + self.config.splits_per_pass) * self.minutes * 60,
-            ),
+            span_s=(begin, begin + self.config.splits_per_pass * self.minutes * 60),
             position={"day": number_of(day), "pass": number},
-            sizes=tuple(size for _, size in found),
+            sizes=tuple(size for _, size in files),
         )
 
     def _files(self, folder: str, following: str, patience: Patience) -> list[tuple[str, int]]:
@@ -209,16 +206,16 @@ def _list(folder: str) -> Listing | None:
         )
     files: dict[str, File] = {}
     try:
-        own = os.stat(folder)
+        status = os.stat(folder)
         with os.scandir(folder) as scan:
             for entry in scan:
                 with suppress(FileNotFoundError):  # renamed in the meantime
                     if entry.is_file():
-                        found = entry.stat()
-                        files[entry.name] = File(found.st_size, max(found.st_mtime, found.st_ctime))
+                        facts = entry.stat()
+                        files[entry.name] = File(facts.st_size, max(facts.st_mtime, facts.st_ctime))
     except FileNotFoundError:
         return None
-    return Listing(files, max(own.st_mtime, own.st_ctime))
+    return Listing(files, max(status.st_mtime, status.st_ctime))
 
 
 def _changed(entry: Mapping[str, object]) -> float | None:

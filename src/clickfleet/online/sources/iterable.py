@@ -29,13 +29,11 @@ class IterableSource:
 
     def after(self, position: Position | None, patience: Patience) -> Pass | None:
         here = (0, 0) if position is None else (position["day"], position["pass"])
+        seeking = self._items is None and position is not None
         if self._items is None:
             if position is not None and hasattr(self.stream, "seek"):
                 self.stream.seek(*here)
             self._items = iter(self.stream)
-            seeking = position is not None
-        else:
-            seeking = False
         for item in self._items:
             try:
                 data, day, number = item

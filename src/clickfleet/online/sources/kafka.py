@@ -25,7 +25,7 @@ from clickfleet.config.plugins import Plugin
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.online.passes import LateFiles, Pass, Patience, Position, check_files, number_of, parse_day
 from clickfleet.online.sources.broker import Broker, Record
-from clickfleet.online.sources.messages import Records, Spool, Spooled, Wrong
+from clickfleet.online.sources.messages import BadRecord, PassFiles, Records, Spool
 from clickfleet.training import modes
 
 KEEP_SPOOLS = 8
@@ -33,7 +33,7 @@ ONE_DAY = datetime.timedelta(days=1)
 LATEST_S = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).timestamp()
 """Later times are not dates."""
 ENOUGH = 1000
-"""If the first so many records all have wrong times, the run ends: the cause is likely a clock."""
+"""If this many records at the start all have wrong times, the run ends: the cause is likely a clock."""
 _WRONG = {
     "none": "it has no timestamp",
     "clock": "its timestamp {time} is ahead of the clock by more than online.kafka.max_clock_skew",
@@ -77,11 +77,8 @@ class Topic:
             raise ConfigError("online.kafka needs rows_per_pass or interval", "set one or both")
         if self.kafka.interval is not None and not 1 <= self.kafka.interval <= 86400:
             raise ConfigError("online.kafka.interval must lie between 1s and 1d")
-        if (
-            self.kafka.format == "text"
-            and config.data.format.name == "csv"
-            and "columns" not in config.data.format.settings
-        ):
+        form = config.data.format
+        if self.kafka.format == "text" and form.name == "csv" and "columns" not in form.settings:
             raise ConfigError("the records of a topic have no header line", "name the columns: data.format.columns")
         workers = config.cluster.workers if modes.distributed(config) else 1
         self.spool = Spool(spool, config, workers)
@@ -92,7 +89,7 @@ class Topic:
         self.broker = Broker(self.kafka)
         self.backlog: int | None = None
         """Number of records waiting in the topic when the last pass was found."""
-        self._stand: dict[str, int] | None = None
+        self._next_offsets: dict[str, int] | None = None
         """Offsets after the last pass, in the form of its position."""
         self._rest: list[Record] = []
         """Records received with it that belong to later passes."""
@@ -101,7 +98,7 @@ class Topic:
         try:
             return self._after(position, patience)
         except BaseException:
-            self._stand = None  # the records received so far belong to no pass: read them again
+            self._next_offsets = None  # the records received so far belong to no pass: read them again
             raise
 
     def _after(self, position: Position | None, patience: Patience) -> Pass | None:
@@ -110,7 +107,7 @@ class Topic:
             day, number = parse_day(position["day"], "the position"), position["pass"] + 1
         elif position is not None and self.end_day is not None and position["day"] >= number_of(self.end_day):
             return None
-        if position is not None and position["offsets"] == self._stand:  # the client is already there
+        if position is not None and position["offsets"] == self._next_offsets:  # the client is already there
             parts = {int(p): _Partition(o, o) for p, o in position["offsets"].items()}
         else:
             parts, self._rest = self._start(position, patience), []
@@ -136,8 +133,8 @@ class Topic:
             self.warn(f"{day:%Y%m%d} pass {number} has {gathered.late:,} records of earlier days")
         return self._finish(day, number, gathered)
 
-    def doubt(self, record: Record) -> str | None:
-        """Return why the time of a record is wrong by this machine's clock, or None."""
+    def time_problem(self, record: Record) -> str | None:
+        """Return the reason why the time of a record is wrong, by this machine's clock; None if it is plausible."""
         if record.time_s < 0:
             return "none"
         return "clock" if record.time_s > min(self.clock() + self.kafka.max_clock_skew, LATEST_S) else None
@@ -154,7 +151,7 @@ class Topic:
         while True:
             for record in arrived:
                 here, p = parts[record.partition], record.partition
-                if why := self.doubt(record):
+                if why := self.time_problem(record):
                     self._rest.append(record)
                     held.add(p)
                     self._refuse(record, why, given_up=not seen and len(self._rest) >= ENOUGH)
@@ -199,7 +196,7 @@ class Topic:
         known = {} if position is None else {int(p): o for p, o in position["offsets"].items()}
         if missing := [p for p in known if p not in partitions]:
             raise DataError(
-                f"the topic {self.kafka.topic} has no partition {missing[0]} any more: was it deleted and created again?",
+                f"the topic {self.kafka.topic} no longer has partition {missing[0]}; it may have been deleted and created again",
                 "start a new run, or name the right topic",
             )
         parts: dict[int, _Partition] = {}
@@ -241,7 +238,7 @@ class Topic:
         wrong = [one for part in parts.values() for one in part.wrong]
         spooled = self._write(number_of(day), number, {p: part.records for p, part in parts.items()}, wrong)
         self.spool.prune(KEEP_SPOOLS)
-        self._stand = {str(p): offset for p, offset in offsets.items()}
+        self._next_offsets = {str(p): offset for p, offset in offsets.items()}
         self.backlog = self.broker.waiting(offsets)
         return Pass(
             number_of(day),
@@ -262,7 +259,7 @@ class Topic:
             bad_records=len(spooled.bad),
         )
 
-    def _write(self, day: int, number: int, records: Records, wrong: list[tuple[Record, str]]) -> Spooled:
+    def _write(self, day: int, number: int, records: Records, wrong: list[tuple[Record, str]]) -> PassFiles:
         spooled = self.spool.write(f"{day}-{number:04d}", records, [_wrong(*one) for one in wrong])
         if spooled.bad:
             where = "dropped" if spooled.quarantine is None else f"kept in {spooled.quarantine}"
@@ -281,7 +278,7 @@ class Topic:
         }
         wanted = {p: both for p, both in ranges.items() if both[1] > both[0]}
         self._start({**planned.position, "offsets": {str(p): first for p, (first, _) in ranges.items()}}, patience)
-        self._stand = None
+        self._next_offsets = None
         parts = {p: _Partition(first, first) for p, (first, _) in ranges.items()}
         wrong: list[tuple[Record, str]] = []
         while any(parts[p].next < last for p, (_, last) in wanted.items()):
@@ -326,7 +323,7 @@ class _Gathering:
         self.times: list[float] = []
         self.full = False
         self.again = False
-        """Whether its end was moved, so that the rest must be examined again."""
+        """Whether the end of the pass was moved, so that the rest must be taken again."""
 
     @property
     def day_over(self) -> bool:
@@ -338,9 +335,9 @@ class _Gathering:
         if self.full:
             self.rest.append(record)
             return
-        why = self.topic.doubt(record)
+        why = self.topic.time_problem(record)
         if why is None and here.ahead is not None and self._is_far(here.ahead) and self._is_near(record):
-            self._expose(record.partition)
+            self._set_aside_far(record.partition)
         if here.ahead is not None or self.full:
             self.rest.append(record)
         elif why is not None:
@@ -367,14 +364,14 @@ class _Gathering:
     def _is_near(self, record: Record) -> bool:
         return self.begin <= record.time_s < self.midnight + self.kafka.max_gap
 
-    def _expose(self, partition: int) -> None:
-        """Set aside the far-future records of a partition, because it continues with this day."""
+    def _set_aside_far(self, partition: int) -> None:
+        """Set aside the far-future records of a partition, because it continues with records of this day."""
         held = [record for record in self.rest if record.partition == partition]
         self.rest = [record for record in self.rest if record.partition != partition]
         here = self.parts[partition]
         here.ahead = None
         for record in held:
-            if self._is_far(record) and not self.full and self.topic.doubt(record) is None:
+            if self._is_far(record) and not self.full and self.topic.time_problem(record) is None:
                 here.put_aside(record, "gap")
                 self._count(1)
             else:
@@ -386,9 +383,8 @@ class _Gathering:
             return not self._grow()
         if not self.topic.over(self.parts, self.end_s):
             usual = self.kafka.rows_per_pass
-            self.full = (
-                usual is not None and self.rows >= usual and self.topic.all_read(self.parts)
-            )  # it grew beyond the usual size
+            # A pass that grew beyond the usual size ends when there is nothing more to read.
+            self.full = usual is not None and self.rows >= usual and self.topic.all_read(self.parts)
             return self.full
         if self.end_s == self.midnight:
             return True
@@ -407,14 +403,14 @@ class _Gathering:
         if waiting * self.rows / self.records < usual:
             return False
         self.limit, self.full = min(max(self.limit, self.rows) + usual, most), False
-        self._look_again()
+        self._take_rest_again()
         return True
 
     def _lengthen(self) -> bool:
         """Add the next interval if the topic is already past it. Return whether it was added."""
         following = self.topic.end_of(self.begin, self.midnight, self.end_s)
         newest = max(
-            (one.time_s for one in self.rest if not self._is_far(one) and not self.topic.doubt(one)), default=0
+            (one.time_s for one in self.rest if not self._is_far(one) and not self.topic.time_problem(one)), default=0
         )
         if self.rows >= (self.kafka.max_rows_per_pass or 0) or newest < following:
             return False
@@ -425,16 +421,16 @@ class _Gathering:
 
     def _move_end(self, after: float) -> None:
         self.done_s, self.end_s = self.end_s, self.topic.end_of(self.begin, self.midnight, after)
-        self._look_again()
+        self._take_rest_again()
 
-    def _look_again(self) -> None:
+    def _take_rest_again(self) -> None:
         for part in self.parts.values():
             part.ahead = None
         self.again = True
 
 
-def _wrong(record: Record, why: str) -> Wrong:
-    return Wrong(record, _WRONG[why].format(time=_words(record.time_s)), record.value)
+def _wrong(record: Record, why: str) -> BadRecord:
+    return BadRecord(record, _WRONG[why].format(time=_words(record.time_s)), record.value)
 
 
 def _runs(wrong: list[tuple[Record, str]]) -> list[list[Any]]:

@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 
 
-class Wrong(NamedTuple):
+class BadRecord(NamedTuple):
     """A bad record, or a bad line of a record."""
 
     record: Record
@@ -61,12 +61,12 @@ class Wrong(NamedTuple):
         return {**self.record.origin._asdict(), "time_s": self.record.time_s, "reason": self.reason}
 
 
-class Spooled(NamedTuple):
+class PassFiles(NamedTuple):
     """The files and bad records of a pass."""
 
     files: tuple[str, ...]
     sizes: tuple[int, ...]
-    bad: list[Wrong]
+    bad: list[BadRecord]
     quarantine: str | None
 
 
@@ -94,10 +94,10 @@ class Spool:
             return 1
         return rows if 1 <= rows <= ROWS_PER_BYTE * len(record.value) else 1
 
-    def write(self, name: str, records: Records, wrong: Sequence[Wrong] = ()) -> Spooled:
+    def write(self, name: str, records: Records, wrong: Sequence[BadRecord] = ()) -> PassFiles:
         """Write the files of a pass; none if there are no records. `wrong` holds records already known to be bad."""
-        for one in wrong:
-            self.refuse(one)
+        for record in wrong:
+            self.refuse(record)
         ordered = [record for p in sorted(records) for record in records[p]]
         bad, paths = list(wrong), list[Path]()
         with atomic.write_errors(self.folder / name):
@@ -107,7 +107,7 @@ class Spool:
             elif ordered:
                 paths = self._write_rows(name, ordered[0].topic, *self._tables(ordered, bad))
             aside = self._quarantine(name, bad)
-        return Spooled(tuple(map(str, paths)), tuple(path.stat().st_size for path in paths), bad, aside)
+        return PassFiles(tuple(map(str, paths)), tuple(path.stat().st_size for path in paths), bad, aside)
 
     def _write_text(self, name: str, ordered: list[Record]) -> list[Path]:
         counts = [count_lines(record.value) for record in ordered]
@@ -135,7 +135,7 @@ class Spool:
             first += count
         return paths
 
-    def _tables(self, ordered: list[Record], bad: list[Wrong]) -> tuple[pa.Table, list[Lines]]:
+    def _tables(self, ordered: list[Record], bad: list[BadRecord]) -> tuple[pa.Table, list[Lines]]:
         """Return the rows of records and their origins. Add unreadable records to `bad`."""
         assert self.columns is not None
         origins: list[Lines] = []
@@ -145,20 +145,20 @@ class Spool:
             tables += read(ordered[start : start + CHUNK], origins, bad)
         return pa.concat_tables(tables), origins
 
-    def _arrow(self, records: list[Record], origins: list[Lines], bad: list[Wrong]) -> list[pa.Table]:
+    def _arrow(self, records: list[Record], origins: list[Lines], bad: list[BadRecord]) -> list[pa.Table]:
         assert self.columns is not None
         tables = []
         for record in records:
             try:
                 table = read_arrow(record.value, self.columns)
             except ValueError as error:
-                self._add(bad, Wrong(record, str(error), record.value))
+                self._add(bad, BadRecord(record, str(error), record.value))
                 continue
             tables.append(table)
             origins.append((record.partition, record.offset, len(table)))
         return tables
 
-    def _json(self, records: list[Record], origins: list[Lines], bad: list[Wrong]) -> list[pa.Table]:
+    def _json(self, records: list[Record], origins: list[Lines], bad: list[BadRecord]) -> list[pa.Table]:
         assert self.columns is not None
         rows: list[dict[str, object]] = []
         for record in records:
@@ -167,24 +167,24 @@ class Spool:
                 try:
                     rows.append(read_json(line, self._fits))
                 except ValueError as error:
-                    self._add(bad, Wrong(record, str(error), line))
+                    self._add(bad, BadRecord(record, str(error), line))
             if len(rows) > before:
                 origins.append((record.partition, record.offset, len(rows) - before))
         return [pa.Table.from_pylist(rows, self.columns)]
 
-    def _add(self, bad: list[Wrong], wrong: Wrong) -> None:
-        self.refuse(wrong)
-        bad.append(wrong)
+    def _add(self, bad: list[BadRecord], record: BadRecord) -> None:
+        self.refuse(record)
+        bad.append(record)
 
-    def refuse(self, wrong: Wrong) -> None:
-        """Raise DataError for a bad record if bad records are errors."""
+    def refuse(self, record: BadRecord) -> None:
+        """Raise DataError for a bad record if data.bad_lines is "error"."""
         if self.config.data.bad_lines == "error":
             raise DataError(
-                wrong.words,
+                record.words,
                 "to continue past bad records, set data.bad_lines=quarantine (keeps them in a file) or skip (drops them)",
             )
 
-    def _quarantine(self, name: str, bad: list[Wrong]) -> str | None:
+    def _quarantine(self, name: str, bad: list[BadRecord]) -> str | None:
         """Write the bad records of a pass to the quarantine if it is enabled. Return the file's name."""
         data = self.config.data
         if not bad or data.bad_lines != "quarantine":
@@ -194,7 +194,7 @@ class Spool:
             path = Path(f"{data.quarantine}.{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            temporary.write_bytes(b"".join(quarantined(one.facts, one.text) for one in bad))
+            temporary.write_bytes(b"".join(quarantined(record.facts, record.text) for record in bad))
         return str(path)
 
     def _shares(self, rows: int) -> list[int]:
@@ -342,11 +342,11 @@ def read_json(line: bytes, fits: Fits) -> dict[str, object]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    row = dict(pairs)
+    if len(row) < len(pairs):
         twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
         raise ValueError(f"the key {twice!r:.60} occurs twice")
-    return found
+    return row
 
 
 def _no_number(token: str) -> Any:
