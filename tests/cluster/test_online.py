@@ -105,7 +105,7 @@ def test_a_loss_on_a_stream_loses_nothing(ray: Any, days: dict[str, Any], victim
     thread.start()
     done = learn(days, quiet=True)
     thread.join()
-    assert f"lost {victim}" in (run / "log.txt").read_text()
+    assert f"{victim} failed: " in (run / "log.txt").read_text()
     assert done.passes == DAYS * SPLITS
     assert shows(run) == DAYS * SPLITS * ROWS * SHOWN
     log = published.Log(run / "published")
