@@ -166,7 +166,8 @@ def test_a_stopped_stream_that_cannot_save_ends_like_any_other(
     monkeypatch.setattr(on_cluster.ClusterPassSession, "run", stop)
     days["mode"] = {"name": "async"}
     assert learn(days, quiet=True).signal == signal.SIGTERM
-    assert "no last checkpoint: lost the last checkpoint: not there" in Path(days["run"]["dir"], "log.txt").read_text()
+    text = Path(days["run"]["dir"], "log.txt").read_text()
+    assert "no last checkpoint: the last checkpoint failed: not there" in text
 
 
 def test_rows_in_memory_are_refused(ray: Any, days: dict[str, Any]) -> None:

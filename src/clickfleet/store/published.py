@@ -277,7 +277,7 @@ class Header:
     def parse(cls, text: bytes, path: Path) -> Header | None:
         """Return the header, or None if the line belongs to an entry, because the log has no header."""
         try:
-            facts = atomic.unseal(text, "line")
+            facts = atomic.unseal(text.removesuffix(b"\n"), "line")
             if "begins" not in facts:
                 return None
             kind, version = facts.pop("format"), facts.pop("version")
@@ -311,7 +311,7 @@ class Line:
     @classmethod
     def parse(cls, text: bytes, path: Path) -> Line:
         try:
-            line = cls(**atomic.unseal(text, "line"))
+            line = cls(**atomic.unseal(text.removesuffix(b"\n"), "line"))
             if line.kind not in ("base", "delta") or line.name != name_of(line.sequence, line.kind):
                 raise ValueError(f"{line.name!r} is not a name of entry {line.sequence}")
             return line
