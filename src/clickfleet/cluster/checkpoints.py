@@ -173,7 +173,7 @@ class ClusterCheckpoints:
         for worker, files in kept.items():
             attached |= {kept_name(worker, name): content for name, content in files.items()}
         out = work.writer
-        final = out.path.parent / f"step-{state['step']:012d}"
+        final = checkpoint.step_folder(out.path.parent, state["step"])
         out.path = final
         for name, content in attached.items():
             out.put(name, content)

@@ -102,9 +102,9 @@ class Driver(Loop[Calls]):
 
     def start_from(self, path: Path) -> list[str]:
         """Start a new run with what fits of an old model; return the names of what does not."""
-        self.start_state, anew = start_state.start_from(path, self.config, self.schema, self.learner)
+        self.start_state, misfits = start_state.start_from(path, self.config, self.schema, self.learner)
         self.start_state.path = self._seen_by_all(self.start_state.path)
-        return anew
+        return misfits
 
     def resume(self, path: Path) -> int:
         """Resume from a checkpoint; return its step."""

@@ -23,7 +23,7 @@ class Evaluations:
     ) -> None:
         self.processes, self.learner, self.files, self.monitor = processes, learner, list(files), monitor
         self.unwanted: Callable[[], bool] = lambda: False
-        """Returns whether the result of an evaluation is no longer needed."""
+        """Whether nobody needs the result of the evaluation any more, as after a signal."""
         self.bad_lines = 0
         """Bad lines in the files that were evaluated or scored last."""
 

@@ -101,12 +101,12 @@ def fresh(config: Config, schema: Schema, learner: Learner) -> StartState:
 
 def start_from(path: Path, config: Config, schema: Schema, learner: Learner) -> tuple[StartState, list[str]]:
     """Return the start state of a new run with what fits of an old model, and the names of what does not."""
-    changes, anew = saving.fitting(path, config, schema)
-    anew += learner.adopt_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
+    changes, misfits = saving.fitting(path, config, schema)
+    misfits += learner.adopt_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
     start = fresh(config, schema, learner)
     if changes is not None:
         start.path, start.table = str(path), changes
-    return start, anew
+    return start, misfits
 
 
 def resume(

@@ -84,7 +84,7 @@ class StopWaitingError(Exception):
 
 
 class Patience:
-    """Wait for data on behalf of a source, and log what for now and then. A wait can be cancelled."""
+    """Wait for the data of a source, and log from time to time what is missing. A wait can be cancelled."""
 
     def __init__(self, log: Callable[[str], None], every_s: float, remind_s: float = 600.0) -> None:
         self._log, self.every_s, self.remind_s = log, every_s, remind_s

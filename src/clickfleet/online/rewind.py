@@ -71,7 +71,7 @@ def stops(folder: Path) -> list[Stop]:
     places = PassPlan(folder / "passes.jsonl").places()
     kept = []
     for step in checkpoint.steps(folder / "checkpoints"):
-        state = run_folder.read_state(folder / "checkpoints" / f"step-{step:012d}")
+        state = run_folder.read_state(checkpoint.step_folder(folder / "checkpoints", step))
         if "online" not in state:
             raise ConfigError(f"{folder} holds a run of `train`", "only a stream has passes to rewind")
         course, head = state["online"], state["published"]["head"]
@@ -104,7 +104,7 @@ def rewind(config: Config, place: Place, skip: int, report: Report) -> dict[str,
             )
         stop = earlier[-1]
         _check_skipped(folder, place, skip)
-        checkpoint.verify(folder / "checkpoints" / f"step-{stop.step:012d}")
+        checkpoint.verify(checkpoint.step_folder(folder / "checkpoints", stop.step))
         facts = {"place": list(place), "skip": skip, "step": stop.step, "sequence": stop.sequence}
         atomic.write_file(folder / INTENT, atomic.seal(facts))
         done = complete(folder, report)
@@ -148,7 +148,7 @@ def complete(folder: Path, report: Report) -> dict[str, str | None]:
     place, step = (int(facts["place"][0]), int(facts["place"][1])), int(facts["step"])
     checkpoints = folder / "checkpoints"
     PassPlan(folder / "passes.jsonl").rewind(place, int(facts["skip"]))
-    checkpoint.make_latest(checkpoints / f"step-{step:012d}")
+    checkpoint.make_latest(checkpoint.step_folder(checkpoints, step))
     checkpoint.forget_after(checkpoints, step)
     entry = _restore(Log(folder / "published"), facts["sequence"], report)
     path.unlink()

@@ -19,6 +19,7 @@ from clickfleet.online.freshness import Freshness
 from clickfleet.online.pass_queue import PassQueue, PassReader, Supplied
 from clickfleet.online.passes import Pass, Position
 from clickfleet.online.publisher import PassPublisher, PassResults, pack, unpack
+from clickfleet.store import checkpoint
 from clickfleet.store.run_folder import State
 from clickfleet.store.table import PublishableTable
 from clickfleet.training import predict
@@ -320,7 +321,7 @@ class PassSession(Session[P]):
         """Write a checkpoint at the end of a pass or day."""
         self._save()
         folder = Path(self.config.run.dir) / "checkpoints"
-        self.publisher.checkpointed(self.course, folder / f"step-{self.job.steps:012d}")
+        self.publisher.checkpointed(self.course, checkpoint.step_folder(folder, self.job.steps))
 
     def _finish(self) -> None:
         begin = time.monotonic()

@@ -132,7 +132,7 @@ class Mirror:
     def fetch(self, rows: bool = True, required: bool = True) -> None:
         """Download what a run needs to resume: its newest checkpoint, logs and metrics; row files only with `rows`.
 
-        Raise CheckpointError if there is no checkpoint and it is `required`.
+        Raise CheckpointError if a checkpoint is `required` and there is none.
         """
         names = self._names()
         has_latest = _LATEST in names

@@ -235,7 +235,7 @@ def first_seen(path: Path, key: int) -> Facts:
 
 
 def _in_checkpoint(folder: Path, step: int, key: int) -> Sighting:
-    path = folder / f"step-{step:012d}"
+    path = checkpoint.step_folder(folder, step)
     row = row_in_checkpoint(path, key)
     return Sighting(step, path.name, row is not None and row["full"], (path / atomic.MANIFEST).stat().st_mtime)
 
