@@ -23,7 +23,8 @@ from torch import nn
 
 from clickfleet.data.logs.synth import SynthOptions, synth
 from clickfleet.training import run
-from clickfleet.training.model import SavedModel, load, write_scores
+from clickfleet.training.model import SavedModel, load
+from clickfleet.training.score_files import write_scores
 
 WIDTHS = (273, 400, 400, 400)
 

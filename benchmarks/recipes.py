@@ -1,4 +1,4 @@
-"""Train every recipe of runs/ for one epoch on synthetic click logs. Print its test AUC, the one in its header, and its speed.
+"""Train every recipe for one epoch on synthetic click logs. Print its test AUC, the one in its header, and its speed.
 
 python benchmarks/recipes.py [--rows 100000] [--only fm dcn] [--write]
 
@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 import clickfleet
+from clickfleet.config import recipes
 from clickfleet.data.logs.synth import SynthOptions, synth
 
-RUNS = Path(__file__).parents[1] / "runs"
 PROMISE = re.compile(r"(?<=Expect a test AUC of )\d\.\d+(?= after one epoch)")
 
 
@@ -29,11 +29,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         synth(log, SynthOptions(rows=args.rows, test_rows=args.test_rows))
-        for path in sorted(RUNS.glob("*.yaml")):
+        for path in sorted(recipes.FOLDER.glob("*.yaml")):
             if path.stem == "word2vec" or (args.only and path.stem not in args.only):  # word2vec reads plain text
                 continue
             data = [f"data.train={log}/train", f"data.test={log}/test", f"run.dir={folder}/{path.stem}"]
-            done = clickfleet.train(path, *data, "train.epochs=1", "run.report=false", quiet=True)
+            done = clickfleet.train(None, *data, "train.epochs=1", "run.report=false", recipe=path.stem, quiet=True)
             assert done.test is not None
             text = path.read_text()
             promised = PROMISE.search(text)

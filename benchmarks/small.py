@@ -1,6 +1,6 @@
 """Compare every model with scikit-learn's hashed logistic regression on a small log.
 
-python benchmarks/small.py FILE [--recipe runs/small.yaml] [--train-rows 8000] [--models …] [--seeds 7 8]
+python benchmarks/small.py FILE [--recipe small] [--train-rows 8000] [--models …] [--seeds 7 8]
 
 FILE is raw Criteo text: its first rows are for training, the rest for testing. The regression uses log1p of the counts
 and 2^18 hashed categories, once with scikit-learn's default C of 1 and once with 0.03, the best value on rows 6,001 to
@@ -44,7 +44,7 @@ def hashed_regression(train: list[str], test: list[str], strength: float) -> flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file")
-    parser.add_argument("--recipe", default=str(Path(__file__).parent.parent / "runs/small.yaml"))
+    parser.add_argument("--recipe", default="small")
     parser.add_argument("--train-rows", type=int, default=8000)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8])
@@ -65,7 +65,7 @@ def main() -> None:
                 sets = [f"data.train={work}/train", f"data.test={work}/test", f"model.name={model}"]
                 sets += ["dense.lr=0.002"] if model in FLAT else []
                 sets += [f"train.seed={seed}", "train.threads=1", f"run.dir={work}/{model}-{seed}"]
-                made = run.train(args.recipe, *sets, quiet=True)
+                made = run.train(None, *sets, recipe=args.recipe, quiet=True)
                 assert made.test is not None
                 found.append(made.test["auc"])
             print(f"| `{model}` | {mean(found):.4f} ({', '.join(f'{auc:.4f}' for auc in found)}) |", flush=True)

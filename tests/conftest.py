@@ -26,6 +26,24 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _every_log_is_large() -> Iterator[None]:
+    """Train one epoch with the usual settings, as on large logs. A test of the settings for small logs asks for `small_logs`."""
+    from clickfleet.training import defaults
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(defaults, "LARGE_ROWS", 0)
+        yield
+
+
+@pytest.fixture
+def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose settings by the size of the data, as users do."""
+    from clickfleet.training import defaults
+
+    monkeypatch.setattr(defaults, "LARGE_ROWS", 400_000)
+
+
 def pytest_collection_finish() -> None:
     """What is imported now stays: no collection of garbage has to look at it."""
     gc.collect()

@@ -13,7 +13,7 @@ made = synth("log", SynthOptions(rows=20_000, test_rows=4_000, parts=4, seed=1))
 print(f"{made['rows']:,} rows, click rate {made['ctr']:.3f}, best possible AUC {made['best_auc']:.3f}")
 
 # %% [markdown]
-# The recipe. `runs/ctr_dnn.yaml` has the exact settings of the original, which take several epochs to learn. These
+# The recipe. `clickfleet recipes ctr_dnn` shows the exact settings of the original, which take several epochs to learn. These
 # settings learn faster.
 
 # %%

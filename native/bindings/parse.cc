@@ -10,6 +10,7 @@
 #include "parse/columnar.h"
 #include "parse/delimited.h"
 #include "parse/slotted.h"
+#include "parse/weighted.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -81,6 +82,15 @@ size_t fill_text_keys(const Layout& self, size_t slot, const In<Offset>& ends, c
   return text_keys(self, slot, ends.data(), n, reinterpret_cast<const char*>(bytes.data()), out.data(), stride);
 }
 
+template <class Offset>
+size_t fill_text_times(const In<Offset>& ends, const In<uint8_t>& bytes,
+                       nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
+  if (ends.size() == 0 || out.size() != ends.size() - 1 || !ascending(ends.data(), ends.size(), bytes.size()))
+    throw nb::value_error("out has another length than the texts, or offsets decrease or point outside the text");
+  nb::gil_scoped_release nogil;
+  return text_times(ends.data(), out.size(), reinterpret_cast<const char*>(bytes.data()), out.data());
+}
+
 template <class Integer>
 size_t fill_integer_keys(const Layout& self, size_t slot, const In<Integer>& values, KeysOut out) {
   const size_t stride = checked_stride(out, values.size());
@@ -130,6 +140,7 @@ void bind_parse(nb::module_& m) {
       .def_rw("time", &Layout::time)
       .def_rw("group", &Layout::group)
       .def_rw("values", &Layout::values)
+      .def_rw("negative", &Layout::negative)
       .def("group_by",
            [](Layout& self, const std::string& name) {
              self.group = true;
@@ -190,6 +201,9 @@ void bind_parse(nb::module_& m) {
           },
           "slot"_a, "column"_a, "low"_a, "high"_a, "buckets"_a, "boundaries"_a, "offset"_a);
 
+  m.def("text_times", &fill_text_times<int32_t>, "ends"_a.noconvert(), "bytes"_a, "out"_a.noconvert(),
+        "Write the times in texts to `out`; return the index of the first text that is not a time.");
+  m.def("text_times", &fill_text_times<int64_t>, "ends"_a.noconvert(), "bytes"_a, "out"_a.noconvert());
   m.def(
       "weave",
       [](const std::vector<std::pair<In<uint64_t>, std::optional<In<int32_t>>>>& columns,
@@ -212,8 +226,8 @@ void bind_parse(nb::module_& m) {
       .def(
           "__init__",
           [](Delimited* self, const Layout& layout, const std::vector<std::vector<std::pair<Role, int>>>& columns,
-             char separator, char list_separator, bool quotes) {
-            Delimited plan{layout, separator, list_separator, quotes, {}, {}};
+             char separator, char list_separator, bool quotes, bool missing_words, bool blank_is_missing) {
+            Delimited plan{layout, separator, list_separator, quotes, {}, {}, missing_words, blank_is_missing};
             for (const auto& uses : columns) {
               for (size_t i = 1; i < uses.size(); ++i)
                 plan.further_uses.push_back({plan.fields.size(), {uses[i].first, uses[i].second}});
@@ -222,7 +236,8 @@ void bind_parse(nb::module_& m) {
             check(plan);
             new (self) Delimited(std::move(plan));
           },
-          "layout"_a, "columns"_a, "separator"_a, "list_separator"_a, "quotes"_a)
+          "layout"_a, "columns"_a, "separator"_a, "list_separator"_a, "quotes"_a, "missing_words"_a = false,
+          "blank_is_missing"_a = false)
       .def("parse", &parse_block<Delimited>, "block"_a, "on_bad"_a);
 
   nb::enum_<Slotted::Token>(m, "Token")
@@ -244,6 +259,23 @@ void bind_parse(nb::module_& m) {
           },
           "layout"_a, "token"_a, "groups"_a, "names"_a)
       .def("parse", &parse_block<Slotted>, "block"_a, "on_bad"_a);
+
+  nb::enum_<Weighted::Grammar>(m, "Grammar")
+      .value("bag", Weighted::Grammar::bag)
+      .value("positions", Weighted::Grammar::positions)
+      .value("spaces", Weighted::Grammar::spaces);
+  nb::class_<Weighted>(m, "Weighted", "Parser for lines of features that may have a value.")
+      .def(
+          "__init__",
+          [](Weighted* self, const Layout& layout, Weighted::Grammar grammar,
+             const std::vector<std::tuple<std::string, Role, int>>& names) {
+            Weighted plan{layout, grammar, {}};
+            for (const auto& [name, role, index] : names) plan.names[name] = {role, index};
+            check(plan);
+            new (self) Weighted(std::move(plan));
+          },
+          "layout"_a, "grammar"_a, "names"_a)
+      .def("parse", &parse_block<Weighted>, "block"_a, "on_bad"_a);
 
   nb::class_<MultiSlot>(m, "MultiSlot", "Parser for lines of counted blocks in a fixed order.")
       .def(

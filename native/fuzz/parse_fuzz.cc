@@ -83,7 +83,7 @@ void parse_all(const Plan& plan, Input& in) {
 
 FUZZ(delimited,
      raw("\1\0"
-         "1\t2.5\t3\tu\tv|w\tz\n0\t\t\t\t\t\n"),
+         "1\t2.5\t3\tu\tv|w\tz\n0\t\t \t  \t \t\n"),
      raw("\x31\2"
          "1,2,3,\"a,\"\"b\",c|d,e\r\n"),
      raw("\x08\1"
@@ -93,7 +93,8 @@ FUZZ(delimited,
   plan.layout = small_layout(kind);
   plan.separator = (kind & 32) != 0 ? ',' : '\t';
   plan.list_separator = '|';
-  plan.quotes = (kind & 32) != 0;
+  plan.quotes = plan.missing_words = (kind & 32) != 0;
+  plan.blank_is_missing = (kind & 32) == 0;
   plan.fields = {{Role::label, 0}, {Role::dense, 0}, {Role::dense, 1},
                  {Role::slot, 0},  {Role::slot, 1},  {Role::skip, 0}};
   if (plan.layout.time) {
@@ -106,7 +107,7 @@ FUZZ(delimited,
 
 FUZZ(slotted,
      raw("\0\0\0"
-         "label:1 x:2.5 y:1 a:7 b:8 b:9\n"),
+         "label:1 x:2.5 y:1 a:7 b:8 b:9\nlabel:0\tx:1\tx:2\ta:7 b:8\n"),
      raw("\1\x18\0"
          "id\t1:label 2:x 7:a 8:b\n"),
      raw("\2\4\1"
@@ -144,6 +145,37 @@ FUZZ(multislot,
   parse_all(plan, in);
 }
 
+FUZZ(weighted,
+     raw("\0\1\1"
+         "1 qid:3 5:0.5 7:2 # text\n0 8:1\n"),
+     raw("\1\2\1"
+         "-1 5:1 7:1\n+1 6:1 7:1\n"),
+     raw("\2\2\0"
+         "1 0.5 'tag | x y:2 |a:3 a3 price:0.5\n0 |a z\n|a x\n")) {
+  Weighted plan;
+  plan.grammar = static_cast<Weighted::Grammar>(in.below(3));
+  const size_t slots = plan.grammar == Weighted::Grammar::bag ? 1 : in.below(3);
+  for (size_t i = 0; i < slots; ++i) plan.layout.add_slot(std::string(1, static_cast<char>('a' + i)), i == 0, "");
+  const size_t kind = in.take<uint8_t>();
+  plan.layout.values = (kind & 1) != 0;
+  plan.layout.label = (kind & 2) == 0;
+  plan.layout.negative = (kind & 4) != 0 ? -1 : 0;
+  plan.layout.group = plan.layout.weight = (kind & 8) != 0;
+  if (plan.layout.group) plan.names = {{"qid", {Role::group, 0}}, {"|", {Role::weight, 0}}};
+  if (slots > 0) plan.names[""] = plan.names["a"] = {Role::slot, 0};
+  check(plan);
+  parse_all(plan, in);
+}
+
+FUZZ(times, "2026-01-31", "2026-01-31T10:20:30.5+02:00", "1700000000", "-5", "1e300", "2026-01-31 10:20Z",
+     "0000-00-00") {
+  const std::string text = in.rest();
+  const std::vector<char> exact(text.begin(), text.end());
+  int64_t time = 0;
+  if (to_moment(exact.data(), exact.data() + exact.size(), time)) CHECK(time > -99999999999 && time < 999999999999);
+  (void)to_time(exact.data(), exact.data() + exact.size(), time);
+}
+
 FUZZ(any_plan,
      raw("\4\1\1\0\0\0\0\0\0\0\0\0\0\0\0\0\1\0\0\2\1\0\2\0\3\0"
          "1\t2\t3\n"),
@@ -151,7 +183,7 @@ FUZZ(any_plan,
   const Layout layout = any_layout(in);
   switch (in.below(3)) {
     case 0: {
-      Delimited plan{layout, '\t', '|', in.below(2) != 0, {}, {}};
+      Delimited plan{layout, '\t', '|', in.below(2) != 0, {}, {}, true, in.below(2) != 0};
       for (size_t n = in.below(6); n > 0; --n) plan.fields.push_back(any_field(in));
       for (size_t n = in.below(3); n > 0; --n) plan.further_uses.push_back({in.below(8), any_field(in)});
       check(plan);

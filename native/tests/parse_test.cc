@@ -7,6 +7,7 @@
 #include "parse/columnar.h"
 #include "parse/delimited.h"
 #include "parse/slotted.h"
+#include "parse/weighted.h"
 #include "unique.h"
 
 using namespace clickfleet;
@@ -127,11 +128,41 @@ void fuzz(const Plan& plan, const std::string& good, const char* alphabet, unsig
 
 }  // namespace
 
+TEST(weighted_takes_any_bytes) {
+  for (const auto grammar : {Weighted::Grammar::bag, Weighted::Grammar::positions, Weighted::Grammar::spaces}) {
+    const bool bag = grammar == Weighted::Grammar::bag, spaces = grammar == Weighted::Grammar::spaces;
+    Weighted plan;
+    plan.grammar = grammar;
+    plan.layout.values = grammar != Weighted::Grammar::positions;
+    plan.layout.add_slot("a", bag || spaces, "a");
+    if (!bag) plan.layout.add_slot("b", spaces, "b");
+    if (spaces) plan.names = {{"a", {Role::slot, 0}}, {"", {Role::slot, 1}}};
+    fuzz(plan, spaces ? "1 0.5 'tag | x y:2 |a:3 a3 price:0.5" : "1 5:1 7:1", spaces ? " |:'1" : " :#1", 11);
+  }
+}
+
+TEST(times_are_seconds_since_1970) {
+  const auto at = [](const std::string& text) {
+    int64_t time = -1;
+    CHECK(to_time(text.data(), text.data() + text.size(), time));
+    return time;
+  };
+  CHECK(at("1970-01-01") == 0);
+  CHECK(at("2000-02-29T00:00:01Z") == 951782401);
+  CHECK(at("1969-12-31 23:59:59") == -1);
+  CHECK(at("2026-01-31T10:20:30.75+02:00") == 1769847630);
+  CHECK(at("-3") == -3);
+  CHECK(at("1700000000.9") == 1700000000);
+}
+
 TEST(delimited_takes_any_bytes) {
   unsigned seed = 1;
   for (const KeyRule rule : {KeyRule::hash64, KeyRule::py2, KeyRule::raw})
     for (const bool multi : {false, true}) {
       fuzz(delimited(rule, multi, false), "1\t5\t-3.5\t123\t456\tx", "\t\n\r:-.e", seed++);
+      Delimited blanks = delimited(rule, multi, false);
+      blanks.blank_is_missing = true;
+      fuzz(blanks, "1\t \t-3.5\t  \t456\tx", "\t\n\r: -", seed++);
       fuzz(delimited(rule, multi, true), "1,5,,\"12\",456,\"x,\"\"y\"", ",\"\n\r|-", seed++);
     }
 }
@@ -143,6 +174,33 @@ TEST(slotted_takes_any_bytes) {
     fuzz(slotted(rule, Slotted::Token::value_name), "an id\t1:label 1:d 2:d 5:a 6:b 7:b", " :\n\t-", seed++);
     fuzz(slotted(rule, Slotted::Token::name_key_value), "1 a:5:0.5 b:6:2 b:7:-1", " :\n\t-.e", seed++);
     fuzz(multislot(rule), "2 0.5 7 1 5 3 6 7 8 1 1", " \n\t-0", seed++);
+  }
+}
+
+TEST(tabs_separate_tokens_of_slot_text) {
+  const Slotted plan = slotted(KeyRule::raw, Slotted::Token::name_value);
+  Rows spaces = parse_exactly(plan, "label:1 d:1 d:2 a:5 b:6 b:7\n", OnBad::stop);
+  Rows tabs = parse_exactly(plan, "label:1\td:1 d:2\ta:5\tb:6\tb:7\t\n", OnBad::stop);
+  CHECK(spaces.rows == 1 && tabs.rows == 1);
+  CHECK(std::equal(spaces.keys.data(), spaces.keys.data() + spaces.keys.size, tabs.keys.data()));
+  CHECK(parse_exactly(plan, "label:1\t\td:1\n", OnBad::stop).bad_lines == 1);
+}
+
+TEST(blank_fields_are_missing_on_request) {
+  Delimited plan = delimited(KeyRule::hash64, false, false);
+  const std::string empty = "1\t\t2\t\tv\tz\n", blank = "1\t \t2\t  \tv\tz\n";
+  CHECK(parse_exactly(plan, blank, OnBad::stop).bad_lines == 1);
+  plan.blank_is_missing = true;
+  for (const int before : {0, 3}) {  // the first and last lines of a block take another path
+    std::string a, b;
+    for (int i = 0; i <= 2 * before; ++i) {
+      a += empty;
+      b += blank;
+    }
+    Rows plain = parse_exactly(plan, a, OnBad::stop), same = parse_exactly(plan, b, OnBad::stop);
+    CHECK(same.bad_lines == 0 && plain.rows == same.rows);
+    CHECK(std::equal(plain.keys.data(), plain.keys.data() + plain.keys.size, same.keys.data()));
+    CHECK(std::equal(plain.dense.data(), plain.dense.data() + plain.dense.size, same.dense.data()));
   }
 }
 

@@ -3,6 +3,7 @@
 ClickfleetError          a problem the user can fix: one clear message, exit code 1
 ├── ConfigError          a setting is unknown, contradictory or out of range
 ├── DataError            a line, file or stream does not match its format or schema
+│   └── HashSeedError    a user's reader needs a fixed hash seed; the command line starts again with one
 ├── TableError           keys or gradients have the wrong shape, or the table does not support the operation
 ├── TrainingError        training cannot continue: the loss is not finite
 ├── CheckpointError      a saved file is missing, damaged, not ours or too new
@@ -45,6 +46,9 @@ class ConfigError(ClickfleetError): ...
 
 
 class DataError(ClickfleetError): ...
+
+
+class HashSeedError(DataError): ...
 
 
 class TableError(ClickfleetError): ...

@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import clickfleet
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
+from clickfleet.config import recipes
+from clickfleet.config.recipes import Recipe
 from clickfleet.data.logs.synth import SynthOptions, synth
+from clickfleet.errors import ConfigError
+from clickfleet.store.lock import Lock
 
-SMALL = ["model.hidden=[16]", "table.dim=4", "data.batch_size=100", "train.threads=2"]
+SMALL = ["model.hidden=[16]", "table.dim=4", "data.batch_size=100", "train.threads=2", "data.valid_share=0"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,17 @@ def test_train_evaluate_predict_inspect_verify(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     trained = result(capsys, "train", f"data.train={log}/train", f"data.test={log}/test", "train.epochs=2", *SMALL)
-    assert list(trained) == ["rows", "new_rows", "seconds", "rows_per_s", "train_auc", "test_auc", "checkpoint"]
+    assert list(trained) == [
+        "rows",
+        "steps",
+        "new_rows",
+        "seconds",
+        "rows_per_s",
+        "train_auc",
+        "valid_auc",
+        "test_auc",
+        "checkpoint",
+    ]
     assert trained["rows"] == 3000
     assert trained["seconds"] >= trained["rows"] / trained["rows_per_s"]
     assert trained["checkpoint"] == str(tmp_path / "run/checkpoints/step-000000000030")
@@ -77,7 +92,7 @@ def lines(folder: Path) -> list[str]:
 
 def test_a_file_with_settings_over_it_and_resume(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text(
-        f"data: {{train: {log}/train, batch_size: 100}}\nmodel: {{name: lr}}\ntrain: {{threads: 1}}"
+        f"data: {{train: {log}/train, batch_size: 100, valid_share: 0}}\nmodel: {{name: lr}}\ntrain: {{threads: 1}}"
     )
     assert result(capsys, "train", tmp_path / "a.yaml")["test_auc"] is None
     assert (tmp_path / "run/config.yaml").exists()
@@ -123,25 +138,29 @@ def test_what_people_read(
     assert "nothing does not exist" in capsys.readouterr().err
 
 
-RECIPES = sorted(path for path in (Path(__file__).parents[2] / "runs").glob("*.yaml") if path.stem != "word2vec")
+RECIPES = [recipe for recipe in recipes.every() if recipe.name != "word2vec"]
 """Those that read click logs."""
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_trains(recipe: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = recipe.read_text()
-    assert re.search(r"^#   clickfleet train runs/(\S+)\.yaml ", text, re.MULTILINE)[1] == recipe.stem  # type: ignore[index]
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_every_recipe_trains(
+    recipe: Recipe, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = recipe.text
+    assert re.search(r"^#   clickfleet train --recipe (\S+) ", text, re.MULTILINE)[1] == recipe.name  # type: ignore[index]
+    assert "run" not in recipe.settings()
+    assert not {"train", "valid", "test", "schema"} & set(recipe.settings()["data"])
     expected = (
         r"docs/study\.md lists the AUC"
-        if recipe.stem == "small"
+        if recipe.name == "small"
         else r"Expect a test AUC of 0\.[5-8]\d* after one epoch on `"
     )
     assert re.search(f"^# .*{expected}", text, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
     wide = re.findall(r"^  (hidden\d?|bottom|top|cin): \[", text, re.MULTILINE)
     small = ["data.batch_size=500", "train.epochs=1", *(f"model.{name}=[8]" for name in wide)]
-    done = result(
-        capsys, "train", recipe, f"data.train={log}/train", f"data.test={log}/test", f"run.dir={tmp_path}/r", *small
-    )
+    done = result(capsys, "train", "--recipe", recipe.name, f"data.train={log}/train", f"data.test={log}/test", *small)
+    assert done["checkpoint"].startswith(str(tmp_path / "run/checkpoints"))  # in the current folder
     assert done["rows"] == 1500
     assert 0 < done["test_auc"] < 1
 
@@ -150,4 +169,85 @@ def test_there_is_a_recipe_for_every_model() -> None:
     import clickfleet.models
 
     models = {path.stem for path in Path(clickfleet.models.__path__[0]).glob("*.py")} - {"__init__"}
-    assert models | {"ctr_dnn", "ctr_dnn_quick", "small"} == {path.stem for path in RECIPES}
+    assert models | {"ctr_dnn", "ctr_dnn_quick", "small"} == {recipe.name for recipe in RECIPES}
+
+
+def test_overwrite_replaces_runs_and_exports_of_ours_only(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = [f"data.train={log}/train", *SMALL]
+    first = result(capsys, "train", *settings, "train.epochs=2")
+    assert run(build(), ["train", *settings]) == 1
+    assert "replace it with --overwrite" in capsys.readouterr().err
+    (tmp_path / "run/notes.txt").write_text("mine")
+    assert run(build(), ["train", *settings, "model=nothing", "--overwrite"]) == 1  # refused: the old run stays
+    assert run(build(), ["train", *settings, "data.train=none", "--overwrite"]) == 1
+    assert result(capsys, "verify", "run")["checkpoints"] == 2
+    second = result(capsys, "train", *settings, "--overwrite")
+    assert (first["rows"], second["rows"]) == (3000, 1500)
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == [Path(second["checkpoint"]).name]
+    assert (tmp_path / "run/notes.txt").read_text() == "mine"
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["kind"] == "epoch"] == [0]
+    assert not list((tmp_path / "run").glob(".*.removing"))
+    assert run(build(), ["train", *settings, "--overwrite", "--resume"]) == 1
+    assert "exclude each other" in capsys.readouterr().err
+    assert run(build(), ["train", *settings, "--overwrite", "train.init_from=run"]) == 1
+    assert "train.init_from is in" in capsys.readouterr().err
+
+    result(capsys, "export", "run", "artifact")
+    assert run(build(), ["export", "run", "artifact"]) == 1
+    assert "already exists" in capsys.readouterr().err
+    assert result(capsys, "export", "run", "artifact", "--overwrite")["step"] == 15
+    assert result(capsys, "verify", "artifact")["ok"]
+    assert result(capsys, "export", "run", "fresh", "--overwrite")["step"] == 15
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("years of work")
+    (tmp_path / "link").symlink_to("artifact")
+    (tmp_path / "linked").symlink_to("run")
+    for name in ("mine", "run", "link"):
+        assert run(build(), ["export", "run", name, "--overwrite"]) == 1, name
+        assert "is not replaced" in capsys.readouterr().err
+    assert (tmp_path / "mine/thesis.tex").exists()
+    assert run(build(), ["train", *settings, "run.dir=linked", "--overwrite"]) == 1
+    assert "is a symbolic link, which is not replaced" in capsys.readouterr().err
+    (tmp_path / "run/checkpoints").rename(tmp_path / "elsewhere")
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "elsewhere")
+    assert run(build(), ["train", *settings, "--overwrite"]) == 1
+    assert result(capsys, "verify", "run")["ok"]
+    (tmp_path / "run/checkpoints").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "run/checkpoints")
+    (tmp_path / "run/published").mkdir()
+    assert run(build(), ["train", *settings, "--overwrite"]) == 1
+    assert "servers may follow the published log" in capsys.readouterr().err
+    (tmp_path / "run/published").rmdir()
+    with Lock(tmp_path / "run/.lock", "trains"):
+        assert run(build(), ["train", *settings, "--overwrite"]) == 1
+    assert "is in use: process" in capsys.readouterr().err
+    assert result(capsys, "verify", "run")["ok"]
+
+
+def test_recipes_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {row["name"]: row for row in result(capsys, "recipes")["recipes"]}
+    assert set(listed) == {recipe.name for recipe in recipes.every()}
+    assert listed["deepfm"]["model"] == "deepfm"
+    assert all(0.5 < row["auc"] < 0.8 for name, row in listed.items() if name not in ("small", "word2vec"))
+    assert all(row["about"].endswith(".") for row in listed.values())
+    assert run(build(), ["recipes", "small"]) == 0
+    assert capsys.readouterr().out == recipes.find("small").text
+    assert run(build(), ["recipes", "smal"]) == 1
+    assert "unknown recipe 'smal'; did you mean small" in capsys.readouterr().err
+    assert run(build(), ["train", "config.yaml", "--recipe", "small"]) == 2
+    assert "not both" in capsys.readouterr().err
+
+
+def test_a_recipe_in_python(log: Path, tmp_path: Path) -> None:
+    data = {"train": str(log / "train"), "test": str(log / "test")}
+    config = {"data": data, "model": {"hidden": [8]}, "run": {"dir": str(tmp_path / "run")}}
+    done = clickfleet.train(config, "train.epochs=1", recipe="small", quiet=True)
+    assert done.rows == 1500
+    assert done.config.model.settings == {"wide": True, "hidden": [8]}
+    assert (done.config.data.batch_size, done.config.table.rule.settings["lr"]) == (100, 0.02)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        clickfleet.train(tmp_path / "a.yaml", recipe="small")

@@ -48,6 +48,7 @@ def config(data: Path, tmp_path: Path) -> dict[str, Any]:
         "data": {"train": [str(data / "train" / "*")], "test": [str(data / "test" / "*")], "batch_size": 60},
         "model": {"name": "dnn", "hidden": [16]},
         "table": {"dim": 4},
+        "train": {"epochs": 1},  # also in processes of their own, which know nothing of large logs
         "run": {"dir": str(tmp_path / "run"), "checkpoint_every": None, "report": False},
         "cluster": {"shards": 2, "workers": 2, "start_timeout": "250s"},
     }

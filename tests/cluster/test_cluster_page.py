@@ -1,4 +1,4 @@
-"""docs/cluster.md and the example of the classic CTR-DNN, on the Ray that all tests of the cluster share."""
+"""docs/cluster.md, docs/fleet.md and the example of the classic CTR-DNN, on the Ray that all tests of the cluster share."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ from pages import ROOT, Page
 pytestmark = pytest.mark.xdist_group("cluster")
 
 
-def test_the_page_runs(ray: Any, tmp_path: Path) -> None:
-    Page(ROOT / "docs/cluster.md", tmp_path).run()
+@pytest.mark.timeout(600)  # each role is a process that imports torch and Ray
+@pytest.mark.parametrize("name", ["cluster", "fleet"])
+def test_the_page_runs(name: str, ray: Any, tmp_path: Path) -> None:
+    Page(ROOT / f"docs/{name}.md", tmp_path).run()
 
 
 @pytest.mark.parametrize("name", sorted(ON_THE_CLUSTER))

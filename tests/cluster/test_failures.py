@@ -11,11 +11,14 @@ import pytest
 import clickfleet
 from clickfleet.cluster.checkpoints import ClusterCheckpoints
 from fleet import LONG, ROWS, SLOTS, TEST_ROWS, kill, shows, when_saved
+from soak import only_in_soak
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
 
-@pytest.mark.parametrize(("mode", "victim"), [("async", "worker 1"), ("sync", "shard 0"), ("geo", "worker 0")])
+@pytest.mark.parametrize(
+    ("mode", "victim"), [("async", "worker 1"), ("sync", "shard 0"), only_in_soak("geo", "worker 0")]
+)
 def test_a_killed_process_costs_nothing_but_time(ray: Any, config: dict[str, Any], mode: str, victim: str) -> None:
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 100
     config["data"]["batch_size"] = LONG
@@ -39,7 +42,7 @@ def test_a_killed_process_costs_nothing_but_time(ray: Any, config: dict[str, Any
     assert last["cluster"]["dropped_messages"] == 0
 
 
-@pytest.mark.parametrize(("mode", "victim"), [("sync", "shard 0"), ("async", "worker 1")])
+@pytest.mark.parametrize(("mode", "victim"), [("sync", "shard 0"), only_in_soak("async", "worker 1")])
 def test_a_process_killed_in_the_last_cut(
     ray: Any, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, mode: str, victim: str
 ) -> None:

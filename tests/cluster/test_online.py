@@ -22,6 +22,7 @@ from clickfleet.serve import verification
 from clickfleet.store import published, run_folder
 from clickfleet.training import saving
 from fleet import kill, shows, tables
+from soak import only_in_soak
 from streams import HEADER, START, lines, settings, write_days
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -48,7 +49,7 @@ def entries(run: Path) -> list[published.Line]:
     return published.Log(run / "published").lines()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+@pytest.mark.parametrize("mode", ["sync", only_in_soak("async"), "geo"])
 def test_days_on_a_cluster(ray: Any, days: dict[str, Any], mode: str) -> None:
     days["mode"] = {"name": mode}
     run = Path(days["run"]["dir"])
@@ -90,7 +91,7 @@ def test_one_worker_and_one_process_learn_the_same(ray: Any, days: dict[str, Any
     assert there.last == pytest.approx(here.last)
 
 
-@pytest.mark.parametrize("victim", ["shard 1", "worker 0"])
+@pytest.mark.parametrize("victim", [only_in_soak("shard 1"), "worker 0"])
 def test_a_loss_on_a_stream_loses_nothing(ray: Any, days: dict[str, Any], victim: str) -> None:
     days["mode"] = {"name": "async"}
     days["table"] |= {"delete_threshold": 0.0, "decay_rate": 1.0}
@@ -141,7 +142,7 @@ def test_a_cluster_run_is_rewound(ray: Any, days: dict[str, Any]) -> None:
     verification.verify(run)
 
 
-@pytest.mark.parametrize("mode", ["sync", "geo"])
+@pytest.mark.parametrize("mode", ["sync", only_in_soak("geo")])
 def test_a_stream_may_begin_with_an_empty_pass(ray: Any, days: dict[str, Any], tmp_path: Path, mode: str) -> None:
     days["mode"], days["cluster"]["timeout"] = {"name": mode}, "20s"
     days["table"] |= {"delete_threshold": 0.0, "decay_rate": 1.0}

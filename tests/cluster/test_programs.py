@@ -58,7 +58,7 @@ def test_a_program_runs_in_every_role(config: dict[str, Any], tmp_path: Path) ->
         cli(["launch", "--server_num", "2", "--worker_num", "2", "--log_dir", log, str(program), str(path), *files])
         == 0
     )
-    said = [json.loads((tmp_path / "log" / f"worker-{i}.log").read_text().splitlines()[-1]) for i in range(2)]
+    said = [json.loads((tmp_path / "log" / f"workerlog.{i}").read_text().splitlines()[-1]) for i in range(2)]
     assert [(one["worker"], one["of"], one["first"]) for one in said] == [(0, 2, True), (1, 2, False)]
     for one in said:
         assert (one["sum"], one["max"]) == (3, [1.0, 1.0])

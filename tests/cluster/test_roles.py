@@ -171,7 +171,7 @@ def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(
     assert all("the job has ended" in said[name] for name in ("server 0", "server 1", "worker 1"))
     assert shows(run) == ROWS * SLOTS
     assert f"tcp://127.0.0.1:{processes.ports[1]}" in (run / "processes.json").read_text()  # the wire port of the list
-    assert "with 2 threads" in (run / "logs" / "worker-1.log").read_text()
+    assert "with 2 threads" in (run / "logs" / "workerlog.1").read_text()
 
 
 @pytest.mark.skipif(not os.environ.get("CLICKFLEET_SOAK"), reason="takes a minute each: CLICKFLEET_SOAK=1")

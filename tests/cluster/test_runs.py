@@ -18,6 +18,8 @@ from clickfleet.errors import ClusterError, ConfigError
 from clickfleet.store import checkpoint, run_folder
 from fleet import LONG, ROWS, SLOTS, TEST_ROWS, kill, shows, tables, when_saved
 from marked import Marked
+from numbers_shown import shown_numbers
+from soak import only_in_soak
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -126,7 +128,9 @@ def test_a_hung_worker_is_named_and_replaced(ray: Any, config: dict[str, Any]) -
     assert shows(run) == done.rows * SLOTS == ROWS * SLOTS
 
 
-@pytest.mark.parametrize(("mode", "victim"), [("async", "shard 1"), ("async", "worker 0"), ("geo", "worker 1")])
+@pytest.mark.parametrize(
+    ("mode", "victim"), [("async", "shard 1"), only_in_soak("async", "worker 0"), only_in_soak("geo", "worker 1")]
+)
 def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any], mode: str, victim: str) -> None:
     run = Path(config["run"]["dir"])
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 200
@@ -143,23 +147,52 @@ def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any],
     assert learned > (0.5 if victim.startswith("shard") else 0.98) * ROWS * SLOTS  # of a worker: what was on its way
 
 
-@pytest.mark.parametrize("mode", ["sync", "geo"])
-def test_test_data_is_evaluated_in_the_middle_of_an_epoch(ray: Any, config: dict[str, Any], mode: str) -> None:
+@pytest.mark.parametrize("mode", ["sync", only_in_soak("geo")])
+def test_validation_data_is_evaluated_in_the_middle_of_an_epoch(ray: Any, config: dict[str, Any], mode: str) -> None:
     """While an evaluation goes on all workers stand still at the instant of a cut, so its checkpoint has just that AUC."""
     run = Path(config["run"]["dir"])
     config |= {"mode": {"name": mode}, "train": {"eval_every": 200, "patience": 50}}
     config["run"]["keep"], config["data"]["batch_size"] = 20, LONG
+    config["data"]["valid"] = config["data"]["test"]
     done = clickfleet.train(config, quiet=True)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    tests = {line["step"]: line for line in lines if line["kind"] == "test"}
+    tests = {line["step"]: line for line in lines if line["kind"] == "valid"}
     assert len(tests) >= 2
     assert max(tests) == ROWS // LONG
     first = run / "checkpoints" / f"step-{min(tests):012d}"
     there = clickfleet.load(first).evaluate(config["data"]["test"])
     assert there["auc"] == pytest.approx(tests[min(tests)]["auc"], abs=1e-6)
-    assert done.best_auc == max(line["auc"] for line in tests.values())
+    assert done.valid is not None
+    assert done.valid["auc"] == max(line["auc"] for line in tests.values())
+    assert done.test is not None
+    assert done.test["auc"] == pytest.approx(done.valid["auc"], abs=1e-6)  # the best model on the same rows
     assert done.path == done.best == run_folder.resolve(run)
     assert shows(run / "LATEST") == ROWS * SLOTS
+
+
+def test_rows_set_aside_on_a_cluster_are_those_of_one_machine(ray: Any, config: dict[str, Any], tmp_path: Path) -> None:
+    """The workers train on the same rows as one machine does, validate on the others, and resume a run of one machine."""
+    run = Path(config["run"]["dir"])
+    config |= {"mode": {"name": "sync"}, "train": {"patience": 3, "epochs": 2}}
+    config["data"]["batch_size"] = 480  # the rows matter, not the steps
+    done = clickfleet.train(config, quiet=True)
+    assert done.valid is not None
+    assert done.test is not None
+    assert done.test["rows"] == TEST_ROWS
+    aside = done.valid["rows"]
+    assert 0.05 * ROWS < aside < 0.15 * ROWS
+    assert done.rows == 2 * (ROWS - aside)
+    assert shows(run / "LATEST") == done.rows * SLOTS
+    local = {**config, "mode": {"name": "local"}, "run": {**config["run"], "dir": str(tmp_path / "local")}}
+    alone = clickfleet.train({**local, "train": {**config["train"], "epochs": 1, "threads": 1}}, quiet=True)
+    assert alone.valid is not None
+    assert (alone.valid["rows"], alone.rows) == (aside, ROWS - aside)
+    for folder in (config["run"], local["run"]):
+        train = {**config["train"], "epochs": 3}
+        more = clickfleet.train({**config, "run": folder, "train": train}, resume=True, quiet=True)
+        assert more.valid is not None
+        assert (more.valid["rows"], more.rows) == (aside, 3 * (ROWS - aside))
+    assert run_folder.read_state(run_folder.resolve(run / "LATEST"))["split"]["share"] == 0.1
 
 
 def test_scoring_on_a_cluster_is_scoring_here(ray: Any, config: dict[str, Any]) -> None:
@@ -183,7 +216,7 @@ def test_scoring_on_a_cluster_is_scoring_here(ray: Any, config: dict[str, Any]) 
 def test_workers_without_files_are_told_once(ray: Any, config: dict[str, Any]) -> None:
     run = Path(config["run"]["dir"])
     config |= {"mode": {"name": "sync"}, "train": {"epochs": 2}}
-    config["data"] |= {"train": expand(config["data"]["train"])[:1], "test": []}
+    config["data"] |= {"train": expand(config["data"]["train"])[:1], "test": [], "valid_share": 0}
     done = clickfleet.train(config, quiet=True)
     assert done.rows == ROWS // 4 * 2
     log = (run / "log.txt").read_text()
@@ -193,6 +226,10 @@ def test_workers_without_files_are_told_once(ray: Any, config: dict[str, Any]) -
     assert [line["rows"] for line in epochs] == [ROWS // 4, ROWS // 2]
     assert all(line["idle_workers"] == 1 for line in lines if line["kind"] == "train")
     assert all(line["sliding_auc"] != 0.5 for line in epochs)  # that of the one who had batches
+    (file,) = config["data"]["train"]
+    logs = [(run / "logs" / f"workerlog.{i}").read_text() for i in range(2)]
+    assert [text.count(f"  {file}\n") for text in logs] in ([2, 0], [0, 2])  # in each epoch
+    assert (run / "logs" / "serverlog.0").is_file()
 
 
 def test_a_program_may_save_before_it_trains(ray: Any, config: dict[str, Any]) -> None:
@@ -212,7 +249,7 @@ def test_who_is_missing_at_the_start_is_named(ray: Any, config: dict[str, Any]) 
 
 
 def test_what_a_cluster_cannot_do_is_refused(config: dict[str, Any]) -> None:
-    without = {**config["data"], "test": []}
+    without = {**config["data"], "test": [], "valid_share": 0}
     with pytest.raises(ConfigError, match="eval_every"):
         clickfleet.train({**config, "data": without, "mode": {"name": "async"}, "train": {"eval_every": 5}}, quiet=True)
     with pytest.raises(ConfigError, match="shards"):
@@ -220,3 +257,22 @@ def test_what_a_cluster_cannot_do_is_refused(config: dict[str, Any]) -> None:
     rows = {"label": np.zeros(4), "I1": np.zeros(4)}
     with pytest.raises(ConfigError, match="reads files"):
         clickfleet.train({"mode": {"name": "sync"}, "data": {"preset": "criteo"}}, data=rows, quiet=True)
+
+
+def test_numbers_and_names_of_a_cluster_run(ray: Any, config: dict[str, Any]) -> None:
+    """Rows, steps and the values of slices, as on one machine."""
+    config["cluster"] = {"shards": 2, "workers": 2}
+    config["mode"] = {"name": "async"}
+    config.setdefault("train", {}).update({"epochs": 2, "metrics": {"slices": "C9"}})
+    done = clickfleet.train(config, quiet=True)
+    folder = Path(config["run"]["dir"])
+    assert (done.rows, done.new_rows) == (2 * ROWS, 2 * ROWS)
+    numbers = shown_numbers(folder)
+    assert set(numbers.values()) == {(done.rows, done.steps)}
+    assert done.test is not None
+    names = done.names
+    assert names is not None
+    for name, part in done.test["slices"].items():
+        assert names.name("C9", part["key"]) == name
+    with scorers(folder, 2) as cluster:
+        assert set(cluster.evaluate(expand(config["data"]["test"]))["slices"]) == set(done.test["slices"])

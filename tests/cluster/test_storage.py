@@ -39,8 +39,8 @@ def test_a_run_on_s3_is_saved_resumed_and_evaluated(ray: Any, config: dict[str, 
         "config.yaml",
         "checkpoints/LATEST",
         "report.html",
-        "logs/shard-0.log",
-        "logs/worker-0.log",
+        "logs/serverlog.0",
+        "logs/workerlog.0",
     } <= names
     assert any(name.startswith("tensorboard/") for name in names)
     assert not any(".writing" in name for name in names)

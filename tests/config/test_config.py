@@ -48,6 +48,46 @@ def test_the_documented_example_loads(tmp_path: Path) -> None:
     assert config.run.dir == str(tmp_path / "runs/deepfm")
 
 
+def test_paths_in_a_file_are_relative_to_it_and_those_in_arguments_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    text = "data: {train: a.tsv, test: [b, s3://c/d]}\nmodel: ./mine.py\nserve: {token_file: t}"
+    file, here = write(tmp_path / "files", text), str(tmp_path / "here")
+    config = load(file)
+    assert config.data.train == (f"{file.parent}/a.tsv",)
+    assert config.data.test == (f"{file.parent}/b", "s3://c/d")
+    assert config.model.name == f"{file.parent}/mine.py"
+    assert config.run.dir == f"{file.parent}/run"
+    changed = load(
+        file,
+        [
+            "data.train=[x.tsv, /y.tsv, gs://z]",
+            "data.valid=../v",
+            "model.name=./other.py",
+            "data.format={name: own.py, folder: f}",
+            "run.dir=out",
+            "online={dir: days}",
+            "serve.token_file=null",
+            "data.keys=raw",
+        ],
+    )
+    assert changed.data.train == (f"{here}/x.tsv", "/y.tsv", "gs://z")
+    assert changed.data.valid == (f"{here}/../v",)
+    assert changed.data.test == config.data.test
+    assert changed.model.name == f"{here}/other.py"
+    assert changed.data.format == Plugin(f"{here}/own.py", {"folder": f"{here}/f"})
+    assert (changed.run.dir, changed.online.dir) == (f"{here}/out", f"{here}/days")
+    assert changed.serve.token_file is None
+    assert changed.data.keys == "raw"
+    assert load(file, ["model=dnn.py", "data.format.folder=g"]).model.name == f"{here}/dnn.py"
+    assert load(file, ["data.format.folder=g"]).data.format.settings["folder"] == f"{here}/g"
+    with pytest.raises(ConfigError, match=r"unknown key data\.trian"):
+        load(file, ["data.trian=x"])
+
+
 def test_everything_has_a_default() -> None:
     assert load() == Config()
     assert load(None, ["data.train=x.gz"]).data.train == ("x.gz",)
@@ -94,6 +134,27 @@ def test_a_setting_of_a_rule_changes_nothing_else(
     assert Config() == load()  # nothing of the defaults was changed on the way
 
 
+@pytest.mark.parametrize("before", [[], ["table.rule.lr=0.3"], ["table.rule=adam"], ["table.embed_rule=ftrl"]])
+@pytest.mark.parametrize("item", ["table.rule.lr=0.02", "table.embed_rule.lr=0.02"])
+def test_a_setting_of_a_rule_means_the_same_after_a_run_wrote_it(tmp_path: Path, before: list[str], item: str) -> None:
+    """train takes it from an argument, compare from --set, tune from its space; with a new or a written configuration."""
+    from clickfleet.workbench.tune import with_settings
+
+    new = load(None, [*before, item]).table
+    written = write(tmp_path, dump(load(None, before)))
+    key, _, value = item.partition("=")
+    for table in (
+        load(written, [item]).table,
+        changed(load(written), key, float(value)).table,
+        with_settings(load(written), {key: float(value)}).table,
+        with_settings(load(None, before), {key: float(value)}).table,
+    ):
+        assert table == new
+    old = load(None, before).table
+    assert new.rule.name == old.rule.name
+    assert new.embed_rule is None or new.embed_rule.name == (old.embed_rule or old.rule).name
+
+
 def test_the_rule_of_a_model_keeps_its_name_too() -> None:
     own = {"name": "sgd", "lr": 0.025, "scale": "none"}
     table = load(None, ["table.rule.lr=0.05"]).table.with_rule(own)
@@ -105,10 +166,11 @@ def test_the_rule_of_a_model_keeps_its_name_too() -> None:
 
 def test_other_plug_ins_keep_their_names_as_well() -> None:
     config = load(None, ["model.hidden=[8]", "mode.k_steps=9", "data.format.separator=;"])
-    assert (config.model.name, config.mode.name, config.data.format.name) == ("deepfm", "local", "criteo")
+    assert (config.model.name, config.mode.name, config.data.format.name) == ("deepfm", "local", "auto")
 
 
-def test_a_written_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
+def test_a_written_configuration_loads_to_an_equal_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     config = load(
         write(tmp_path, EXAMPLE), ["model=./mine.py", "online.kafka={brokers: b, topic: t, rows_per_pass: 9}"]
     )

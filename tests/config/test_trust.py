@@ -30,12 +30,15 @@ RUNS_CODE = re.compile(
     r"|torch\.load|pickle\.\w*[lL]oads?\b|pickle\.Unpickler|register_custom_ops)|(?<![.\w])(eval|exec)\("
 )
 KNOWN = {
+    "cli/__init__.py": "ourselves, with a fixed hash seed",
     "cluster/launch.py": "clickfleet launch: ourselves, or the program that the user names",
     "cluster/nodes.py": "ray start",
     "cluster/processes.py": "ps, where there is no /proc",
     "config/plugins.py": "the user's own files, if trusted",
     "data/formats/pipe.py": "the user's command, if trusted",
+    "data/repeatable.py": "ourselves, to read with a reader that is loaded already",
     "paddlerec/pickles.py": "an unpickler that makes arrays, dictionaries and plain values only",
+    "paddlerec/stand_in/paddle/__init__.py": "a paddle that is installed, if a reader imports it",
     "paddlerec/paddle_names.py": "a reader of PaddleRec's, started by the user's command",
     "serve/supervisor.py": "ourselves",
     "workbench/runner.py": "ourselves",
@@ -148,8 +151,8 @@ def with_model(made: Made, out: Path) -> list[list[object]]:
         ["predict", made.run, made.data, "--out", out / "scores"],
         ["inspect", made.run],
         ["inspect", made.run, "--against", made.run],
-        ["inspect", made.run, "--explain", made.data],
-        ["inspect", made.run, "--importance", made.data],
+        ["explain", made.run, made.data],
+        ["explain", made.run, "--importance", made.data],
         ["report", made.run],
         ["shrink", made.run],
         ["publish", made.run, "base"],

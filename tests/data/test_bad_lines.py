@@ -14,7 +14,7 @@ from clickfleet.data.formats import load
 from clickfleet.data.formats.sentences import Sentences
 from clickfleet.data.parsing import lines
 from clickfleet.data.reader import Reader
-from clickfleet.data.schema import KeyRule, Schema, Slot, preset
+from clickfleet.data.schema import Dense, KeyRule, Schema, Slot, preset
 from clickfleet.errors import DataError
 from lines import GOLDEN_LINE, MULTISLOT_LINE, SLOTS_LINE, criteo_text, read
 
@@ -192,10 +192,21 @@ EXAMPLES = {
         Schema(slots=(Slot("0", multi=True), Slot("1")), keys=KeyRule("raw"), values=True),
         "1 0:5:0.5 1:7:2 0:9:-1",
     ),
+    "libsvm": (Schema(slots=(Slot("features", multi=True),), group="qid", values=True), "1 qid:3 5:0.5 7:2 # text"),
+    "vw": (
+        Schema(slots=(Slot("features", multi=True), Slot("ad", multi=True)), weight="w", values=True),
+        "1 0.5 'tag | x y:2 |ad:3 a3 price:0.5",
+    ),
+    "jsonl": (
+        Schema((Dense("n"),), (Slot("a"), Slot("b", multi=True)), time="t", group="g"),
+        '{"label": 1, "n": 0.5, "a": "x", "b": ["p", 3], "t": "2026-01-31T10:20:30", "g": "u"}',
+    ),
     "sentences": (Sentences.schema, "words of any language"),
     "csv": (Schema(slots=(Slot("a"), Slot("b", multi=True)), time="t", group="g"), '1,"x,""y",p|q,5,u'),
+    "paired": (Schema(slots=(Slot("a"), Slot("b"))), "1 x y"),
 }
 """A schema and a good line of each kind. A format without an example is fuzzed from a short line."""
+COLUMNS = {"csv": ["label", "a", "b", "t", "g"], "paired": ["label", "a", "b"]}
 TEXT = [name for name in names("formats") if isinstance(load(name), lines.Lines) and name != "pipe"]  # reads multislot
 
 
@@ -215,9 +226,8 @@ def test_any_bytes_are_rows_or_bad_lines(kind, data):
 
     lines = data.draw(st.lists(st.just(good) | piece | st.composite(damaged)(), max_size=8))
     block = b"\n".join(lines) + b"\n"
-    form = load(
-        {"name": "csv", "columns": ["label", "a", "b", "t", "g"]} if kind == "csv" else kind.removesuffix("-paddle")
-    )
+    name = kind.removesuffix("-paddle")
+    form = load({"name": name, "columns": COLUMNS[name]} if name in COLUMNS else name)
     parser = form.parser(schema, good, "fuzz")
     for on_bad in ("all", "some", "stop"):
         parsed = parser(block, on_bad)

@@ -1,6 +1,7 @@
 """A label is 0 or 1. Anything else is a bad line: it trains no model and counts in no metric unnoticed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import clickfleet
 from clickfleet.data.batch import Batch
 from clickfleet.data.memory import Feed
 from clickfleet.data.reader import Reader
-from clickfleet.data.schema import KeyRule, Schema, Slot
-from clickfleet.errors import DataError
+from clickfleet.data.schema import KeyRule, Schema, Slot, preset
+from clickfleet.errors import ConfigError, DataError
 from lines import GOLDEN_LINE
 
 SCHEMA = Schema(slots=(Slot("a"),), keys=KeyRule("raw"))
@@ -90,6 +91,9 @@ FORMATS: dict[str, tuple[Callable[[Path, list[str]], Path], Any, Schema | None]]
     "feasign": (text("{label}:label {a}:a"), "feasign", SCHEMA),
     "libffm": (text("{label} a:{a}:0.5"), "libffm", Schema(slots=(Slot("a"),), keys=KeyRule("raw"), values=True)),
     "multislot": (text("1 {a} 1 {label}"), "multislot", SCHEMA),
+    "libsvm": (text("{label} {a}:1"), {"name": "libsvm", "positions": True}, SCHEMA),
+    "vw": (text("{label} |a {a}"), "vw", SCHEMA),
+    "jsonl": (text('{{"label": {label}, "a": {a}}}'), "jsonl", SCHEMA),
     "pipe": (text("1 {a} 1 {label}"), {"name": "pipe", "command": "cat"}, SCHEMA),
     "arrow": (table, "arrow", SCHEMA),
     "parquet": (table, "parquet", SCHEMA),
@@ -148,7 +152,7 @@ def test_train_and_evaluate_stop_and_clicks_of_several_shows_stay(tmp_path: Path
     settings = {
         "data": {"format": "csv", "schema": str(tmp_path / "schema.yaml")},
         "model": "lr",
-        "train": {"threads": 1},
+        "train": {"threads": 1, "epochs": 1},
     }
     (tmp_path / "schema.yaml").write_text("label: label\nshow: shows\nclick: clicks\nslots: [{name: a}]\n")
     (tmp_path / "good.csv").write_text("label,shows,clicks,a\n1,10,3,x\n0,5,0,y\n")
@@ -184,3 +188,24 @@ def test_negative_amounts_are_refused(column: str, tmp_path: Path) -> None:
     ready = Batch(np.empty((1, 0), np.float32), np.array([7], np.uint64), 1, weights=np.array([-1], np.float32))
     with pytest.raises(DataError, match="-1 in weights is out of range"):
         list(Feed([ready], AMOUNTS))
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("own", "generator", "recdataset")])
+def test_a_schema_may_say_that_minus_one_is_no_click(name: str, tmp_path: Path) -> None:
+    write, form, schema = FORMATS[name]
+    signed = replace(schema or preset("criteo"), negative=-1)
+    (batch,) = list(Reader(write(tmp_path / name, ["1", "-1", "1.0", "-1.0"]), signed, form, 100, threads=0))
+    assert batch.labels.tolist() == [1, 0, 1, 0]
+    assert signed.hash != replace(signed, negative=0).hash
+    assert Schema.from_dict(signed.to_dict()) == signed
+    for label in ("0", "2", "-2", "0.5"):
+        with pytest.raises(DataError) as refusal:
+            list(Reader(write(tmp_path / name, ["1", "-1", label]), signed, form, 100, threads=0))
+        assert f"{name}:{3 + (name == 'csv')}: " in str(refusal.value)
+        assert "labels must be 1 (click) or -1 (no click), as the schema says (negative)" in str(refusal.value)
+
+
+def test_other_pairs_of_labels_are_no_schema() -> None:
+    for negative in (1, 2, -2, False):
+        with pytest.raises(ConfigError, match="labels are 0 and 1, or -1 and 1"):
+            replace(SCHEMA, negative=negative)

@@ -122,7 +122,7 @@ def test_restores_at_every_batch():
         (TABLE.drop_columns("city"), "there is no column 'city'"),
         ([{**ROWS[0], "label": None}], "row 0 of the data: label: the label is missing"),
         ([{**ROWS[0], "city": "x"}, {**ROWS[0], "city": 5}], "rows 0 to 1 of the data: a column mixes types"),
-        ([{**ROWS[0], "city": 0.5}], "column 'city' has type double; expected text or integers"),
+        ([{**ROWS[0], "city": 0.5}], "city: 0.5 is not an id; expected text or integers"),
         ({"label": np.ones(3), "age": np.ones(2)}, "the arrays have different lengths"),
         ({"label": 1, "age": np.ones(2)}, "'label' is a single value"),
         ({"label": np.ones((2, 2, 2))}, "has 3 dimensions"),

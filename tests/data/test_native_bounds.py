@@ -31,6 +31,13 @@ def layout(*, label: bool = True) -> "_core.Layout":
     return made
 
 
+def keys_only(slots: int = 1) -> "_core.Layout":
+    made = _core.Layout(_core.KeyRule.hash64, 1)
+    for slot in range(slots):
+        made.add_slot(str(slot), False, str(slot))
+    return made
+
+
 def bucketed() -> "_core.Layout":
     made = layout()
     made.add_bucket(0, 0, 0.0, 1.0, 4, [], 0)
@@ -190,6 +197,13 @@ WRONG: dict[str, Callable[[], object]] = {
     "Slotted: group": lambda: _core.Slotted(layout(), _core.Token.name_value, [[0]], [("x", _core.Role.dense, 1)]),
     "Slotted: column": lambda: _core.Slotted(layout(), _core.Token.name_value, [[4]], []),
     "Slotted: time": lambda: _core.Slotted(layout(), _core.Token.name_value, [[0]], [("t", _core.Role.time, 0)]),
+    "Weighted: dense": lambda: _core.Weighted(layout(), _core.Grammar.positions, []),
+    "Weighted: slot": lambda: _core.Weighted(keys_only(), _core.Grammar.spaces, [("a", _core.Role.slot, 1)]),
+    "Weighted: time": lambda: _core.Weighted(keys_only(), _core.Grammar.bag, [("qid", _core.Role.time, 0)]),
+    "Weighted: slots": lambda: _core.Weighted(keys_only(2), _core.Grammar.bag, []),
+    "text_times: room": lambda: _core.text_times(np.array([0, 1, 2], np.int32), np.zeros(2, B), np.zeros(1, INT)),
+    "text_times: outside": lambda: _core.text_times(np.array([0, 99], np.int32), np.zeros(2, B), np.zeros(1, INT)),
+    "text_times: falling": lambda: _core.text_times(np.array([0, 2, 1], np.int64), np.zeros(2, B), np.zeros(2, INT)),
     "MultiSlot: width": lambda: _core.MultiSlot(layout(), [[0]], [([(_core.Role.dense, 0)], 2)]),
     "Fields: place": lambda: _core.Fields(layout(), [("x", [1])], [("s", -1)]),
     "Fields: bucket": lambda: _core.Fields(layout(), [("x", [0])], [("s", 0)]),
@@ -272,6 +286,7 @@ ANY = {
     *(
         "Delimited.parse",
         "Slotted.parse",
+        "Weighted.parse",
         "MultiSlot.parse",
         "parse_sentences",
         "unique",

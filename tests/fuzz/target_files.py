@@ -17,11 +17,15 @@ from clickfleet.data.formats.arrow import Arrow
 from clickfleet.data.formats.criteo import criteo
 from clickfleet.data.formats.csv import Csv
 from clickfleet.data.formats.feasign import Feasign
+from clickfleet.data.formats.jsonl import Jsonl
 from clickfleet.data.formats.libffm import Libffm
+from clickfleet.data.formats.libsvm import Libsvm
 from clickfleet.data.formats.multislot import Multislot
 from clickfleet.data.formats.parquet import Parquet
 from clickfleet.data.formats.sentences import Sentences
 from clickfleet.data.formats.slots import Slots
+from clickfleet.data.formats.vw import Vw
+from clickfleet.data.guess import guess
 from clickfleet.data.schema import Bucket, Dense, Schema, Slot, preset
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
@@ -81,6 +85,17 @@ def reads(form: Format, schema: Schema, name: str) -> Callable[[bytes], object]:
     return read
 
 
+def recognises(name: str) -> Callable[[bytes], object]:
+    """Writes the bytes to a file and guesses its format and schema."""
+    path = FOLDER / name
+
+    def read(data: bytes) -> object:
+        path.write_bytes(data)
+        return guess(os.fspath(path)).text()
+
+    return read
+
+
 NAMED = Schema(
     dense=(Dense("x"), Dense("y0", source="y"), Dense("y1", source="y")),
     slots=(Slot("a"), Slot("b", multi=True), Slot("xb", bucket=Bucket("x", boundaries=(0.5, 2.0)))),
@@ -109,6 +124,19 @@ TARGETS = [
     ("feasign", reads(Feasign(), NAMED, "feasign"), [b"id1\t1:click 2.5:x 7:a 8:b 1:y 2:y\n", b"7:a 0:click\n"]),
     ("libffm", reads(Libffm(), Schema(slots=(Slot("0"), Slot("1", multi=True)), label="click", values=True), "libffm"),
      [b"1 0:7:1 1:8:0.5 1:9:2\n0 0:1:1\n", b"0:7:1 1:8:1\n"]),
+    ("libsvm", reads(Libsvm(), Schema(slots=(Slot("features", multi=True),), label="click", values=True, group="qid"), "libsvm"),
+     [b"1 qid:3 5:0.5 7:2 # text\n0 8:1\n", b"5:1 7:1\n"]),
+    ("libsvm-positions", reads(Libsvm(positions=True), Schema(slots=(Slot("a"), Slot("b")), negative=-1), "libfm"),
+     [b"-1 5:1 7:1\n+1 6:1 7:1\n", b"5:1 7:1\n"]),
+    ("vw", reads(Vw(), Schema(slots=(Slot("features", multi=True), Slot("ad", multi=True)), weight="w", values=True), "vw"),
+     [b"1 0.5 'tag | x y:2 |ad:3 a3 price:0.5\n0 |ad z\n", b"|ad x\n"]),
+    ("jsonl", reads(Jsonl(), Schema((Dense("x"),), (Slot("a"), Slot("b", multi=True)), time="t", group="a", label="click"), "jsonl"),
+     [b'{"click": 1, "x": 2.5, "a": "q", "b": ["u", 3], "t": "2026-01-31"}\n{"click": 0, "a": {"x": 1}, "t": 5}\n',
+      b'{"a": 1e400, "t": 1}\n']),
+    ("recognition", recognises("anything"), [
+        CRITEO * 3, b'click,x,a,b\n1,2.5,"q,""r",u|v\n0,,w,\n', b"1 5:0.5 7:2\n-1 8:1\n", b"1 |a x |b y:2\n", b"1 0:7:1\n",
+        b'{"click": 1, "a": ["x"], "t": "2026-01-31"}\n', b"a\tb\n1\t2\n", arrow_file(), parquet_file(),
+    ]),
     ("multislot", reads(Multislot(), NAMED, "multislot"), [BLOCKS, BLOCKS * 2, b"9" * 5000 + b" 1\n", b"3 1 2 3 1 7 99999999999 8 1 0\n"]),
     ("sentences", reads(Sentences(), WORDS, "sentences"), [b"the cat sat\non the mat\n", b" \t\r\n\n"]),
     ("arrow", reads(Arrow(), WIDE, "arrow"), [

@@ -10,17 +10,23 @@ import pytest
 import torch
 
 from clickfleet.errors import ConfigError
+from clickfleet.models.autofis import AutoFIS
 from clickfleet.models.autoint import AutoInt
 from clickfleet.models.dcn import DCN
 from clickfleet.models.dcn_v2 import DCNv2
 from clickfleet.models.deepfefm import DeepFEFM
 from clickfleet.models.deepfm import DeepFM
+from clickfleet.models.difm import DIFM
 from clickfleet.models.dlrm import DLRM
 from clickfleet.models.dnn import DNN
+from clickfleet.models.fat_deepffm import FATDeepFFM
 from clickfleet.models.ffm import FFM
+from clickfleet.models.fgcnn import FGCNN
 from clickfleet.models.final_mlp import FinalMLP
+from clickfleet.models.flen import FLEN
 from clickfleet.models.fm import FM
 from clickfleet.models.gate_dnn import GateDNN
+from clickfleet.models.sign import SIGN
 from clickfleet.models.slot_dnn import SlotDNN
 from clickfleet.models.wide_deep import WideDeep
 from clickfleet.models.xdeepfm import XDeepFM
@@ -213,6 +219,210 @@ def test_final_mlp_joins_its_streams_by_heads_and_gates_by_named_slots() -> None
         assert model(x)[b].item() == pytest.approx(linear + both, rel=1e-4, abs=1e-5)
 
 
+def softmax(scores: np.ndarray) -> np.ndarray:
+    share = np.exp(scores - scores.max(-1, keepdims=True))
+    return share / share.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("paddlerec", [False, True])
+def test_difm_scales_weights_and_vectors_by_what_the_row_holds(paddlerec: bool) -> None:
+    config = DIFM.Config(hidden=(6,), heads=2, width=4, paddlerec=paddlerec, dense_hidden=(5,) if paddlerec else None)
+    x, model = inputs(), DIFM(config, SHAPE).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.1)
+    dense, first, factors = arrays(x)
+    q, k, v, r = np.split(model.maps.detach().numpy(), 4)
+    a = model.weight.detach().numpy()
+    for b in range(2):
+        logit = model.bias.item()
+        if paddlerec:  # all dense columns are the first field
+            field = model.dense_field(x.dense)[b : b + 1].detach()
+            e = np.concatenate([field.numpy(), factors[b]])
+            w = np.concatenate([[dense[b] @ a + model.dense_bias.item()], first[b]])
+            logit += model.dense_logit(field).item()
+        else:
+            e = np.concatenate([factors[b], dense[b][:, None] * model.fields.vectors.detach().numpy()])
+            w = np.concatenate([first[b], a * dense[b]])
+        heads = []
+        for part in (slice(0, 2), slice(2, 4)):
+            attention = softmax((e @ q[part].T) @ (e @ k[part].T).T / np.sqrt(2))
+            heads.append(attention @ (e @ v[part].T))
+        h = torch.tensor((np.concatenate(heads, 1) + e @ r.T).ravel()[None], dtype=torch.float32)
+        m = (model.vectors(h) + model.bits(torch.tensor(e.ravel()[None], dtype=torch.float32))).detach().numpy()[0]
+        m = softmax(m) if paddlerec else m
+        n = len(e)
+        pairs = sum(m[i] * m[j] * (e[i] @ e[j]) for i in range(n) for j in range(i + 1, n))
+        assert model(x)[b].item() == pytest.approx(logit + m @ w + pairs, rel=1e-4, abs=1e-5)
+
+
+def test_difm_starts_as_a_factorization_machine() -> None:
+    x, model = inputs(), DIFM(DIFM.Config(), SHAPE)
+    with torch.no_grad():
+        for part in (model.bits, model.vectors):
+            part.layers[-1].weight.zero_()
+        vectors = model.fields(x.factors, x.dense)
+        pairs = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1) / 2
+        torch.testing.assert_close(model(x), x.first.sum(1) + pairs)
+
+
+def test_flen_has_one_weight_for_each_pair_of_groups() -> None:
+    x, model = inputs(), FLEN(FLEN.Config(groups=(("c", "a"),), hidden=(4,)), SHAPE)
+    with torch.no_grad():
+        model.between.normal_()
+        model.inside.normal_()
+    dense, first, factors = arrays(x)
+    between, inside = model.between.detach().numpy(), model.inside.detach().numpy()
+    deep = model.deep(x.factors, x.dense).detach().numpy()
+    for b in range(2):
+        e = np.concatenate([factors[b], dense[b][:, None] * model.fields.vectors.detach().numpy()])
+        groups = [[2, 0], [1], [3, 4]]  # c and a, the slot b alone, the dense columns
+        sums = [e[group].sum(0) for group in groups]
+        h = sum(between[p] * sums[f] * sums[g] for p, (f, g) in enumerate([(0, 1), (0, 2), (1, 2)]))
+        h = h + sum(inside[g] * (sums[g] ** 2 - (e[group] ** 2).sum(0)) for g, group in enumerate(groups))
+        expected = first[b].sum() + np.concatenate([h, deep[b]]) @ model.out.weight.detach().numpy()[0]
+        assert model(x)[b].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_flen_original_has_no_pairs_inside_a_group_and_no_first_order_part() -> None:
+    config = FLEN.Config(groups=(("a", "b"), ("c",)), hidden=(4,), paddlerec=True)
+    shape = Shape(0, S, D, D, ("a", "b", "c"))
+    x, model = inputs()._replace(dense=torch.empty(2, 0)), FLEN(config, shape).eval()
+    assert torch.equal(model(x), model(x._replace(first=x.first + 1)))
+    r = model.between.item()
+    h = model.layer(r * (x.factors[:, 0] + x.factors[:, 1]) * x.factors[:, 2])
+    torch.testing.assert_close(model(x), model.out(torch.cat([h, model.deep(x.factors)], 1))[:, 0])
+
+
+@pytest.mark.parametrize("paddlerec", [False, True])
+def test_fgcnn_makes_new_fields_of_neighbours(paddlerec: bool) -> None:
+    config = FGCNN.Config(kernels=(3, 3), filters=(2, 3), maps=(2, 1), pooling=(2, 2), hidden=(4,), paddlerec=paddlerec)
+    width = FGCNN.row_factors(config, D, S, F)
+    x, model = inputs(width), FGCNN(config, Shape(F, S, D, width)).eval()
+    rows = np.concatenate([x.factors, x.dense[:, :, None] * model.fields.vectors.detach()], 1)
+    for b in range(2):
+        e, maps, fields = rows[b, :, :D], rows[b, None, :, D:], []
+        for block, combination in zip(model.convolutions, model.combinations, strict=True):
+            weight, bias = block[0].weight.detach().numpy()[..., 0], block[0].bias.detach().numpy()
+            high = np.pad(maps, ((0, 0), (1, 1), (0, 0)))
+            n = maps.shape[1]
+            out = np.stack(
+                [
+                    sum(np.einsum("c,cnd->nd", weight[o, :, i], high[:, i : i + n]) for i in range(3))
+                    for o in range(len(bias))
+                ]
+            )
+            out = out + bias[:, None, None]
+            if paddlerec:
+                out = out / np.sqrt(1 + 1e-5)  # batch norm that has seen nothing
+            maps = np.tanh(out)[:, : n // 2 * 2].reshape(len(bias), n // 2, 2, D).max(2)
+            new = np.tanh(combination.weight.detach().numpy() @ maps.ravel() + combination.bias.detach().numpy())
+            fields.append(new.reshape(-1, D))
+        assert [len(part) for part in fields] == [4, 1]  # five fields, then two, then one
+        f = np.concatenate([e, *fields])
+        products = [f[i] @ f[j] for i in range(10) for j in range(i + 1, 10)]
+        deep = model.deep(torch.tensor(np.concatenate([f.ravel(), products])[None], dtype=torch.float32))
+        assert model(x)[b].item() == pytest.approx(deep.item(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("paddlerec", "product"), [(False, "hadamard"), (False, "inner"), (True, "hadamard")])
+def test_fat_deepffm_weighs_the_vectors_of_pairs(paddlerec: bool, product: Any) -> None:
+    config = FATDeepFFM.Config(hidden=(4,), product=product, paddlerec=paddlerec)
+    width, n = FATDeepFFM.row_factors(config, D, S, F), S + F
+    x, model = inputs(width), FATDeepFFM(config, Shape(F, S, D, width)).eval()
+    dense, first, factors = arrays(x)
+    assert model.inner.weight.shape == (n * n // (1 if paddlerec else 8), n * n)
+    w1, b1, w2, b2 = (p.detach().numpy() for layer in (model.inner, model.outer) for p in (layer.weight, layer.bias))
+    for b in range(2):
+        e = np.concatenate([factors[b], dense[b][:, None] * model.fields.vectors.detach().numpy()]).reshape(n * n, D)
+        d = e.max(1) if paddlerec else (e * model.compose.detach().numpy()).sum(1)
+        a = np.maximum(w2 @ np.maximum(w1 @ d + b1, 0) + b2, 0)
+        h = (a[:, None] * e).reshape(n, n, D)
+        products = np.stack([h[f, g] * h[g, f] for f in range(n) for g in range(f + 1, n)])
+        seen = products.sum(1) if product == "inner" else products.ravel()
+        logit = h.sum() if paddlerec else first[b].sum()
+        logit += model.deep(torch.tensor(seen[None], dtype=torch.float32)).item()
+        assert model(x)[b].item() == pytest.approx(logit, rel=1e-4, abs=1e-5)
+    assert (model.extra_loss() is not None) == paddlerec
+
+
+def test_autofis_normalizes_pairs_and_closes_small_gates() -> None:
+    x, model = inputs(rows=6), AutoFIS(AutoFIS.Config(hidden=(4,)), SHAPE).train()
+    with torch.no_grad():
+        model.gates.copy_(torch.linspace(-0.025, 0.065, 10))
+    vectors = model.fields(x.factors, x.dense).detach().numpy()
+    z = np.stack([(vectors[:, i] * vectors[:, j]).sum(1) for i in range(5) for j in range(i + 1, 5)], 1)
+    z = (z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5)
+    gates = np.linspace(-0.025, 0.065, 10)
+    alpha = np.sign(gates) * np.maximum(np.abs(gates) - 0.01, 0)
+    expected = x.first.sum(1).numpy() + z @ alpha / np.sqrt(10) + model.deep(x.factors, x.dense)[:, 0].detach().numpy()
+    np.testing.assert_allclose(model(x).detach(), expected, rtol=1e-4, atol=1e-5)
+    extra = model.extra_loss()
+    assert extra is not None
+    assert extra.item() == pytest.approx(2e-4 * np.abs(gates).sum(), rel=1e-5)
+    found = model.findings()
+    assert list(found)[:2] == ["x*y", "c*y"]
+    assert len(found) == 8
+    assert not {"a*x", "a*y"} & found.keys()  # |γ| ≤ 0.01
+
+
+def test_autofis_trains_the_pairs_that_a_search_has_found() -> None:
+    x = inputs(rows=6)
+    model = AutoFIS(AutoFIS.Config(hidden=(4,), pairs=("c*a", "b*x")), SHAPE)
+    assert sorted(model.findings()) == ["a*c", "b*x"]
+    assert model.extra_loss() is None
+    assert model(x).shape == (6,)
+    original = AutoFIS(AutoFIS.Config(hidden=(4,), paddlerec=True), SHAPE)
+    assert original.norm.weight.requires_grad
+    assert not original.wide.bias.requires_grad
+
+
+def test_sign_sums_the_messages_of_its_edges() -> None:
+    config = SIGN.Config(pair_hidden=5)
+    width, n = SIGN.row_factors(config, D, S, F), S + F
+    x, model = inputs(width), SIGN(config, Shape(F, S, D, width)).eval()
+    dense, _, factors = arrays(x)
+    for b in range(2):
+        rows = np.concatenate([factors[b], dense[b][:, None] * model.fields.vectors.detach().numpy()])
+        rows = torch.tensor(rows, dtype=torch.float32)
+        total = torch.zeros(D)
+        for i in range(n):
+            for j in range(n):
+                loc = model.edge_out(torch.relu(model.edge_in(rows[i, D:] * rows[j, D:])))
+                s = (1.2 * torch.sigmoid(loc) - 0.1).clamp(0, 1)
+                total = total + s * model.node_out(torch.relu(model.node_in(rows[i, :D] * rows[j, :D]))) / n
+        assert model(x)[b].item() == pytest.approx(model.out(total).item(), rel=1e-4, abs=1e-5)
+    assert model.extra_loss() is None
+    model.train()(x)
+    assert model.extra_loss() is not None  # the expected fraction of edges
+
+
+def test_sign_original_sends_messages_one_way() -> None:
+    config = SIGN.Config(pair_hidden=5, paddlerec=True)
+    width = SIGN.row_factors(config, D, S, 0)
+    shape = Shape(0, S, D, width)
+    x, model = inputs(width)._replace(dense=torch.empty(2, 0)), SIGN(config, shape).eval()
+    with torch.no_grad():
+        model.edge_out.bias.fill_(-4.0)  # so that some edges are missing
+    missing = 0
+    for b in range(2):
+        nodes = []
+        for j in range(S):
+            messages = []
+            for i in range(j + 1):
+                v, u = x.factors[b, :, :D], x.factors[b, :, D:] + 0.2
+                loc = model.edge_out(torch.relu(model.edge_in(u[i] * u[j])))
+                s = (1.2 * torch.sigmoid(loc) - 0.1).clamp(0, 1)
+                if s > 0:
+                    messages.append(s * model.node_out(torch.relu(model.node_in(v[i] * v[j]))))
+                else:
+                    missing += 1
+            nodes.append(torch.stack(messages).mean(0) if messages else torch.zeros(D))
+        both = model.out(torch.stack(nodes).mean(0))
+        assert model(x)[b].item() == pytest.approx((both[1] - both[0]).item(), rel=1e-4, abs=1e-5)
+    assert 0 < missing < 12
+
+
 def test_two_outputs_become_their_difference() -> None:
     model = DNN(DNN.Config(hidden=(4,), paddlerec=True), SHAPE)
     x = inputs()
@@ -259,6 +469,13 @@ def test_the_originals_peculiarities() -> None:
         (lambda: AutoInt(AutoInt.Config(width=5), SHAPE), "must be a multiple of model.heads"),
         (lambda: FinalMLP(FinalMLP.Config(hidden1=(5,)), SHAPE), "must be multiples of model.heads"),
         (lambda: FinalMLP(FinalMLP.Config(gate2_slots=("q",)), SHAPE), "unknown slot 'q'"),
+        (lambda: DIFM(DIFM.Config(width=5), SHAPE), "must be a multiple of model.heads"),
+        (lambda: FLEN(FLEN.Config(groups=(("q",),)), SHAPE), "unknown slot 'q' in model.groups"),
+        (lambda: FLEN(FLEN.Config(groups=(("a",), ("b", "a"))), SHAPE), "'a' is in model.groups twice"),
+        (lambda: FGCNN(FGCNN.Config(kernels=(3,)), SHAPE), "must have the same length"),
+        (lambda: FGCNN(FGCNN.Config(kernels=(3, 3, 3, 4)), SHAPE), "must be odd"),
+        (lambda: SIGN(SIGN.Config(stretch=(0.0, 1.0)), Shape(F, S, D, 2 * D)), "a range around"),
+        (lambda: AutoFIS(AutoFIS.Config(pairs=("a*q",)), SHAPE), "unknown pair 'a.q'"),
     ],
 )
 def test_impossible_settings_are_refused(build: object, message: str) -> None:

@@ -1,5 +1,6 @@
 """What must be true of every model on real batches: missing, multi-valued and unseen values, from training to scores."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,8 @@ import pyarrow as pa
 import pytest
 
 import clickfleet
+from clickfleet.cli import build
+from clickfleet.cli.frame import run
 from clickfleet.data.schema import Dense, Schema, Slot
 from models.test_models import SMALL, VARIANTS, find
 
@@ -80,3 +83,41 @@ def test_missing_multi_valued_and_unseen_values(name: str, paddlerec: bool) -> N
     assert known > empty
     assert np.isfinite(done.predict(rows(city=[10**9, 10**9 + 1], shop=[10**9, None]))).all()
     assert len(done.learner.table) == before  # scoring makes no rows
+
+
+def interacting(rows: int, seed: int) -> pa.Table:
+    """Five slots; two of them decide together, and none alone."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 6, (rows, 5))
+    chance = np.where((values[:, 0] + values[:, 3]) % 2 == 0, 0.9, 0.1)
+    return pa.table(
+        {"label": (rng.random(rows) < chance).astype(np.int64), **{f"s{i}": values[:, i] for i in range(5)}}
+    )
+
+
+def test_autofis_finds_the_pair_that_matters_and_inspect_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = Schema(slots=tuple(Slot(f"s{i}") for i in range(5)))
+    config: dict[str, Any] = {
+        "model": {"name": "autofis", "hidden": [8], "l1": 0.01},
+        "table": {"dim": 4, "rule": {"name": "adam", "lr": 0.01}},
+        "dense": {"lr": 0.003},
+        "data": {"batch_size": 100},
+        "train": {"epochs": 10, "threads": 1, "deterministic": True},
+        "run": {"dir": str(tmp_path / "search"), "report": False},
+    }
+    searched = clickfleet.train(config, data=interacting(5000, 1), schema=schema, quiet=True)
+    assert list(searched.learner.model.findings()) == ["s0*s3"]
+    assert run(build(), ["inspect", str(tmp_path / "search")]) == 0
+    assert "found by training, 1 in all: s0*s3" in capsys.readouterr().out
+    config |= {"model": {"name": "autofis", "hidden": [8], "pairs": ["s0*s3"]}, "run": {"dir": str(tmp_path / "final")}}
+    final = clickfleet.train(config, data=interacting(5000, 1), schema=schema, quiet=True)
+    assert final.evaluate(interacting(2000, 2))["auc"] > 0.85  # 0.9 is the best possible
+
+
+def test_a_last_batch_of_one_row_has_no_variance_but_trains() -> None:
+    schema = Schema(slots=tuple(Slot(f"s{i}") for i in range(5)))
+    config = {"model": {"name": "autofis", "hidden": [4]}, "table": {"dim": 4}, "data": {"batch_size": 10}}
+    done = clickfleet.train(config, data=interacting(31, 1), schema=schema, quiet=True)
+    assert done.rows == 31

@@ -1,6 +1,7 @@
 """Folders without a done file: read once they are quiet; what comes later is reported, not lost in silence."""
 
 import json
+import shutil
 import threading
 import time
 from zoneinfo import ZoneInfo
@@ -9,6 +10,7 @@ import fsspec
 import pytest
 
 from clickfleet.config import sections
+from clickfleet.errors import ConfigError
 from clickfleet.online.learn import learn
 from clickfleet.online.passes import Patience, StopWaitingError
 from clickfleet.online.sources.directories import Directories
@@ -152,6 +154,14 @@ def test_rows_that_come_after_the_done_file_are_an_alarm(stream, online, tmp_pat
     assert words in (tmp_path / "run/report.html").read_text()
 
 
+def test_a_done_file_with_any_name_is_no_late_file(stream, online, tmp_path):
+    config = stream(days=1, online={"end_day": 20260101, "done_file": "to.hadoop.done"})
+    for done in (tmp_path / "logs/20260101").glob("*/_DONE"):
+        done.rename(done.with_name("to.hadoop.done"))
+    assert online(config).rows == 120
+    assert "ALARM" not in (tmp_path / "run/log.txt").read_text()
+
+
 def test_a_half_made_folder_is_waited_for_by_a_run(stream, tmp_path):
     config = stream(days=1, online={"end_day": 20260101, "done_file": None, "quiet": "1s"})
     half = tmp_path / "logs/20260101/1200"
@@ -170,3 +180,18 @@ def test_a_half_made_folder_is_waited_for_by_a_run(stream, tmp_path):
         (tmp_path / f"part-{n}.csv").rename(half / f"part-{n}.csv")
     thread.join()
     assert done[0].rows == 60 + 40
+
+
+def test_a_stream_may_begin_in_the_middle_of_a_day(stream, online, tmp_path):
+    """The folders before it need not exist; a restart goes on after the last pass, not at the first."""
+    config = stream(days=2, splits=4, online={"end_day": 20260102})
+    for folder in ("0000", "0600"):
+        shutil.rmtree(tmp_path / "logs/20260101" / folder)
+    stopped = online(config, "online.start_pass=3", "online.end_day=20260101")
+    assert (stopped.passes, stopped.rows) == (2, 120)
+    assert online(config, "online.start_pass=3").rows == 240
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "20260101 pass 3 begins" in log
+    assert "20260102 pass 1 begins" in log
+    with pytest.raises(ConfigError, match="a day has only 4 passes"):
+        online(config | {"run": {"dir": str(tmp_path / "other")}}, "online.start_pass=5")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from clickfleet.errors import CheckpointError, ConfigError, DataError
+from clickfleet.online import session
 from clickfleet.online.learn import learn
+from clickfleet.store import run_folder
 from clickfleet.store.published import Log
+from clickfleet.training.model import load
 from clickfleet.training.run import train
 from streams import HEADER, SCHEMA, lines
 
@@ -316,3 +320,22 @@ def test_memory_limit_holds_while_ids_drift(stream, online, tmp_path):
     done = online(config)
     assert done.learner.table.stats()["peak_bytes"] <= 5_000_000
     assert np.isfinite(done.last["auc"])
+
+
+def test_frequent_values_are_kept_and_published_with_bases(stream, online, tmp_path, monkeypatch):
+    config = stream(days=2)
+    done = online(config, "online.end_day=20260101")
+    names = done.names
+    assert any(text.startswith("u") for text in names.values["user"])
+    log = Log(tmp_path / "run/published")
+    for line in log.lines():
+        assert ("names" in log.entry(line).info) == (line.kind == "base")
+    assert done.total_rows == done.rows
+    monkeypatch.setattr(session, "NAMES_EVERY_S", 0.0)
+    (tmp_path / "run/names.json").write_text("damaged")  # a run goes on without it
+    again = online(config, "online.end_day=20260102")
+    assert (again.rows, again.total_rows) == (done.rows, 2 * done.rows)
+    assert any(text.startswith("u") for text in load(tmp_path / "run").names.values["user"])
+    newest = [line for line in log.lines() if line.kind == "base"][-1]
+    published = run_folder.read_names(shutil.copytree(log.folder / newest.name, tmp_path / "alone"), done.schema)
+    assert published.values["user"]

@@ -8,8 +8,8 @@ import pytest
 from clickfleet.data.logs.synth import SynthOptions, synth
 from clickfleet.online.learn import learn
 from clickfleet.online.replay import draw_days
+from soak import SOAK
 
-SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
 DAYS, ROWS_A_DAY, LIMIT = 30, 20_000, 24_000_000
 
 

@@ -407,6 +407,20 @@ def test_done_files_for_existing_consumers(stream, online, tmp_path):
     assert "AUC=" in patches[0]["monitor_data"]
 
 
+def test_the_line_of_a_checkpoint_names_the_base_it_was_made_with(stream, online, tmp_path, monkeypatch):
+    """Every base gets another key here. The line of a checkpoint is written after the next base."""
+    seconds = iter(range(1_800_000_000, 1_900_000_000, 1000))
+    monkeypatch.setattr("clickfleet.paddlerec.done_files.time.time", lambda: next(seconds))
+    online(stream(days=2))
+    model = tmp_path / "run/model"
+    keys = [json.loads(line)["key"] for line in (model / "base_donefile.txt").read_text().splitlines()]
+    done = [line.split("\t") for line in (model / "donefile.txt").read_text().splitlines()]
+    assert len(set(keys)) == 3
+    assert [int(line[1]) for line in done] == [keys[0], keys[1], keys[1], keys[2]]
+    patches = [json.loads(line)["key"] for line in (model / "patch_donefile.txt").read_text().splitlines()]
+    assert patches == [keys[0], keys[1], keys[1]]
+
+
 def test_links_to_what_is_no_longer_kept_go_with_the_next_base(stream, online, tmp_path):
     config, pruned = stream(), tmp_path / "run/model/20251231/delta-1/000"
     pruned.parent.mkdir(parents=True)

@@ -1,6 +1,8 @@
 """PaddleRec configurations: every network trains, every key gets a word, and the YAML that `migrate` writes does the same."""
 
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import yaml
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
 from clickfleet.config.load import load
+from clickfleet.config.plugins import names
 from clickfleet.errors import ConfigError
-from clickfleet.paddlerec import original, translation
+from clickfleet.paddlerec import networks, original, translation
+from clickfleet.paddlerec.catalog import CATALOG
 from clickfleet.paddlerec.original import flatten, read
 from clickfleet.paddlerec.report import NOT_APPLICABLE
-from originals import HYPER, READER, project, rows_of
+from originals import HYPER, READER, project, rows_of, slot_lines
 
 SAME = ["train.deterministic=true", "train.threads=1", "run.report=false"]
 
@@ -56,7 +60,7 @@ def test_every_network_trains_and_its_own_yaml_gives_the_same_bytes(
     assert direct["test_auc"] is not None
     done = result(capsys, "migrate", "paddlerec", path)
     assert done["unknown"] == 0
-    again = result(capsys, "train", done["path"], "run.dir=../again", *SAME)
+    again = result(capsys, "train", done["path"], f"run.dir={tmp_path}/again", *SAME)
     assert again["train_auc"] == direct["train_auc"]
     assert rows_of(tmp_path / "output") == rows_of(tmp_path / "again")
 
@@ -139,6 +143,10 @@ def test_unknown_keys_are_told_and_near_misses_refused(tmp_path: Path, capsys: p
     with pytest.raises(ConfigError, match=r"unknown key runner.print_intervall; did you mean runner.print_interval\?"):
         translation.translate(original.read(path))
     (path.parent / "reader.py").write_text(READER)
+    with pytest.raises(ConfigError, match=r"unknown key runner.print_intervall; did you mean runner.print_interval\?"):
+        translation.translate(original.read(path))
+    assert run(build(), ["train", str(path), "-o", "runner.epoch=1", *SAME]) == 1
+    (path.parent / "reader.py").write_text(READER + "\nKEY = 'runner.print_intervall'\n")
     lines = {line.key: line.note for line in translation.translate(original.read(path)).report.lines}
     assert lines["runner.my_own_thing"] == "passed to your reader"
     assert lines["runner.print_intervall"] == "passed to your reader; the closest known key is runner.print_interval"
@@ -162,7 +170,7 @@ def test_keys_given_twice_and_other_sections_are_told(tmp_path: Path) -> None:
         ({"runner__epochs": None}, "runner.epochs is missing"),
         ({"runner__epochs": "x"}, "must be an integer of at least 1"),
         ({"runner__use_gpu": "perhaps"}, "must be true or false"),
-        ({"runner__sync_mode": "later"}, "must be sync, async or geo"),
+        ({"runner__sync_mode": "later"}, "must be sync, half_async, async or geo"),
         ({"runner__reader_type": "Other"}, "must be DataLoader"),
         ({"runner__train_reader_path": "my_reader"}, "my_reader.py does not exist"),
         ({"runner__infer_end_epoch": 0}, "infer_end_epoch .0. must be larger"),
@@ -207,7 +215,7 @@ def test_the_report_is_a_table_and_paths_are_relative(tmp_path: Path, capsys: py
     )
     report = path.with_suffix(".clickfleet.report.md").read_text()
     assert "| runner.epochs | `2` | train.epochs=2 |  |" in report
-    assert "| runner.print_interval | `2` | not applicable | progress is logged" in report
+    assert "| runner.print_interval | `2` | train.print_every=2 |" in report
     config = load(done["path"])
     direct = translation.translate(original.read(path)).config
     assert config.data.train == direct.data.train
@@ -299,7 +307,7 @@ def test_online_learns_from_the_days_of_slot_dnn(tmp_path: Path, capsys: pytest.
     assert "clickfleet online" in capsys.readouterr().err
     written = result(capsys, "migrate", "paddlerec", home / "config_online.yaml")["path"]
     assert yaml.safe_load(Path(written).read_text())["online"]["start_day"] == 20190720
-    assert result(capsys, "online", written, "run.dir=../again", *SAME)["rows"] == 60
+    assert result(capsys, "online", written, f"run.dir={tmp_path}/again", *SAME)["rows"] == 60
     assert rows_of(tmp_path / "stream") == rows_of(tmp_path / "again") != {}
 
 
@@ -311,3 +319,123 @@ def test_configurations_of_release_1_are_told_apart(
     path.write_text(yaml.safe_dump({**raw, "hyper_parameters": {"sparse_feature_dim": 9}}))
     assert run(build(), ["train", "-m", str(path)]) == 1
     assert "a configuration of PaddleRec 1" in capsys.readouterr().err
+
+
+def test_the_workbench_takes_a_paddlerec_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Studies of its keys, the comparison of modes, and measurements of its model."""
+    monkeypatch.chdir(tmp_path)
+    path = project(tmp_path, "deepfm", rows=60)
+    (path.parent / "reader.py").write_text(READER)
+    studies = ["--set", "runner.epochs=1,2", "--set", "hyper_parameters.fc_sizes=[4],[3, 2]", "--jobs", "1"]
+    assert run(build(), ["compare", "-m", str(path), "-o", "runner.train_batch_size=6", *studies, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["value"] for row in found["studies"]["runner.epochs"]] == ["1", "2"]
+    parameters = [row["parameters"] for row in found["studies"]["hyper_parameters.fc_sizes"]]
+    assert parameters[0] > parameters[1] != parameters[2]
+    assert len(found["runs"]) == 4  # two epochs are as configured
+    for key in ("runner.epoch=1,2", "runner.auc_num=1,2", "runner.what=1"):
+        assert run(build(), ["compare", str(path), "--set", key, "--out", "other"]) == 1
+    assert run(build(), ["bench", "modes", "-m", str(path), "--workers", "1,2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]) == 7
+    assert run(build(), ["train", "-m", str(path)]) == 0
+    more = ["--engines", "torch", "--threads", "1", "--batch-sizes", "5", "--batches", "5"]
+    assert run(build(), ["bench", "infer", "-m", str(path), *more]) == 0
+    assert run(build(), ["bench", "infer", "output", "--trust", *more]) == 2
+
+
+def test_replay_takes_a_paddlerec_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day, hour in itertools.product((20260101, 20260102), ("0000", "1200")):
+        folder = tmp_path / "days" / str(day) / hour
+        folder.mkdir(parents=True)
+        (folder / "part-0").write_text(slot_lines(60, day + int(hour)))
+        (folder / "to.hadoop.done").touch()
+    stream = {"start_day": 20260101, "end_day": 20260102, "split_interval": 720, "data_donefile": "to.hadoop.done"}
+    path = project(tmp_path, "dnn", train_data_dir="days", save_delta_frequency=1, **stream)
+    assert run(build(), ["replay", "-m", str(path), "--sync", "1d,12h", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]) == 2
+
+
+VALUED_READER = """
+import numpy as np
+from paddle.io import IterableDataset
+
+
+class RecDataset(IterableDataset):
+    def __init__(self, file_list, config):
+        self.file_list = file_list
+        self.fields = config["hyper_parameters.num_field"]
+        self.inference = config.get("runner.inference", False)
+
+    def __iter__(self):
+        for file in self.file_list:
+            with open(file) as lines:
+                for line in lines:
+                    words = line.split()
+                    label, ids, values = words[0], words[1 : 1 + self.fields], words[1 + self.fields :]
+                    sample = [np.array([label], "int64"), np.array(ids, "int64"), np.array(values, "float32")]
+                    yield sample[1:] if self.inference else sample
+"""
+
+
+@pytest.mark.parametrize(
+    ("network", "hyper"),
+    [
+        ("autoint", {"embedding_dim": 4, "attn_layer_sizes": [6, 6], "head_num": 3, "fc_sizes": [], "scaling": True,
+                     "use_residual": True, "use_wide": True, "use_sparse": True, "feature_number": 99}),
+        ("logistic_regression", {"sparse_feature_number": 99, "reg": 0.001}),
+    ],
+)  # fmt: skip
+def test_networks_over_ids_and_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], network: str, hyper: dict[str, Any]
+) -> None:
+    path = project(tmp_path, network)
+    raw = yaml.safe_load(path.read_text())
+    raw["hyper_parameters"] = {"optimizer": {"class": "Adam", "learning_rate": 0.05}, "num_field": 3, **hyper}
+    path.write_text(yaml.safe_dump(raw))
+    rng = np.random.default_rng(0)
+    for part in ("train", "test"):
+        ids, values = rng.integers(1, 9, (200, 3)) + np.array([0, 10, 20]), rng.integers(0, 2, 200)
+        clicks = (ids[:, 0] % 2 == 1) & (values == 1)  # the id counts only with its value
+        lines = [f"{int(c)} {' '.join(map(str, i))} {v} 1 0.5" for c, i, v in zip(clicks, ids, values, strict=True)]
+        (path.parent / "data" / part / "part-0").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ConfigError, match="only the reader of its folder knows"):
+        translation.translate(original.read(path))
+    (path.parent / "reader.py").write_text(VALUED_READER)
+    assert not [line for line in translation.translate(original.read(path)).report.lines if line.kind == "unknown"]
+    assert result(capsys, "train", "-m", path, "runner.epochs=20", *SAME)["test_auc"] > 0.95
+    scored = result(capsys, "evaluate", "-m", path, "runner.infer_end_epoch=20", "runner.infer_start_epoch=19")
+    assert scored["auc"] > 0.95
+    assert result(capsys, "predict", "-m", path, "-o", "runner.infer_end_epoch=20", "--out", "s.npy")["rows"] == 200
+    assert run(build(), ["migrate", "table", str(path), str(tmp_path / "saved"), str(tmp_path / "imported")]) == 1
+    assert "cannot be imported" in capsys.readouterr().err
+    edit(path, hyper_parameters__num_field=4)
+    assert run(build(), ["train", "-m", str(path), "-o", "runner.model_save_path=other"]) == 1
+    assert "expected a label, 4 ids and 4 values" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", sorted(CATALOG))
+def test_folders_that_cannot_be_migrated_tell_what_they_are(tmp_path: Path, folder: str) -> None:
+    if folder in networks.NETWORKS:
+        pytest.skip("it can be migrated now")
+    path = project(tmp_path, folder)
+    with pytest.raises(ConfigError) as told:
+        translation.translate(original.read(path))
+    text = str(told.value)
+    assert CATALOG[folder].title in text
+    if folder in names("models"):
+        assert "the model exists here" in text
+    else:
+        assert ("planned" if CATALOG[folder].planned else "does not have it") in text
+        assert CATALOG[folder].nearest in text
+    named = re.findall(r"model.name=(\w+)", CATALOG[folder].nearest)
+    assert set(named) <= set(names("models"))
+
+
+def test_half_async_is_a_mode_of_the_file(tmp_path: Path) -> None:
+    path = project(tmp_path, "dnn", sync_mode="half_async")
+    assert translation.translate(original.read(path), purpose="launch").config.mode.name == "half_async"

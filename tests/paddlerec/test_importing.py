@@ -42,7 +42,7 @@ def parameters(network: str, translated: translation.Translated) -> dict[str, np
     found: dict[str, np.ndarray] = {}
     for layer in tensors.layers(network, layer_settings(learner), learner.shape):
         if layer.kind == "embedding":
-            width = 1 if layer.name.endswith("_one") else learner.table.factors
+            width = 1 if layer.name.endswith(("_one", "sparse_weight", "w_embeddings")) else learner.table.factors
             found[layer.parts[0]] = rng.normal(0, 0.3, (VOCABULARY, width)).astype(np.float32)
         for name, shape in layer.shapes.items():
             values = rng.uniform(0.5, 1.5, shape) if name.endswith("_variance") else rng.normal(0, 0.3, shape)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -197,3 +198,139 @@ def test_as_a_program_a_reader_prints_multislot(tmp_path: Path) -> None:
     done = subprocess.run(list(map(str, argv)), input="", capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "queue.reader.py:1: paddle.nn needs paddle" in done.stderr
+
+
+HASHING = """
+import {module} as data_generator
+
+
+class Reader(data_generator.MultiSlot{kind}DataGenerator):
+    def generate_sample(self, line):
+        def samples():
+            label, *words = line.split()
+            yield [("label", [label{number}])] + [(f"w{{i}}", [{hashed}]) for i, word in enumerate(words)]
+
+        return samples
+
+
+if __name__ == "__main__":
+    Reader().run_from_stdin()
+"""
+WORDS = "label: label\nkeys: raw\nslots: [w0, w1]\n"
+
+
+def hashing_reader(folder: Path, module: str = "paddle.fluid.incubate.data_generator", strings: bool = False) -> Path:
+    hashed = "str(abs(hash(word)) % 100003)" if strings else "abs(hash(word)) % 100003"
+    kind, number = ("String", "") if strings else ("", " == '1'")
+    text = HASHING.format(module=module, kind=kind, number=number, hashed=hashed)
+    (folder / "generator.py").write_text(text.replace("[label == '1']", "[int(label)]"))
+    (folder / "words.yaml").write_text(WORDS)
+    for part in range(2):
+        (folder / f"part-{part}").write_text("".join(f"{i % 2} a{i % 7} b{i % 5}\n" for i in range(300)))
+    return folder / "generator.py"
+
+
+def rows_of(run_folder: str) -> int:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "clickfleet"), "inspect", run_folder, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(json.loads(done.stdout.splitlines()[-1])["rows"])
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["{name: pipe, command: python generator.py, order: [label, w0, w1]}", "./generator.py"],
+    ids=["pipe", "in this process"],
+)
+def test_a_reader_that_uses_hash_gives_the_same_ids_everywhere(form: str, tmp_path: Path) -> None:
+    hashing_reader(tmp_path)
+    train = [str(Path(sys.executable).parent / "clickfleet"), "train", "data.train=part-*", f"data.format={form}"]
+    more = ["data.schema=words.yaml", "model=lr", "run.dir=run", "run.report=false"]
+    done = subprocess.run([*train, *more], capture_output=True, text=True, env=unseeded())
+    assert done.returncode == 0, done.stderr
+    assert rows_of("run") == 12  # two files of the same seven and five words
+    assert ("starts again with PYTHONHASHSEED=0" in done.stderr) == (form == "./generator.py")
+    scores = []
+    for name in ("a.txt", "b.txt"):
+        predict = [
+            str(Path(sys.executable).parent / "clickfleet"),
+            "predict",
+            "run",
+            "part-0",
+            "--out",
+            name,
+            "--trust",
+        ]
+        subprocess.run(predict, capture_output=True, check=True, env=unseeded())
+        scores.append(Path(name).read_text())
+    assert scores[0] == scores[1]
+    assert len(set(scores[0].split())) > 2
+
+
+def unseeded() -> dict[str, str]:
+    return {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONHASHSEED", "CLICKFLEET_READER_CHECKED")
+    }
+
+
+def test_from_python_a_reader_that_uses_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import clickfleet
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.delenv("CLICKFLEET_READER_CHECKED", raising=False)
+    path = hashing_reader(tmp_path)
+    data = {"train": "part-*", "format": str(path), "schema": "words.yaml"}
+    with pytest.raises(DataError, match=r"uses hash\(\).*\n.*PYTHONHASHSEED=0"):
+        clickfleet.train({"data": data, "model": "lr", "run": {"dir": "run"}}, quiet=True)
+    assert not Path("run").exists()
+
+
+def test_a_command_whose_output_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import clickfleet
+
+    monkeypatch.delenv("CLICKFLEET_READER_CHECKED", raising=False)
+    hashing_reader(tmp_path)
+    command = "awk -v n=$RANDOM$RANDOM '{print 1, $1, 1, n, 1, 5}'"
+    form = {"name": "pipe", "command": command, "order": ["label", "w0", "w1"]}
+    with pytest.raises(DataError, match="different rows for the same lines when it runs twice"):
+        clickfleet.train(
+            {"data": {"train": "part-*", "format": form, "schema": "words.yaml"}, "run": {"dir": "run"}}, quiet=True
+        )
+
+
+@pytest.mark.parametrize("module", ["paddle.fluid.incubate.data_generator", "paddle.distributed.fleet.data_generator"])
+@pytest.mark.parametrize("strings", [False, True])
+def test_a_shell_starts_an_old_reader_with_the_stand_in(
+    module: str, strings: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clickfleet.paddlerec import paddle_names
+
+    hashing_reader(tmp_path, module, strings)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    file = paddle_names.install()
+    assert file.parent == tmp_path
+    program = "import site, runpy; site.addsitedir('.'); runpy.run_path('generator.py', run_name='__main__')"
+    lines = Path("part-0").read_text()
+    done = subprocess.run([sys.executable, "-c", program], input=lines, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 300
+    assert paddle_names.remove() == file
+    assert not file.exists()
+
+
+def test_a_real_paddle_takes_precedence_over_the_stand_in(tmp_path: Path) -> None:
+    real = tmp_path / "site" / "paddle"
+    real.mkdir(parents=True)
+    (real / "__init__.py").write_text("version = 'real'\n")
+    (real / "io.py").write_text("name = __name__\n")
+    from clickfleet.paddlerec.paddle_names import STAND_IN
+
+    program = "import paddle, paddle.io; print(paddle.version, paddle.io.name)"
+    path = f"{STAND_IN}:{real.parent}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=unseeded() | {"PYTHONPATH": path}
+    )
+    assert done.stdout == "real paddle.io\n", done.stderr

@@ -82,7 +82,7 @@ def test_train_and_evaluate(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["rows"], found["known"]) == (2, 1)
     assert run(build(), ["migrate", "paddlerec", str(path)]) == 0
-    assert run(build(), ["train", str(path.with_suffix(".clickfleet.yaml")), "run.dir=../ours", *same]) == 0
+    assert run(build(), ["train", str(path.with_suffix(".clickfleet.yaml")), "run.dir=ours", *same]) == 0
     assert rows_of(tmp_path / "output") == rows_of(tmp_path / "ours") != {}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/clickfleet"
-FOLDERS = {".ci", "benchmarks", "deploy", "docs", "examples", "native", "runs", "scripts", "src", "tests"}
+FOLDERS = {".ci", "benchmarks", "deploy", "docs", "examples", "native", "scripts", "src", "tests"}
 FILES = {
     ".clang-format",
     ".clang-tidy",

@@ -71,6 +71,7 @@ def config(choice: Choice, folder: Path, run: str = "run", start: str | None = N
     return {
         "data": {
             "train": str(folder / "train-*"),
+            "valid": str(folder / "test-*") if choice["patience"] else (),
             "test": str(folder / "test-*"),
             "schema": str(folder / "schema.yaml"),
             "format": shape.form,

@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from clickfleet.errors import ConfigError
@@ -252,3 +255,31 @@ def test_a_server_whose_tokens_are_lost_answers_503(artifact: Path, tmp_path: Pa
         path.write_text("two\n")
         until(lambda: served.http.get("/v1/model", headers={"authorization": "Bearer two"}).status_code == 200)
         assert served.http.get("/v1/model", headers=mine).status_code == 401
+
+
+def test_a_server_may_wait_for_its_first_base(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-c",
+        "from clickfleet.cli import main; main()",
+        "serve",
+        str(run),
+        "--port",
+        "0",
+        "--grpc-port",
+        "-1",
+    ]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert refused.returncode == 1
+    server = subprocess.Popen([*command, "--wait"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == f"waiting for the first base in {run} …\n"
+        Publication(run / "published").publish("base")
+        ready = server.stdout.readline()
+        assert ready.startswith("ready: http://127.0.0.1:")
+        assert httpx.get(f"{ready.split()[1].rstrip(',')}/v1/model").json()["sequence"] == 1
+    finally:
+        server.terminate()
+        server.communicate(timeout=WAIT_S)

@@ -23,6 +23,7 @@ from clickfleet.store import run_folder
 from clickfleet.store.published import Entry
 from clickfleet.store.redis_rows import HEAD, connect, count, fill, head
 from clickfleet.training import export, saving
+from originals import QUEUE_READER, project
 from ports import free_ports
 from served import Model, ask, features, running, until
 
@@ -99,6 +100,47 @@ def test_parity_names_the_first_step_that_differs(
     assert "0 missing, 0 extra" in next(
         c["detail"] for c in last(capsys)["checks"] if c["name"] == "rows of the artifact"
     )
+
+
+def test_parity_reads_what_predict_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A separator, columns without a header, a command, and bad lines that are skipped."""
+    rng = np.random.default_rng(0)
+    lines = [f"{rng.integers(0, 2)};{rng.integers(0, 9)};{rng.integers(0, 9)};{rng.random():.3f}" for _ in range(50)]
+    (tmp_path / "plain").write_text("\n".join(lines) + "\n")
+    (tmp_path / "headed").write_text("\n".join(["click;a;b;x", *lines]) + "\n")
+    (tmp_path / "broken").write_text("\n".join([*lines[:20], "1;2", *lines[20:]]) + "\n")
+    (tmp_path / "schema.yaml").write_text("label: click\ndense: [{name: x}]\nslots: [a, b]\n")
+    columns = ["data.format.separator=;", "data.format.columns=[click, a, b, x]"]
+    command_ = "awk -F';' '{print 1,$1,1,$4,1,$2,1,$3}'"
+    cases = {
+        "plain": ["data.format.name=csv", *columns],
+        "headed": ["data.format.name=csv", "data.format.separator=;"],
+        "broken": ["data.format.name=csv", *columns, "data.bad_lines=skip"],
+        "piped": ["data.format.name=pipe", f"data.format.command={command_}", "data.format.order=[click, dense, a, b]"],
+    }
+    for name, settings in cases.items():
+        data, run = tmp_path / ("plain" if name == "piped" else name), tmp_path / f"run-{name}"
+        more = [f"data.schema={tmp_path / 'schema.yaml'}", *SETTINGS, *settings]
+        assert command("train", f"data.train={data}", f"run.dir={run}", *more) == 0
+        export.export(saving.load(run_folder.resolve(run), trust=True), tmp_path / f"artifact-{name}", 6)
+        with running(tmp_path / f"artifact-{name}", tmp_path / f"state-{name}") as served:
+            assert command("parity", run, data, "--server", served.url, "--trust", "--json") == 0
+        assert last(capsys)["rows"] == 50
+
+
+def test_parity_takes_a_paddlerec_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = project(tmp_path, "dnn", rows=30, reader_type="QueueDataset", pipe_command="python reader.py")
+    (path.parent / "reader.py").write_text(QUEUE_READER)
+    assert command("train", "-m", path) == 0
+    assert command("export", "-m", path, "artifact") == 0
+    with running(Path("artifact"), tmp_path / "state") as served:
+        assert command("parity", "-m", path, "--server", served.url, "--artifact", "artifact", "--json") == 0
+        assert last(capsys)["rows"] == 30
+        assert command("parity", "-m", path, "-o", "runner.infer_end_epoch=1", "--server", served.url, "--json") == 1
+    assert command("parity", "--artifact", "artifact") == 2
 
 
 @pytest.fixture(scope="module")

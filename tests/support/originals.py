@@ -29,6 +29,16 @@ HYPER: dict[str, dict[str, Any]] = {
     "deepfefm": {},
     "dlrm": {"bot_layer_sizes": [6, DIM], "top_layer_sizes": [5, 2], "num_field": SLOTS},
     "xdeepfm": {"layer_sizes_cin": [4, 3], "layer_sizes_dnn": [6, 5]},
+    "difm": {
+        "sparse_field_num": SLOTS,
+        "sparse_feature_num": 60,
+        "dense_feature_dim": DENSE,
+        "att_factor_dim": 3,
+        "att_head_num": 2,
+        "fen_layers_size": [6, SLOTS + 1],
+        "dense_layers_size": [5, DIM],
+    },
+    "fat_deepffm": {"layer_sizes_dnn": [6, 5]},
 }
 
 READER = '''

@@ -216,12 +216,17 @@ def links(page: Path) -> Iterator[str]:
     yield from re.findall(r'(?:src|href)="([^"]+)"', text)
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as MkDocs and GitHub make them."""
+def slug(heading: str) -> str:
+    """The anchor of a heading, as MkDocs and GitHub make it."""
     from markdown.extensions.toc import slugify_unicode
 
+    return str(slugify_unicode(re.sub(r"[`*]", "", heading), "-"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    return {slugify_unicode(re.sub(r"[`*]", "", heading), "-") for heading in headings}
+    return {slug(heading) for heading in headings}
 
 
 def _masked(text: str) -> list[str]:

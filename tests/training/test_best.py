@@ -25,7 +25,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(log: Path, folder: Path | str, **train: Any) -> dict[str, Any]:
     """Learns by heart soon, so that the best is not the last."""
     return {
-        "data": {"train": str(log / "train"), "test": str(log / "test"), "batch_size": 100},
+        "data": {"train": str(log / "train"), "valid": str(log / "test"), "test": str(log / "test"), "batch_size": 100},
         "model": {"name": "lr"},
         "table": {"rule": {"name": "adagrad", "lr": 1.0}},
         "train": {"threads": 1, "deterministic": True, "epochs": 9, "patience": 1, **train},
@@ -49,7 +49,7 @@ def result(capsys: pytest.CaptureFixture[str], *argv: object) -> dict[str, Any]:
 
 def aucs(run: Path) -> list[float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["auc"] for line in lines if line["kind"] == "test"]
+    return [line["auc"] for line in lines if line["kind"] == "valid"]
 
 
 def test_every_command_takes_the_best(run: Path, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,9 +68,9 @@ def test_every_command_takes_the_best(run: Path, log: Path, tmp_path: Path, caps
     assert result(capsys, "export", run, tmp_path / "artifact")["step"] == run_folder.step(best)
     found = result(capsys, "parity", run, log / "test", "--artifact", tmp_path / "artifact")
     assert found["ok"]
-    assert found["model"] == f"{best} (the best test AUC)"
+    assert found["model"] == f"{best} (the best on validation data)"
     assert command(build(), ["report", str(run)]) == 0
-    assert f"model: {best} (the best test AUC)" in capsys.readouterr().out
+    assert f"model: {best} (the best on validation data)" in capsys.readouterr().out
     assert f"{max(aucs(run)):.4f}" in (run / "report.html").read_text()
     assert command(build(), ["verify", str(run)]) == 0
     kept = {path.resolve() for path in (run / "checkpoints").glob("step-*")}

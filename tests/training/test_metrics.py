@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 from clickfleet.errors import CheckpointError, ConfigError
-from clickfleet.training.metrics import Buckets, Groups, Metrics, Slices, Sliding
+from clickfleet.training.metrics import Buckets, Groups, MetricResults, Metrics, Slices, Sliding
 
 Floats = NDArray[np.float32]
 
@@ -300,3 +302,52 @@ def test_threads_may_share_one() -> None:
 def test_what_does_not_fit_is_refused(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_the_handbook_defines_every_metric() -> None:
+    """The names in the tables of docs/metrics.md are those that an evaluation returns."""
+    text = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
+    defined = set(re.findall(r"^\| `(\w+)` \|", text.partition("## While training")[0], re.MULTILINE))
+    assert defined == set(MetricResults.__annotations__)
+    metrics = Metrics(sliding=2, groups=True)
+    scores, labels = np.array([0.2, 0.9], np.float32), np.array([0, 1], np.float32)
+    metrics.update(scores, labels, groups=np.zeros(2, np.uint64))
+    assert set(metrics.results()) == defined
+
+
+def test_the_handbook_says_when_a_metric_is_null() -> None:
+    empty = Metrics(groups=True).results()
+    assert {name for name, value in empty.items() if value is None} == {
+        "logloss", "ne", "accuracy", "calibration", "bucket_error", "actual_ctr", "predicted_ctr", "mae", "rmse",
+    }  # fmt: skip
+    assert (empty["auc"], empty["gauc"]) == (0.5, 0.5)
+    one_class = Buckets()
+    one_class.update(np.array([0.1, 0.2], np.float32), np.zeros(2, np.float32))
+    assert one_class.results()["ne"] is None
+    assert one_class.results()["auc"] == 0.5
+    nothing = Buckets()
+    nothing.update(np.zeros(2, np.float32), np.array([0, 1], np.float32))
+    assert nothing.results()["calibration"] == 0.0
+
+
+def test_metrics_are_what_their_formulas_say() -> None:
+    rng = np.random.default_rng(5)
+    p = rng.uniform(0.02, 0.98, 500).astype(np.float32)
+    y, w = (rng.random(500) < p).astype(np.float32), rng.uniform(0.5, 2, 500).astype(np.float32)
+    buckets = Buckets()
+    buckets.update(p, y, w)
+    found, whole = buckets.results(), w.sum(dtype=float)
+    p, y, w = p.astype(float), y.astype(float), w.astype(float)
+    loss = -(w * (y * np.log(p) + (1 - y) * np.log(1 - p))).sum() / whole
+    ctr = (w * y).sum() / whole
+    wanted = {
+        "logloss": loss,
+        "ne": loss / -(ctr * np.log(ctr) + (1 - ctr) * np.log(1 - ctr)),
+        "calibration": (w * y).sum() / (w * p).sum(),
+        "actual_ctr": ctr,
+        "predicted_ctr": (w * p).sum() / whole,
+        "mae": (w * abs(y - p)).sum() / whole,
+        "rmse": np.sqrt((w * (y - p) ** 2).sum() / whole),
+        "accuracy": (w * ((p >= 0.5) == (y == 1))).sum() / whole,
+    }
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-6)  # type: ignore[literal-required]

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import clickfleet
+from clickfleet.cli import build
+from clickfleet.cli.frame import run
 from clickfleet.cluster.status import ClusterMonitor, ClusterProgress
 from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.training import monitor
@@ -35,7 +37,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, 
     lines = "".join(f"{i % 2}\t" + "\t".join(["1"] * 13 + [f"v{i % 7}"] * 26) + "\n" for i in range(600))
     (tmp_path / "a.tsv").write_text(lines)
     config = {
-        "data": {"train": str(tmp_path / "a.tsv"), "batch_size": 50},
+        "data": {"train": str(tmp_path / "a.tsv"), "batch_size": 50, "valid_share": 0},
         "model": {"name": "fm"},
         "train": {"threads": 1},
         "run": {"dir": str(tmp_path / "run"), "report": False, **more},
@@ -46,6 +48,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, 
 
 def test_a_line_per_interval_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = train(tmp_path, monkeypatch, io.StringIO()).splitlines()
+    assert shown.pop(0).startswith("format criteo")
+    assert shown.pop(0) == "600 rows: 1 epoch, in the order of the files"
+    assert "only 12 steps" in shown.pop()
     assert len(shown) == 13  # twelve steps and the end of the epoch
     assert all(re.fullmatch(LINE, line) for line in shown[:12]), shown[0]
     assert "left" in shown[0]
@@ -55,8 +60,8 @@ def test_a_line_per_interval_without_a_terminal(tmp_path: Path, monkeypatch: pyt
     assert [point["step"] for point in train_points] == list(range(1, 13))
     keys = {"rows_per_s", "loss", "auc", "sliding_auc", "table_rows", "table_bytes", "seconds_left", "shares"}
     assert keys <= train_points[0].keys()
-    assert [point["kind"] for point in points[-2:]] == ["epoch", "checkpoint"]
-    assert points[-2]["rows_per_s"] > 0
+    assert [point["kind"] for point in points[-3:]] == ["epoch", "checkpoint", "end"]
+    assert points[-3]["rows_per_s"] > 0
 
 
 def test_a_bar_on_a_terminal_shows_everything_at_any_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,3 +112,29 @@ def test_a_curve_of_a_run_that_is_looked_at_now_and_then(tmp_path: Path) -> None
     seen.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [5, 37, 43, 1000]
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_line_every_so_many_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of training and of evaluation, on a terminal too."""
+    shown = stream()
+    monkeypatch.setattr(sys, "stderr", shown)
+    lines = "".join(f"{i % 2}\t" + "\t".join(["1"] * 13 + [f"v{i % 7}"] * 26) + "\n" for i in range(600))
+    (tmp_path / "a.tsv").write_text(lines)
+    config = {
+        "data": {"train": str(tmp_path / "a.tsv"), "test": str(tmp_path / "a.tsv"), "batch_size": 50},
+        "model": {"name": "fm"},
+        "train": {"threads": 1, "print_every": 5},
+        "run": {"dir": str(tmp_path / "run"), "report": False},
+    }
+    clickfleet.train(config)
+    log = (tmp_path / "run/log.txt").read_text()
+    assert re.findall(r"epoch 0  step (\d+)", log) == ["5", "10"]
+    assert re.findall(r"evaluating: batch (\d+)  ([\d,]+) rows", log) == [("5", "250"), ("10", "500")]
+    text = shown.getvalue()
+    assert [text.count(f"step {n}  ") >= 1 for n in (5, 10)] == [True, True]
+    assert "evaluating: batch 10" in text
+    assert run(build(), ["evaluate", str(tmp_path / "run"), str(tmp_path / "a.tsv")]) == 0
+    assert shown.getvalue().count("evaluating: batch 10") == 2

@@ -30,7 +30,7 @@ def train(rows: dict[str, Any], schema: Schema = SCHEMA, **sections: Any) -> Any
     config: dict[str, Any] = {
         "model": {"name": "deepfm", "hidden": [8]},
         "table": {"dim": 4},
-        "data": {"batch_size": 100},
+        "data": {"batch_size": 100, "valid_share": 0},
         "train": {"deterministic": True, "threads": 1},
     }
     for section, part in sections.items():

@@ -60,7 +60,9 @@ def test_it_learns_and_writes_the_run_folder(log: Path, tmp_path: Path) -> None:
     assert done.train["auc"] > 0.65
     assert done.test is not None
     assert done.test["rows"] == 600
-    assert set(done.to_dict()) == {"rows", "new_rows", "seconds", "rows_per_s", "train_auc", "test_auc", "checkpoint"}
+    assert set(done.to_dict()) == {
+        *("rows", "steps", "new_rows", "seconds", "rows_per_s", "train_auc", "valid_auc", "test_auc", "checkpoint")
+    }
     assert {"config.yaml", "log.txt", "metrics.jsonl", "checkpoints"} <= {
         entry.name for entry in (tmp_path / "r").iterdir()
     }
@@ -137,8 +139,8 @@ def test_killed_before_the_first_checkpoint_it_starts_again(
 ) -> None:
     """Every byte of the checkpoint is that of a run that was not killed; bad lines are kept once."""
     (tmp_path / "train.tsv").write_text("bad\n" + next((log / "train").iterdir()).read_text())
-    more = settings(log, tmp_path / "run", train={"deterministic": True, "threads": 1})
-    more["data"] |= {"train": str(tmp_path / "train.tsv"), "bad_lines": "quarantine"}
+    more = settings(log, tmp_path / "run", train={"deterministic": True, "threads": 1, "epochs": 1})
+    more["data"] |= {"train": str(tmp_path / "train.tsv"), "bad_lines": "quarantine", "shuffle": 0}
     whole = clickfleet.train(more, quiet=True)
     assert whole.path is not None
     (tmp_path / "run").rename(tmp_path / "whole")
@@ -240,7 +242,10 @@ def test_contradictions_are_refused(log: Path, tmp_path: Path) -> None:
     for more, message in (
         ({"train": {"deterministic": True, "hogwild": 2}}, "allows one trainer"),
         ({"train": {"device": "gpu"}}, "unknown device 'gpu'"),
-        ({"train": {"patience": 1}, "data": {"train": str(log / "train")}}, "need test data"),
+        ({"train": {"patience": 1}, "data": {"valid_share": 0}}, "train.patience needs validation data"),
+        ({"train": {"monitor": "acu"}}, "unknown metric 'acu' in train.monitor; did you mean auc"),
+        ({"train": {"monitor": "gauc"}}, "needs a group column"),
+        ({"data": {"valid_share": 0.2, "valid": str(log / "test")}}, "exclude each other"),
         ({"mode": {"name": "local", "pull_every": 3}}, "unknown key mode.pull_every"),
         ({"mode": {"name": "lokal"}}, "did you mean local"),
         ({"table": {"dim": 0}}, "model dnn needs factors, but table.dim is 0"),
@@ -258,16 +263,18 @@ def test_contradictions_are_refused(log: Path, tmp_path: Path) -> None:
 
 def test_early_stopping_ends_after_patience(log: Path, tmp_path: Path) -> None:
     more = settings(log, tmp_path / "r", train={"epochs": 50, "patience": 2, "deterministic": True, "threads": 1})
+    more["data"]["valid"] = str(log / "test")
     more["dense"] = {"lr": 0.05}
     done = clickfleet.train(more, quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
-    aucs = [line["auc"] for line in lines if line["kind"] == "test"]
+    aucs = [line["auc"] for line in lines if line["kind"] == "valid"]
     assert len(aucs) < 50
     assert max(aucs) == aucs[-3]
     assert done.rows == len(aucs) * 2400
 
     assert done.best == tmp_path / f"r/checkpoints/step-{24 * (len(aucs) - 2):012d}"
-    assert done.best_auc == max(aucs)
+    assert done.valid is not None
+    assert done.valid["auc"] == max(aucs)
     for name in ("r/BEST", "r/checkpoints/BEST", f"r/EPOCH-{len(aucs) - 3:04d}"):
         assert clickfleet.load(tmp_path / name).evaluate(str(log / "test"))["auc"] == max(aucs)
     for name in ("r/LATEST", "r/checkpoints/LATEST"):
@@ -280,9 +287,10 @@ def test_early_stopping_ends_after_patience(log: Path, tmp_path: Path) -> None:
 def test_the_best_is_kept_between_epochs_and_through_a_kill(log: Path, tmp_path: Path) -> None:
     more = settings(log, tmp_path / "r", train={"eval_every": 8, "epochs": 2})
     more["run"] |= {"keep_best": True, "keep": 1, "keep_epochs": False}
+    more["data"]["valid"] = str(log / "test")
     done = clickfleet.train(more, quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
-    aucs = {line["step"]: line["auc"] for line in lines if line["kind"] == "test"}
+    aucs = {line["step"]: line["auc"] for line in lines if line["kind"] == "valid"}
     assert list(aucs) == [8, 16, 24, 32, 40, 48]
     best = max(aucs, key=lambda step: aucs[step])
     assert best == 48  # so few steps only make it better
@@ -290,8 +298,9 @@ def test_the_best_is_kept_between_epochs_and_through_a_kill(log: Path, tmp_path:
     assert checkpoint.steps(tmp_path / "r/checkpoints") == [48]
     (tmp_path / "r/checkpoints/BEST").unlink()  # as if killed between the two labels
     assert clickfleet.train(more, resume=True, quiet=True).best == done.best
-    with pytest.raises(ConfigError, match=r"run\.keep_best need test data"):
-        clickfleet.train({"data": {"train": str(log / "train")}, "run": more["run"] | {"dir": str(tmp_path / "x")}})
+    alone = {"train": str(log / "train"), "valid_share": 0}
+    with pytest.raises(ConfigError, match=r"run\.keep_best needs validation data"):
+        clickfleet.train({"data": alone, "run": more["run"] | {"dir": str(tmp_path / "x")}})
 
 
 def test_starting_from_an_old_model(log: Path, tmp_path: Path) -> None:

@@ -20,12 +20,19 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def config(log: Path) -> dict[str, Any]:
-    """Small, with its run folder left to the test."""
+    """Small, with its run folder left to the test, and nothing left to be chosen: runs in other processes would see a small log."""
     return {
-        "data": {"train": [str(log / "train")], "test": [str(log / "test")], "batch_size": 100},
+        "data": {
+            "train": [str(log / "train")],
+            "valid": [str(log / "test")],
+            "test": [str(log / "test")],
+            "batch_size": 100,
+            "shuffle": 0,
+        },
         "model": {"name": "deepfm", "hidden": [8]},
         "table": {"dim": 4},
-        "train": {"eval_every": 6, "threads": 1},
+        "dense": {"lr": 0.001},
+        "train": {"epochs": 1, "eval_every": 6, "threads": 1},
     }
 
 

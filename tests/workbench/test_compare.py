@@ -17,7 +17,7 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run as command
 from clickfleet.config.check import configure
 from clickfleet.config.load import dump
-from clickfleet.errors import ConfigError
+from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.workbench.compare import RESULT, compare, fingerprint, grid, plan
 
 BROKEN = """
@@ -77,21 +77,29 @@ def test_a_comparison_with_a_failing_model(
     argv += ["--set", "dense.lr=0.02,0.001", "--jobs", "2", "--out", str(tmp_path / "out"), "--json"]
     assert command(build(), argv) == 1  # one failed
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [row["model"] for row in found["rows"]] == ["deepfm", "broken", "lr"]
+    ranked = sorted(found["rows"][:2], key=lambda row: -row["valid_auc"])
+    assert [*ranked, found["rows"][2]] == found["rows"]
+    assert {row["model"] for row in ranked} == {"deepfm", "lr"}
+    assert found["rows"][2]["model"] == "broken"
     assert all("ZeroDivisionError: a model that cannot be built" in text for text in found["failed"].values())
     assert len(found["failed"]) == 2  # with each rate
-    for row in (found["rows"][0], found["rows"][2]):
+    for row in ranked:
         assert 0.4 < row["test_auc"] < 1
+        assert row["monitored"] == row["valid_auc"] == row["test_auc"]  # of the same rows here
         assert row["rows_per_s"] > 0
         assert row["parameters"] > 1000
-    assert found["rows"][1]["test_auc"] is None
+    assert found["rows"][2]["test_auc"] is None
+    assert {row["value"] for row in found["studies"]["dense.lr"] if row["model"] == "lr"} >= {"0.02", "0.001"}
 
     with (tmp_path / "out/compare.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 9
     assert float(lines[0]["test_auc"]) == found["rows"][0]["test_auc"]
     text = (tmp_path / "out/compare.md").read_text()
-    assert "| model | training loss | training AUC | test AUC | log loss | rows/s | parameters | seconds |" in text
+    assert (
+        "| model | training loss | training AUC | validation AUC | validation log loss | test AUC | test log loss |"
+        in text
+    )
     assert "## dense.lr" in text
 
     page = browser.new_page()
@@ -105,7 +113,7 @@ def test_a_comparison_with_a_failing_model(
         "Failed",
         "Environment",
     ]
-    assert len(page.query_selector_all("svg")) == 7
+    assert len(page.query_selector_all("svg")) == 8
     assert len(page.query_selector_all("section:nth-of-type(2) svg >> nth=0 >> polyline")) == 2  # two models learned
     assert all(url.startswith(("file:", "data:")) for url in asked)
     page.close()
@@ -116,9 +124,18 @@ def test_a_comparison_with_a_failing_model(
     again = compare(tmp_path / "c.yaml", models=["deepfm", "lr"], out=tmp_path / "out", say=quiet)
     assert not again.failed
     assert done.stat().st_mtime_ns == before  # nothing was trained again
-    assert again.rows[1]["test_auc"] == found["rows"][2]["test_auc"]
+    assert [row["test_auc"] for row in again.rows] == [row["test_auc"] for row in ranked]
     with pytest.raises(ConfigError, match="holds a run with other settings"):
         compare(tmp_path / "c.yaml", "table.dim=2", models=["lr"], out=tmp_path / "out", say=quiet)
+    (tmp_path / "out/mine.txt").write_text("mine")
+    other = compare(tmp_path / "c.yaml", "table.dim=2", models=["lr"], out=tmp_path / "out", overwrite=True, say=quiet)
+    assert [row["model"] for row in other.rows] == ["lr"]
+    assert [path.name for path in (tmp_path / "out/runs").iterdir()] == ["lr-seed7"]
+    assert (tmp_path / "out/mine.txt").exists()
+    (tmp_path / "foreign/runs/marathon").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="is not replaced: it holds no results of this command"):
+        compare(tmp_path / "c.yaml", models=["lr"], out=tmp_path / "foreign", overwrite=True, say=quiet)
+    assert (tmp_path / "foreign/runs/marathon").is_dir()
 
 
 def test_killed_and_started_again(config: dict[str, Any], tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_it_follows_runs_in_a_real_browser(browser: Any, run: Path, stream: Path
         out = growing / "metrics.jsonl"
         half = len(lines) // 2
         out.write_text("".join(json.dumps(line) + "\n" for line in lines[:half]))
-        expect(page.locator("#growing .state")).to_have_text("live")
+        expect(page.locator("#growing .state")).to_have_text("running")
         step = [line["step"] for line in lines[:half] if line["kind"] == "train"][-1]
         tile = page.locator("#growing .tile", has_text="step").first
         expect(tile).to_contain_text(str(step))

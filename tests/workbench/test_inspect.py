@@ -16,7 +16,7 @@ from clickfleet.store import run_folder
 from clickfleet.training import saving
 from clickfleet.training.predict import Scorer
 from clickfleet.workbench.diff import diff
-from clickfleet.workbench.explain import explain, explanation_text
+from clickfleet.workbench.explain import explain, explain_rows, explanation_text
 from clickfleet.workbench.inspection import describe, key_of, look_up, parse_key, removable, row_text, scores
 
 
@@ -134,7 +134,7 @@ def test_what_moved_between_two_checkpoints(stream: Path, capsys: pytest.Capture
 
 def test_why_a_row_is_scored_so(stream: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"price": 0.5, "user": "u3", "ad": "a4", "site": ["s4", "s0"]}
-    facts = result(capsys, "inspect", stream, "--explain", json.dumps(row))
+    facts = result(capsys, "explain", stream, json.dumps(row))
     learner = saving.load(run_folder.resolve(stream))
     fields = Fields(learner.schema)
     names = list(row)
@@ -153,7 +153,14 @@ def test_why_a_row_is_scored_so(stream: Path, capsys: pytest.CaptureFixture[str]
     assert from_file["score"] == pytest.approx(explain(stream, as_json)["score"], abs=1e-6)
     assert from_file["label"] == float(text[0])
     part = next(part for part in from_file["contributions"] if part["field"] == "ad")
-    assert f"ad (key {part['keys'][0]})  {part['show']:g} shows" in "\n".join(explanation_text(from_file))
+    assert f"ad = {text[4]}  {part['show']:g} shows" in "\n".join(explanation_text(from_file))
+    assert {part["field"]: part["value"] for part in from_file["contributions"]} == as_json
+    several = explain_rows(stream, str(data), line=2, count=3)
+    assert [one["line"] for one in several] == [2, 3, 4]
+    assert several[0] == {"line": 2, **from_file}
+    found = result(capsys, "explain", stream, str(data), "--line", "2", "--rows", "3")["rows"]
+    assert [one["score"] for one in found] == [one["score"] for one in several]
+    assert result(capsys, "explain", stream, json.dumps([row, {}]))["rows"][1]["score"] == facts["score_of_nothing"]
     there = explain(stream / "published", row)
     assert {part.get("show") for part in there["contributions"]} == {None}
     assert "shows" not in "\n".join(explanation_text(there))
@@ -164,10 +171,14 @@ def test_why_a_row_is_scored_so(stream: Path, capsys: pytest.CaptureFixture[str]
 def test_importance_of_fields_and_questions_that_make_no_sense(
     run: Path, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = result(capsys, "inspect", run, "--importance", log / "test", "--groups", "C1+C2,I1")["importance"]
+    found = result(capsys, "explain", run, "--importance", log / "test", "--groups", "C1+C2,I1")["importance"]
     assert sorted(one["name"] for one in found) == ["C1+C2", "I1"]
-    for argv in (["--slot", "C1"], ["--key", "3", "--against", "x"], ["--groups", "C1"]):
+    for argv in (["--slot", "C1"], ["--key", "3", "--against", "x"]):
         assert command(build(), ["inspect", str(run), *argv]) == 2
+    for argv in ([], ["{}", "--groups", "C1"], ["{}", "--importance", "x"]):
+        assert command(build(), ["explain", str(run), *argv]) == 2
+    for row in ("[" * 100_000, "[]", "[1]", '{"nope": 1}', "{"):
+        assert command(build(), ["explain", str(run), row]) == 1
     capsys.readouterr()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from clickfleet.cli.frame import run as command
 from clickfleet.config.check import configure
 from clickfleet.config.load import load
 from clickfleet.config.sections import Dimension
+from clickfleet.data.dataset import settle_in
 from clickfleet.errors import ConfigError, MissingError
 from clickfleet.workbench.runner import RunEnd, RunResult
-from clickfleet.workbench.tune import StudyRunner, check_space, distribution, open_study, values, with_settings
+from clickfleet.workbench.tune import StudyRunner, check_space, distribution, open_study, tune, values, with_settings
 
 SPACE = {
     "dense.lr": {"low": 1e-4, "high": 0.1, "log": True},
@@ -31,7 +33,6 @@ def said(text: str) -> None:
 @pytest.mark.parametrize(
     ("space", "what"),
     [
-        ({}, "tune.space is empty"),
         ({"dense.lr": {}}, r"tune.space.dense.lr needs either choices, or low and high"),
         ({"dense.lr": {"low": 0.1, "high": 0.01}}, "low below high"),
         ({"dense.lr": {"low": 0.0, "high": 1.0, "log": True}}, "log needs low above 0"),
@@ -65,6 +66,20 @@ def test_what_is_tried_becomes_settings(config: dict[str, Any]) -> None:
     assert (made.dense.lr, made.table.dim, made.model.settings["hidden"]) == (0.01, 4, [4, 4])
 
 
+@pytest.mark.parametrize("share", [None, 0.05])
+def test_too_few_rows_to_validate_are_refused_before_the_first_trial(
+    tmp_path: Path, share: float | None, write: Callable[..., Path]
+) -> None:
+    rows = "".join(f"{i % 2},u{i % 9},i{i % 7}\n" for i in range(200))
+    data: dict[str, Any] = {name: str(write(f"{name}.csv", "click,user,item\n" + rows)) for name in ("train", "test")}
+    with pytest.raises(ConfigError, match=r"a search needs validation data; no validation: \d+% of the rows") as caught:
+        tune({"data": {**data, "valid_share": share}}, out=tmp_path / "out", say=said)
+    assert "set data.valid, or a larger data.valid_share" in str(caught.value)
+    assert not (tmp_path / "out/trials").exists()
+    with pytest.raises(ConfigError, match="a search needs validation data"):
+        tune({"data": {**data, "valid_share": 0}}, out=tmp_path / "out", say=said)
+
+
 def test_without_optuna_the_message_says_how_to_get_it(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +101,7 @@ def test_a_search_goes_on_and_its_best_can_be_trained(
     assert [row["trial"] for row in first["rows"]] == [0, 1, 2]
 
     # A search that was killed left a trial running: it is taken up, in its own folder, with its own values.
-    settings = load(tmp_path / "t.yaml")
+    settings = settle_in(load(tmp_path / "t.yaml"), out, said)
     search = StudyRunner(open_study(settings, out), settings, out, 1, said)
     left = search.ask()
     asked = left.config.dense.lr
@@ -129,11 +144,11 @@ def test_bad_trials_are_given_up_early(config: dict[str, Any], tmp_path: Path) -
         order = search.ask()
         order.folder.mkdir(parents=True)
         (order.folder / "metrics.jsonl").write_text(
-            "".join(json.dumps({"kind": "test", "step": i, "auc": auc}) + "\n" for i, auc in enumerate(aucs))
+            "".join(json.dumps({"kind": "valid", "step": i, "auc": auc}) + "\n" for i, auc in enumerate(aucs))
         )
         stopped: list[Any] = []
         search.report(order.name, stopped.append)
         assert bool(stopped) == (aucs[0] == 0.5)
-        result = RunResult(0.5, 0.7, aucs[1], 0.5, 1e3, 10, 5, 5, 1.0, 100, False, None)
+        result = RunResult(0.5, 0.7, aucs[1], aucs[1], 0.5, None, None, 1e3, 10, 5, 5, 1.0, 100, False, None)
         search.record(order, RunEnd(stopped=15) if stopped else RunEnd(result))
     assert [row["state"] for row in search.rows()] == ["done", "done", "given up"]

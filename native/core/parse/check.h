@@ -6,6 +6,7 @@
 
 #include "delimited.h"
 #include "slotted.h"
+#include "weighted.h"
 
 namespace clickfleet::parse {
 
@@ -105,6 +106,14 @@ inline void check(const MultiSlot& plan) {
       it.group(group);
     }
   it.all_dense();
+}
+
+inline void check(const Weighted& plan) {
+  PlanCheck it(plan.layout);
+  for (const auto& [name, field] : plan.names) it.other(field);
+  it.all_dense();
+  if (plan.grammar == Weighted::Grammar::bag && plan.layout.slots.size() != 1)
+    throw std::invalid_argument("a bag of entries needs one slot");
 }
 
 // A bucket is defined by equal widths or by boundaries; both need valid numbers.

@@ -35,6 +35,14 @@ size_t integer_keys(const Layout& layout, size_t slot, const Integer* values, si
   return n;
 }
 
+// Converts texts to times. Returns the index of the first text that is not a time, or n.
+template <class Offset>
+size_t text_times(const Offset* ends, size_t n, const char* bytes, int64_t* out) {
+  for (size_t i = 0; i < n; ++i)
+    if (!to_time(bytes + ends[i], bytes + ends[i + 1], out[i])) return i;
+  return n;
+}
+
 // Interleaves columns into rows, a few rows at a time so that they stay in the cache.
 struct KeyColumn {
   const uint64_t* keys;

@@ -9,6 +9,15 @@
 namespace clickfleet::parse {
 namespace {
 
+// Words that R, pandas, databases and Hive write for a missing number. None of them starts like a number.
+bool means_missing(const char* p, const char* end) {
+  if (p == end || (static_cast<unsigned char>(*p) <= '9' && *p != '?')) return false;
+  const std::string_view text(p, static_cast<size_t>(end - p));
+  for (const std::string_view word : {"NA", "N/A", "NaN", "nan", "NULL", "null", "None", "\\N", "?"})
+    if (text == word) return true;
+  return false;
+}
+
 template <bool Flat>
 class Pass {
  public:
@@ -81,7 +90,7 @@ class Pass {
       const char* const stop = begin_ + ends[f];
       const char* const end = f + 1 == n && stop > p && stop[-1] == '\r' ? stop - 1 : stop;
       if (what.role == Role::slot) {
-        row_.quick_key(index, p, end);
+        row_.quick_key(index, *p == ' ' ? skip_blanks(p, end) : p, end);
       } else if (what.role != Role::dense || !row_.quick_dense(index, p, end)) {
         if (!field(f, p, end)) return;
       }
@@ -144,12 +153,22 @@ class Pass {
 
   bool field(size_t f, const char* p, const char* end) { return use(f, plan_.fields[f], p, end); }
 
+  // Returns `end` for a field of spaces if that is a missing value, else `p`.
+  const char* skip_blanks(const char* p, const char* end) const {
+    return plan_.blank_is_missing && std::all_of(p, end, [](char c) { return c == ' '; }) ? end : p;
+  }
+
   bool use(size_t f, const Field& what, const char* p, const char* end) {
+    if (p < end && *p == ' ') p = skip_blanks(p, end);
     switch (what.role) {
       case Role::slot:
         if constexpr (Flat) return row_.key(f, static_cast<size_t>(what.index), p, end);
         return list(f, static_cast<size_t>(what.index), p, end);
       case Role::dense:
+        if (plan_.missing_words && means_missing(p, end)) {
+          row_.dense_missing(static_cast<size_t>(what.index));
+          return true;
+        }
         return row_.dense(f, static_cast<size_t>(what.index), p, end, !careful_ && end - begin_ >= 8);
       case Role::skip:
         return true;

@@ -16,6 +16,8 @@ struct Delimited {
   std::vector<Field> fields;
   // Further uses of a column: a user id may be both a slot and the group.
   std::vector<std::pair<size_t, Field>> further_uses;
+  bool missing_words = false;     // NA, null and the like are missing numbers
+  bool blank_is_missing = false;  // a field of spaces is an empty field
 
   // `block` must hold whole lines, each with its newline.
   Rows parse(std::string_view block, OnBad on_bad) const;

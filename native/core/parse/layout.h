@@ -61,7 +61,9 @@ enum class Why : int {
   trailing,  // text after the last field
   nul_byte,
   quote,
-  not_a_label,  // a number other than 0 or 1
+  not_a_label,  // a number other than the two labels
+  not_a_time,
+  valued,  // a value other than 1 where the layout has no values
 };
 
 struct Bad {
@@ -121,6 +123,7 @@ struct Layout {
   KeyRule rule = KeyRule::hash64;
   int64_t modulus = 1;
   bool label = true, show = false, click = false, weight = false, time = false, group = false, values = false;
+  int negative = 0;  // the label of a row without a click: 0 or -1
   uint64_t group_seed = 0;
   std::vector<DenseColumn> dense;
   std::vector<SlotColumn> slots;

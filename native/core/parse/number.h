@@ -89,4 +89,71 @@ inline bool to_double(const char* p, const char* end, double& out) {
   return read_real(start, end, out) && std::isfinite(out);
 }
 
+// Days from 1970-01-01 to a day of the Gregorian calendar.
+inline int64_t days_to(int64_t year, int64_t month, int64_t day) {
+  year -= month <= 2;
+  const int64_t era = (year >= 0 ? year : year - 399) / 400, of_era = year - era * 400;
+  const int64_t of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
+  return era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
+}
+
+// Reads exactly `n` digits and advances past them.
+inline bool to_digits(const char*& p, const char* end, int n, int64_t& out) {
+  out = 0;
+  for (int i = 0; i < n; ++i, ++p) {
+    if (p >= end || static_cast<unsigned char>(*p - '0') > 9) return false;
+    out = out * 10 + (*p - '0');
+  }
+  return true;
+}
+
+// Advances past one character if it is `expected`.
+inline bool to_char(const char*& p, const char* end, char expected) {
+  if (p >= end || *p != expected) return false;
+  ++p;
+  return true;
+}
+
+// Parses a date or a moment of ISO 8601 to seconds since 1970: 2024-05-01, 2024-05-01T10:20[:30[.5]][Z|+02:00]. A space
+// may replace the T. Without a zone, the moment is one of UTC. Fractions of a second are dropped.
+inline bool to_moment(const char* p, const char* end, int64_t& out) {
+  int64_t year, month, day, hour = 0, minute = 0, second = 0, zone = 0;
+  if (!to_digits(p, end, 4, year) || !to_char(p, end, '-') || !to_digits(p, end, 2, month) || !to_char(p, end, '-') ||
+      !to_digits(p, end, 2, day) || month < 1 || month > 12 || day < 1 || day > 31)
+    return false;
+  if (p < end) {
+    if (!to_char(p, end, 'T') && !to_char(p, end, ' ')) return false;
+    if (!to_digits(p, end, 2, hour) || !to_char(p, end, ':') || !to_digits(p, end, 2, minute)) return false;
+    if (to_char(p, end, ':') && !to_digits(p, end, 2, second)) return false;
+    if (p < end && *p == '.') {
+      const char* const digits = ++p;
+      while (p < end && static_cast<unsigned char>(*p - '0') <= 9) ++p;
+      if (p == digits) return false;
+    }
+    if (p < end && *p == 'Z') {
+      ++p;
+    } else if (p < end && (*p == '+' || *p == '-')) {
+      const int64_t sign = *p++ == '-' ? -1 : 1;
+      int64_t hours, minutes = 0;
+      if (!to_digits(p, end, 2, hours)) return false;
+      if (p < end && *p == ':') ++p;
+      if (p < end && !to_digits(p, end, 2, minutes)) return false;
+      if (hours > 23 || minutes > 59) return false;
+      zone = sign * (hours * 3600 + minutes * 60);
+    }
+  }
+  if (p != end || hour > 24 || minute > 59 || second > 60) return false;
+  out = days_to(year, month, day) * 86400 + hour * 3600 + minute * 60 + second - zone;
+  return true;
+}
+
+// Converts a time: an integer of any unit, a moment of ISO 8601, or a number whose fraction is dropped.
+inline bool to_time(const char* p, const char* end, int64_t& out) {
+  if (to_i64(p, end, out) || to_moment(p, end, out)) return true;
+  double x;
+  if (!to_double(p, end, x) || !(std::fabs(x) < 9007199254740992.0)) return false;
+  out = static_cast<int64_t>(std::floor(x));
+  return true;
+}
+
 }  // namespace clickfleet::parse

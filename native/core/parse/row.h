@@ -50,14 +50,16 @@ class RowWriter {
 
   bool label(size_t field, const char* p, const char* end) {
     seen_ |= 1U << static_cast<int>(Role::label);
-    if (end - p == 1 && (*p == '0' || *p == '1')) {
+    if (layout_.negative == 0 && end - p == 1 && (*p == '0' || *p == '1')) {
       out.labels.data()[out.rows] = static_cast<float>(*p - '0');
       return true;
     }
     if (p == end) return fail(field, Why::no_label, p, end);
     if (!number(field, p, end, out.labels)) return false;
-    const float x = out.labels.data()[out.rows];
-    return x == 0.0f || x == 1.0f || fail(field, Why::not_a_label, p, end);
+    float& x = out.labels.data()[out.rows];
+    if (x != 1.0f && x != static_cast<float>(layout_.negative)) return fail(field, Why::not_a_label, p, end);
+    x = x == 1.0f ? 1.0f : 0.0f;
+    return true;
   }
 
   // `room`: the eight bytes before `end` are readable.
@@ -117,7 +119,7 @@ class RowWriter {
       case Role::weight:
         return amount(field, p, end, out.weights);
       case Role::time:
-        return to_i64(p, end, out.times.data()[out.rows]) || fail(field, Why::not_an_integer, p, end);
+        return to_time(p, end, out.times.data()[out.rows]) || fail(field, Why::not_a_time, p, end);
       case Role::group:
         out.groups.data()[out.rows] = hash64(layout_.group_seed, p, static_cast<size_t>(end - p));
         return true;

@@ -25,7 +25,10 @@ class Index {
  public:
   Index(std::string_view block, char separator) : Index(block, separator, separator) {}
 
-  Index(std::string_view block, char separator, char other) {
+  // Also finds every `other` and every `third`.
+  Index(std::string_view block, char separator, char other) : Index(block, separator, other, other) {}
+
+  Index(std::string_view block, char separator, char other, char third) {
     if (block.size() >= UINT32_MAX) throw std::invalid_argument("a block must be smaller than 4 GiB");
     lines_.clear();
     if (space_.size < block.size() + 16) {  // a field may end at every byte; unused pages cost nothing
@@ -35,12 +38,12 @@ class Index {
     ends_ = space_.ends.get();
     const char* const begin = block.data();
     size_t at = 0;
-    for (; at + 64 <= block.size(); at += 64) add(begin + at, at, separator, other, ~0ULL);
+    for (; at + 64 <= block.size(); at += 64) add(begin + at, at, separator, other, third, ~0ULL);
     if (at < block.size()) {
       char last[64] = {};
       std::memcpy(last, begin + at, block.size() - at);
       const uint64_t keep = ~0ULL >> (64 - (block.size() - at));  // a zero separator must not match the padding
-      add(last, at, separator, other, keep);
+      add(last, at, separator, other, third, keep);
     }
   }
 
@@ -48,9 +51,12 @@ class Index {
   const std::vector<uint32_t>& lines() const { return lines_; }  // the number of fields up to each newline
 
  private:
-  void add(const char* p, size_t at, char separator, char other, uint64_t keep) {
+  void add(const char* p, size_t at, char separator, char other, char third, uint64_t keep) {
     const uint64_t newlines = match(p, '\n') & keep;
-    uint64_t both = ((match(p, separator) | (other == separator ? 0 : match(p, other))) & keep) | newlines;
+    uint64_t both = match(p, separator);
+    if (other != separator) both |= match(p, other);
+    if (third != other) both |= match(p, third);
+    both = (both & keep) | newlines;
     for (uint64_t left = newlines; left != 0; left &= left - 1)
       lines_.push_back(count_ + static_cast<uint32_t>(std::popcount(both & (left ^ (left - 1)))));
     uint32_t* out = ends_ + count_;

@@ -1,50 +1,13 @@
 #include "slotted.h"
 
 #include <algorithm>
-#include <stdexcept>
 
+#include "lines.h"
 #include "row.h"
 #include "scan.h"
 
 namespace clickfleet::parse {
 namespace {
-
-bool blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f'; }
-
-const char* find_char(const char* p, const char* end, char c) {
-  const void* const found = std::memchr(p, c, static_cast<size_t>(end - p));
-  return found == nullptr ? end : static_cast<const char*>(found);
-}
-
-size_t count_lines(std::string_view block) {
-  if (!block.empty() && block.back() != '\n') throw std::invalid_argument("a block must end with a newline");
-  return static_cast<size_t>(std::count(block.begin(), block.end(), '\n'));
-}
-
-// Calls `parse_line(begin, end)` for every line without its newline, which returns whether the row is complete.
-template <class Row, class ParseLine>
-Rows each_line(std::string_view block, OnBad on_bad, Row& row, ParseLine parse_line) {
-  const char* const end = block.data() + block.size();
-  const bool has_nul = std::memchr(block.data(), 0, block.size()) != nullptr;
-  for (const char* line = block.data(); line < end;) {
-    const char* const newline = find_char(line, end, '\n');
-    const char* last = newline;
-    while (last > line && blank(last[-1])) --last;
-    row.start();
-    bool good;
-    if (has_nul && std::memchr(line, 0, static_cast<size_t>(newline - line)) != nullptr)
-      good = row.fail_line(Why::nul_byte);
-    else if (line == last)
-      good = row.fail_line(Why::empty_line);
-    else
-      good = parse_line(line, last) && row.commit();
-    const bool go_on = good || row.refuse(line, newline, on_bad);
-    ++row.out.lines;
-    if (!go_on) break;
-    line = newline + 1;
-  }
-  return std::move(row.out);
-}
 
 // Counts the values of each dense group in a line.
 class Groups {
@@ -87,7 +50,8 @@ class SlottedPass {
         begin_(block.data()),
         row_(plan.layout, begin_, count_lines(block)),
         groups_(plan.groups),
-        index_(block, ' ', ':') {}
+        tabs_(plan.token == Slotted::Token::name_value && std::memchr(begin_, '\t', block.size()) != nullptr),
+        index_(block, ' ', ':', tabs_ ? '\t' : ':') {}
 
   Rows run(std::string_view block, OnBad on_bad) {
     return each_line(block, on_bad, row_, [this](const char* p, const char* end) {
@@ -97,7 +61,7 @@ class SlottedPass {
   }
 
  private:
-  // `mark` advances over the blanks and colons of the line; the last mark is its newline.
+  // `mark` advances over the separators and colons of the line; the last mark is its newline.
   bool line(const char* const first, const char* const end, const uint32_t* mark) {
     const char* p = first;
     groups_.clear();
@@ -114,7 +78,7 @@ class SlottedPass {
       const char *colon = nullptr, *second = nullptr, *stop;
       for (;; ++mark) {
         stop = begin_ + *mark;
-        if (stop >= end || *stop == ' ') break;
+        if (stop >= end || *stop == ' ' || *stop == '\t') break;  // tabs are marks only if they separate tokens
         if (colon == nullptr)
           colon = stop;
         else if (second == nullptr)
@@ -198,6 +162,7 @@ class SlottedPass {
   const char* const begin_;
   RowWriter<false> row_;
   Groups groups_;
+  const bool tabs_;  // tabs separate tokens, too
   const Index index_;
   std::vector<Guess> guesses_;
 };

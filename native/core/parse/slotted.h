@@ -15,7 +15,7 @@ using DenseGroup = std::vector<int>;
 
 struct Slotted {
   enum class Token {
-    name_value,      // slots: name:value; a further colon ends the value
+    name_value,      // slots: name:value; a further colon ends the value; tabs separate tokens, too
     value_name,      // feasign: value:name, after an optional id and a tab
     name_key_value,  // libffm: a label, then name:value:weight
   };

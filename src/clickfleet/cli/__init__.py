@@ -3,6 +3,7 @@
 The `add(app)` of each file registers its commands. Heavy imports stay inside the commands, so that `--help` is fast.
 """
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated
@@ -55,4 +56,12 @@ def _version(wanted: bool) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    sys.exit(frame.run(build(), argv))
+    sys.exit(frame.run(build(), argv, restart=_with_hash_seed))
+
+
+def _with_hash_seed() -> None:
+    """Start the same command again with the hash seed that `pipe` gives to its commands."""
+    print(
+        "note: the reader uses hash(), so this command starts again with PYTHONHASHSEED=0", file=sys.stderr, flush=True
+    )
+    os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})

@@ -51,8 +51,8 @@ def launch(
         Path | None,
         typer.Option(
             "--log_dir",
-            help="Folder for logs named serverlog.0, workerlog.0 and so on (default for a program or a PaddleRec configuration: log; "
-            "otherwise: RUN/logs with other names).",
+            help="Folder for the logs serverlog.0, workerlog.0 and so on (default for a program or a PaddleRec configuration: log; "
+            "otherwise: RUN/logs).",
             metavar="FOLDER",
         ),
     ] = None,
@@ -91,13 +91,15 @@ def launch(
 
 
 def link_logs(folder: Path, logs: Path, servers: int, workers: int) -> None:
-    """Link the processes' logs under the names of fleetrun. The targets appear when the processes start."""
+    """Link the processes' logs in `folder`. The targets appear when the processes start."""
+    from clickfleet.cluster.process import log_name
+
     folder.mkdir(parents=True, exist_ok=True)
-    for name, process, count in (("serverlog", "shard", servers), ("workerlog", "worker", workers)):
+    for process, count in (("shard", servers), ("worker", workers)):
         for i in range(count):
-            link = folder / f"{name}.{i}"
-            link.unlink(missing_ok=True)
-            link.symlink_to(logs / f"{process}-{i}.log")
+            name = log_name(f"{process} {i}")
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(logs / name)
 
 
 def _launch_program(
@@ -113,5 +115,6 @@ def _launch_program(
     failed = launch(program, arguments, environments(servers, workers), str(folder), say)
     if failed:
         name, code, last = failed
-        raise ClusterError(f"{name} ended with exit code {code}: {last}", f"see {folder}")
+        ported = "; docs/fleet.md shows how to port a Fleet program" if "No module named 'paddle'" in last else ""
+        raise ClusterError(f"{name} ended with exit code {code}: {last}", f"see {folder}{ported}")
     return {"servers": servers, "workers": workers, "logs": str(folder)}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from clickfleet.errors import ClickfleetError, hide
+from clickfleet.errors import ClickfleetError, HashSeedError, hide
 from clickfleet.store.atomic import FULL
 
 USER_ERROR, USAGE_ERROR, INTERNAL_ERROR = 1, 2, 3
@@ -91,12 +91,19 @@ def to_json(result: Result) -> str:
     return json.dumps(clean(result), ensure_ascii=False, default=lambda value: hide(str(value)))
 
 
-def run(app: typer.Typer, argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 success, 1 user error, 2 wrong usage, 3 internal error."""
+def run(app: typer.Typer, argv: list[str] | None = None, restart: Callable[[], None] = lambda: None) -> int:
+    """Run one command and return its exit code: 0 success, 1 user error, 2 wrong usage, 3 internal error.
+
+    `restart` starts the program again with a fixed hash seed, if a user's reader needs one.
+    """
     try:
         app(args=argv, standalone_mode=True)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except HashSeedError as error:
+        restart()
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR

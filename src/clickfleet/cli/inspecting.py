@@ -1,4 +1,4 @@
-"""The command `inspect`."""
+"""The commands `inspect` and `explain`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from clickfleet.cli.training import Format, Model
 
 def add(app: typer.Typer) -> None:
     command(app)(inspect)
+    command(app)(explain)
 
 
 def inspect(
@@ -24,14 +25,34 @@ def inspect(
         Path | None,
         typer.Option(help="Show the rows that changed most from this other model to MODEL.", metavar="MODEL"),
     ] = None,
-    explain: Annotated[
+    top: Annotated[int, typer.Option(min=1, help="Maximum number of lines of a list.")] = 20,
+    trust: Trust = False,
+) -> Result:
+    """Show the contents of a model, one of its rows, or the changes from another model.
+
+    Example: `clickfleet inspect run --slot C1 --value 68fd1e64`
+    """
+    if (slot is None) != (value is None):
+        raise typer.BadParameter("--slot and --value must be given together")
+    if sum([key is not None, slot is not None, against is not None]) > 1:
+        raise typer.BadParameter("give only one of --key, --slot with --value, and --against")
+    if key is not None or slot is not None:
+        return _row(model, key, slot, value)
+    if against is not None:
+        return _diff(model, against, top, trust)
+    return _describe(model, top, trust)
+
+
+def explain(
+    model: Model,
+    row: Annotated[
         str | None,
-        typer.Option(
-            help="Show the contribution of each field to the score of a row: features as JSON, or a data file with --line.",
-            metavar="JSON|FILE",
-        ),
+        typer.Argument(help="Features as JSON, an object or a list of them, or a data file.", metavar="ROW|FILE"),
     ] = None,
-    line: Annotated[int, typer.Option(min=1, help="With --explain FILE: the number of the row, from 1.")] = 1,
+    line: Annotated[int, typer.Option(min=1, help="With FILE: the number of the first row to explain, from 1.")] = 1,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="With FILE: the number of rows to explain (default: 1).")
+    ] = None,
     importance: Annotated[
         str | None,
         typer.Option(help="Show how much AUC is lost on this labelled data when a field is shuffled.", metavar="DATA"),
@@ -40,30 +61,24 @@ def inspect(
         str | None,
         typer.Option(help="With --importance: shuffle fields together, such as C1+C2,C3.", metavar="A+B,C,..."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Maximum number of lines of a list.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Maximum number of fields to show per row.")] = 20,
     format: Format = None,  # noqa: A002
     trust: Trust = False,
 ) -> Result:
-    """Show the contents of a model, one of its rows, the changes from another model, or the parts of a score.
+    """Show what each field contributes to the score of a row, or how important each field is for the model.
 
-    Example: `clickfleet inspect run --slot C1 --value 68fd1e64`
+    The contribution of a field is the score minus the score with that field missing.
+
+    Example: `clickfleet explain run log/test/part-0 --line 7`
     """
-    if (slot is None) != (value is None):
-        raise typer.BadParameter("--slot and --value must be given together")
-    requests = [key is not None, slot is not None, against is not None, explain is not None, importance is not None]
-    if sum(requests) > 1:
-        raise typer.BadParameter("give only one of --key, --slot with --value, --against, --explain and --importance")
+    if (row is None) == (importance is None):
+        raise typer.BadParameter("give either ROW|FILE or --importance DATA")
     if groups is not None and importance is None:
         raise typer.BadParameter("--groups needs --importance")
-    if key is not None or slot is not None:
-        return _row(model, key, slot, value)
-    if against is not None:
-        return _diff(model, against, top, trust)
-    if explain is not None:
-        return _explain(model, explain, line, format, top, trust)
     if importance is not None:
         return _importance(model, importance, groups, format, top, trust)
-    return _describe(model, top, trust)
+    assert row is not None
+    return _explain(model, row, line, rows, format, top, trust)
 
 
 def _describe(model: Path, top: int, trust: bool) -> Result:
@@ -77,6 +92,9 @@ def _describe(model: Path, top: int, trust: bool) -> Result:
         f"table {facts['rows']:,} rows ({facts['full_rows']:,} with factors), {facts['factors']} factors, "
         f"{facts['bytes']:,} bytes, {facts['bytes_per_row']:.0f} per row"
     )
+    if found := facts["findings"]:
+        first = ", ".join(f"{name} {weight:.4g}" for name, weight in list(found.items())[:top])
+        say(f"found by training, {len(found)} in all: {first}")
     if facts["norms"]:
         say("norms of factors: " + ", ".join(f"{name} {x:.4g}" for name, x in facts["norms"].items()))
     for entry in facts.get("entries", [])[-top:]:
@@ -95,6 +113,12 @@ def _describe(model: Path, top: int, trust: bool) -> Result:
     columns = [Column("slot"), Column("rows", "rows", "{:,}"), Column("full_rows", "with factors", "{:,}")]
     columns += [Column("mean_abs_weight", "mean |weight|", "{:.4g}"), Column("mean_norm", "mean norm", "{:.4g}")]
     say(TextTable(columns, [{"slot": name, **one} for name, one in ranked[:top]]).text())
+    if facts["top_rows"]:
+        by = "largest weights" if facts["scores"] is None else "most shows"
+        say(f"rows with the {by}:")
+        columns = [Column("slot"), Column("value"), Column("key"), Column("embed_w", "weight", "{:.4g}")]
+        columns += [Column("show", "shows", "{:,.0f}"), Column("click", "clicks", "{:,.0f}")]
+        say(TextTable(columns, facts["top_rows"][:top]).text())
     if len(ranked) > top:
         say(f"{len(ranked) - top} more slots with fewer rows; --top {len(ranked)} shows all")
     return facts
@@ -122,7 +146,7 @@ def _diff(model: Path, against: Path, top: int, trust: bool) -> Result:
 
     facts = diff(model, against, top, trust)
     say(f"{facts['rows']:,} rows: {facts['moved']:,} changed, {facts['born']:,} added, {facts['gone']:,} removed")
-    columns = [Column("key"), Column("slot"), Column("moved", "changed by", "{:.4g}")]
+    columns = [Column("key"), Column("slot"), Column("value"), Column("moved", "changed by", "{:.4g}")]
     columns += [
         Column("embed_w", "weight", "{:.4g}"),
         Column("show", "shows", "{:g}"),
@@ -137,13 +161,16 @@ def _diff(model: Path, against: Path, top: int, trust: bool) -> Result:
     return facts
 
 
-def _explain(model: Path, row: str, line: int, form: str | None, top: int, trust: bool) -> Result:
+def _explain(model: Path, row: str, line: int, rows: int | None, form: str | None, top: int, trust: bool) -> Result:
     from clickfleet.workbench import explain
 
-    facts = explain.explain(model, row, line, form, trust)
-    for text in explain.explanation_text(facts, top):
-        say(text)
-    return facts
+    explanations = explain.explain_rows(model, row, line, rows, form, trust)
+    for place, facts in enumerate(explanations):
+        if place:
+            say("")
+        for text in explain.explanation_text(facts, top):
+            say(text)
+    return explanations[0] if len(explanations) == 1 else {"rows": explanations}
 
 
 def _importance(model: Path, data: str, groups: str | None, form: str | None, top: int, trust: bool) -> Result:

@@ -1,4 +1,4 @@
-"""Commands about click logs: `synth`, `fetch`, `prepare`, `stats`, `convert`."""
+"""Commands about click logs: `synth`, `fetch`, `prepare`, `schema`, `stats`, `read`, `convert`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from clickfleet.cli.frame import Result, command, say
+from clickfleet.cli.migrating import ConfigFile, Settings
 
 Inputs = Annotated[
     list[str],
@@ -15,13 +16,13 @@ Format = Annotated[
     str,
     typer.Option(
         "--format",
-        help="Format of the files: criteo, slots, feasign, multislot, libffm, csv, parquet or arrow.",
+        help="Format of the files: auto, criteo, csv, parquet, arrow, jsonl, libsvm, libffm, vw, slots, feasign or multislot.",
         metavar="FORMAT",
     ),
 ]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option("--schema", help="YAML file with the columns (default: the columns of the format, else Criteo's)."),
+    typer.Option("--schema", help="YAML file with the columns (default: the columns of the format, else guessed)."),
 ]
 BadLines = Annotated[
     str,
@@ -43,7 +44,9 @@ def add(app: typer.Typer) -> None:
     command(app)(synth)
     command(app)(fetch)
     command(app)(prepare)
+    command(app)(schema)
     command(app)(stats)
+    command(app)(read)
     command(app)(convert)
 
 
@@ -121,15 +124,16 @@ def fetch(
 def prepare(
     raw: Inputs,
     out: Annotated[Path, typer.Option(help="New folder for train/, test/ and schema.yaml.")],
-    format: Format = "criteo",  # noqa: A002
+    format: Format = "auto",  # noqa: A002
     schema: SchemaFile = None,
     transform: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Transform fitted to the dense columns: minmax (up to the 95th percentile), standard, log1p or none.",
+            help="Transform fitted to the dense columns: minmax (up to the 95th percentile), standard, log1p or none "
+            "(default: minmax, or those of the guessed schema).",
             metavar="NAME",
         ),
-    ] = "minmax",
+    ] = None,
     keys: Keys = None,
     test_share: Annotated[float, typer.Option(help="Fraction of the rows, the last ones, for test/.")] = 0.1,
     part_rows: Annotated[int, typer.Option(help="Rows per part file.")] = 200_000,
@@ -150,9 +154,36 @@ def prepare(
     return result
 
 
+def schema(
+    data: Inputs,
+    label: Annotated[
+        str | None,
+        typer.Option(help="Name of the label column (default: guessed from names and values).", metavar="NAME"),
+    ] = None,
+    format: Annotated[  # noqa: A002
+        str | None, typer.Option("--format", help="Format of the files (default: recognised from the first).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the schema to this file, for editing and data.schema.", metavar="FILE")
+    ] = None,
+) -> Result:
+    """Print the format of files, and the guessed role of every column with the reason. Training guesses the same.
+
+    Example: `clickfleet schema clicks.csv --out schema.yaml`
+    """
+    from clickfleet.data.guess import guess
+
+    found = guess(data, label, format)
+    say(found.text())
+    if out is not None:
+        found.write(out)
+        say(f"schema: {out}")
+    return {**found.to_dict(), "out": None if out is None else str(out)}
+
+
 def stats(
     data: Inputs,
-    format: Format = "criteo",  # noqa: A002
+    format: Format = "auto",  # noqa: A002
     schema: SchemaFile = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write an HTML page with one plot per column.", metavar="FILE")
@@ -174,9 +205,53 @@ def stats(
     return summary.to_dict()
 
 
+def read(
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Files, folders, globs or URLs; - reads standard input (default with -m: the training data of CONFIG).",
+            metavar="DATA",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[  # noqa: A002
+        str | None,
+        typer.Option(
+            "--format",
+            help="Format of the files, or a reader.py (default: that of CONFIG, else guessed).",
+            metavar="FORMAT",
+        ),
+    ] = None,
+    schema: SchemaFile = None,
+    keys: Keys = None,
+    rows: Annotated[int, typer.Option(min=1, help="Number of samples to show.")] = 3,
+    config_file: ConfigFile = None,
+    option: Settings = None,
+) -> Result:
+    """Show samples as training sees them: names, values of the file, transformed values and keys. Bad lines show the reason.
+
+    This is the way to debug a reader: formats, `pipe` commands, PaddleRec configurations (-m) and readers in Python all work.
+
+    Example: `head -n 3 part-0 | clickfleet read - --format slots`
+    """
+    from clickfleet.cli.reading import config_and_schema, opened, settled
+    from clickfleet.data.logs.samples import read_samples, text_of
+
+    config, known = config_and_schema(config_file, option or [], format, schema)
+    with opened(data or config.data.train) as files:
+        config, wanted = settled(config, known, keys, files)
+        samples = list(read_samples(files, config.data.format, wanted, rows))
+        names = dict(zip(files, data or files, strict=False)) if "-" in (data or ()) else {}
+    for sample in samples:
+        sample.file = names.get(sample.file, sample.file)
+        say(text_of(sample, wanted))
+    if not samples:
+        say("the data has no rows")
+    return {"samples": [sample.to_dict() for sample in samples], "format": config.data.format.name}
+
+
 def convert(
     inputs: Inputs,
-    source: Annotated[str, typer.Option("--from", help="Format of the files.", metavar="FORMAT")],
     target: Annotated[str, typer.Option("--to", help="Format to write.", metavar="FORMAT")],
     out: Annotated[
         str,
@@ -185,6 +260,9 @@ def convert(
             metavar="OUT",
         ),
     ],
+    source: Annotated[
+        str, typer.Option("--from", help="Format of the files; auto recognises it.", metavar="FORMAT")
+    ] = "auto",
     keys: Keys = None,
     schema: SchemaFile = None,
     drop_dense: Annotated[

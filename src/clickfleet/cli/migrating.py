@@ -1,7 +1,8 @@
-"""The commands `migrate paddlerec` and `migrate table`, and PaddleRec configurations as input of other commands."""
+"""The commands `migrate paddlerec`, `migrate table` and `migrate stand-in`, and PaddleRec configurations as input of other commands."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,8 @@ from clickfleet.cli.frame import Result, command, say
 
 if TYPE_CHECKING:
     from clickfleet.paddlerec.translation import Translated
+    from clickfleet.training.model import SavedModel
+    from clickfleet.workbench.compare import OtherKeys
 
 
 ConfigFile = Annotated[
@@ -35,6 +38,7 @@ def add(app: typer.Typer) -> None:
     app.add_typer(group, name="migrate")
     command(group)(paddlerec)
     command(group)(table)
+    command(group)(stand_in)
 
 
 def paddlerec(
@@ -112,6 +116,20 @@ def table(
     return imported.to_dict()
 
 
+def stand_in(
+    remove: Annotated[bool, typer.Option("--remove", help="Remove it again.")] = False,
+) -> Result:
+    """Let every program of this environment import the base classes of paddle's readers: `cat part-0 | python reader.py`.
+
+    A paddle that is installed takes precedence. `pipe` commands of clickfleet need no stand-in.
+    """
+    from clickfleet.paddlerec import paddle_names
+
+    path = paddle_names.remove() if remove else paddle_names.install()
+    say(f"{'removed' if remove else 'wrote'} {path}")
+    return {"path": str(path), "installed": not remove}
+
+
 def translation(path: Path, settings: Sequence[str], purpose: str | None = None) -> "Translated":
     """Translate a PaddleRec configuration. Settings with keys of its sections override those; the others are ours."""
     from clickfleet.errors import ConfigError
@@ -154,6 +172,15 @@ def with_translation(path: str | None, overrides: list[str], purpose: str = "tra
     return write_inputs(translated), []
 
 
+def paddlerec_keys(path: str | None, overrides: Sequence[str]) -> "OtherKeys | None":
+    """Return the keys of a PaddleRec configuration that a comparison may vary; None for another file."""
+    if not is_paddlerec_config(path):
+        return None
+    from clickfleet.paddlerec.models import keys_to_vary
+
+    return keys_to_vary(Path(str(path)), overrides)
+
+
 def paddlerec_model(
     model: Path | None, more: Sequence[str], config: Path | None, settings: Sequence[str] | None
 ) -> "tuple[Translated, list[str]] | None":
@@ -168,6 +195,26 @@ def paddlerec_model(
     return translation(path, given), [item for item in others if item not in given]
 
 
+@contextmanager
+def model_and_data(
+    model: Path | None, data: list[str], config_file: Path | None, option: list[str] | None, trust: bool
+) -> "Iterator[tuple[SavedModel, list[str]]]":
+    """Yield a loaded model and the data to score; for a PaddleRec configuration, those that it names."""
+    from clickfleet.training.model import load
+
+    translation = paddlerec_model(model, data, config_file, option)
+    if translation is None:
+        assert model is not None
+        yield load(model, trust), data
+        return
+    from clickfleet.paddlerec import models
+
+    translated, others = translation
+    with models.model_of_epoch(translated, translated.last_epoch) as path:
+        saved = models.open_model(translated, path, inference=True, trust=trust)
+        yield saved, others or ([translated.test_data] if translated.test_data else [])
+
+
 def evaluate_paddlerec(
     translated: "Translated",
     data: list[str],
@@ -179,7 +226,7 @@ def evaluate_paddlerec(
     trust: bool = False,
 ) -> Result:
     """Evaluate the epochs named by a PaddleRec configuration, by default on its test data."""
-    from clickfleet.cli.training import epoch_line
+    from clickfleet.cli.training import epoch_line, evaluation_lines
     from clickfleet.paddlerec import models
 
     _refuse_workers(workers)
@@ -188,7 +235,8 @@ def evaluate_paddlerec(
         return _analogies(translated, rows, span)
     for epoch in models.epochs(translated, span):
         with models.model_of_epoch(translated, epoch) as path:
-            results = models.open_model(translated, path, trust=trust).reading(form, threads).evaluate(rows, batch_size)
+            model = models.open_model(translated, path, trust=trust).reading(form, threads)
+            results = model.evaluate(rows, batch_size, evaluation_lines(translated.config.train.print_every))
         per_epoch.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
     return {**per_epoch[-1], "epochs": per_epoch}
@@ -224,15 +272,16 @@ def predict_paddlerec(
     threads: int | None,
     workers: int | None,
     trust: bool = False,
+    keep: list[str] | None = None,
 ) -> Result:
     """Write the scores of the model named by a PaddleRec configuration, by default of its test data."""
     from clickfleet.paddlerec import models
-    from clickfleet.training import model
+    from clickfleet.training import score_files
 
     _refuse_workers(workers)
     with models.model_of_epoch(translated, translated.last_epoch) as path:
         scorer = models.open_model(translated, path, inference=True, trust=trust).reading(form, threads)
-        done = model.write_scores(scorer, data or _test_data(translated), out, batch_size)
+        done = score_files.write_scores(scorer, data or _test_data(translated), out, batch_size, keep or [])
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
     return {**done}
 

@@ -119,7 +119,14 @@ def publish(
 
 
 def replay(
-    config: Annotated[str, typer.Argument(help="A YAML file of an online run over past logs.", metavar="CONFIG")],
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file, ours or PaddleRec's, of an online run over past logs.",
+            metavar="CONFIG",
+            show_default=False,
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Argument(help="Override settings of the file.", metavar="KEY=VALUE")
     ] = None,
@@ -129,6 +136,8 @@ def replay(
         typer.Option(help="Admission scores to compare, at which rows get factors; 0: at birth.", metavar="X,X,..."),
     ] = "0",
     out: Annotated[Path, typer.Option(help="Folder for the runs, replay.json and replay.svg.")] = Path("replay"),
+    config_file: ConfigFile = None,
+    option: Settings = None,
 ) -> Result:
     """Learn from past logs with several publishing intervals and admission scores; compare AUC, rows and bytes of deltas."""
     from clickfleet.config.check import configure
@@ -139,6 +148,7 @@ def replay(
         thresholds = [float(text) for text in admit.split(",")]
     except ValueError:
         raise typer.BadParameter(f"--admit {admit}: expected numbers separated by commas") from None
-    rows = run_all(configure(config, settings or ()), out, sync.split(","), thresholds, say)
+    base = configure(*resolve_config(config, settings, config_file, option, "online"))
+    rows = run_all(base, out, sync.split(","), thresholds, say)
     say(f"plot: {draw_replay(rows, out / 'replay.svg')}")
     return {"rows": rows, "out": str(out)}

@@ -7,7 +7,7 @@ import typer
 
 from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.logs import Inputs
-from clickfleet.cli.migrating import ConfigFile, Settings, paddlerec_model
+from clickfleet.cli.migrating import ConfigFile, Settings, model_and_data, paddlerec_model
 from clickfleet.cli.training import Arena, Format, GraphLevel, ModelOrConfig
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 KIB, MIB = 1 << 10, 1 << 20
+WAIT_POLL_S = 0.2
 
 Token = Annotated[str | None, typer.Option(help="Bearer token of the server.", envvar="CLICKFLEET_TOKEN")]
 Certificate = Annotated[Path | None, typer.Option(help="PEM certificate to trust for https.", metavar="FILE")]
@@ -47,6 +48,7 @@ def export(
             help="Values that replies contain: score, logit, or layers of the network.", metavar="NAME,NAME,..."
         ),
     ] = "score,logit",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export of that name.")] = False,
     config_file: ConfigFile = None,
     option: Settings = None,
     trust: Trust = False,
@@ -64,15 +66,15 @@ def export(
         translated, others = translation
         folder = Path(others[0]) if others else Path(translated.config.run.dir) / "inference"
         with models.model_of_epoch(translated, translated.last_epoch) as path:
-            return _export(path, folder, inputs or ",".join(translated.inputs) or None, outputs, trust)
+            return _export(path, folder, inputs or ",".join(translated.inputs) or None, outputs, trust, overwrite)
     if model is None or out is None:
         raise typer.BadParameter("Missing argument 'OUT'.")
     path = run_folder.resolve(model)
     say(f"model: {run_folder.describe(path)}")
-    return {**_export(path, out, inputs, outputs, trust), "checkpoint": str(path)}
+    return {**_export(path, out, inputs, outputs, trust, overwrite), "checkpoint": str(path)}
 
 
-def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool) -> Result:
+def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool, overwrite: bool) -> Result:
     from clickfleet.store import run_folder
     from clickfleet.training import export as exporting
     from clickfleet.training import saving
@@ -81,7 +83,13 @@ def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool
     names = [column.name for column in learner.schema.dense] + [slot.name for slot in learner.schema.slots]
     wanted = names if inputs is None else inputs.split(",")
     entry = exporting.export(
-        learner, out, run_folder.step(path), None if wanted == names else wanted, outputs.split(",")
+        learner,
+        out,
+        run_folder.step(path),
+        None if wanted == names else wanted,
+        outputs.split(","),
+        run_folder.read_names(path, learner.schema) if learner.config.run.names else None,
+        overwrite,
     )
     facts = entry.manifest
     size = sum(file["bytes"] for file in facts["files"].values())
@@ -206,6 +214,9 @@ def serve(
             help="Folder for the server's working files, such as merged deltas (default: a temporary folder)."
         ),
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the first base of MODEL if it is not published yet.")
+    ] = False,
     no_batching: Annotated[
         bool, typer.Option("--no-batching", help="Score every request alone, for comparison.")
     ] = False,
@@ -223,6 +234,8 @@ def serve(
     def text(path: Path | None) -> str | None:
         return None if path is None else str(path.resolve())
 
+    if wait:
+        wait_for_base(model)
     path = find_model(model)
     defaults = serve_section(path)
     if "torch" in (engine, defaults.engine) or (int8 and engine not in (None, "int8")):
@@ -287,16 +300,41 @@ def serve_section(published: Path) -> "Serve":
     return load(config, (), config.parent).serve if (published / LOG).is_file() and config.is_file() else Serve()
 
 
+def wait_for_base(model: Path) -> None:
+    """Wait until a published log has its first base. A signal ends the process."""
+    import time
+
+    from clickfleet.store.published import LOG, Log
+
+    said = False
+    while True:
+        for folder in (model, model / "published"):
+            if (folder / LOG).is_file() and any(line.kind == "base" for line in Log(folder).kept()):
+                return
+        if is_served(model):
+            return
+        if not said:
+            say(f"waiting for the first base in {model} …")
+            said = True
+        time.sleep(WAIT_POLL_S)
+
+
+def is_served(model: Path) -> bool:
+    """Return whether a path is an artifact or an entry, which is complete."""
+    from clickfleet.store import atomic
+
+    return (model / atomic.MANIFEST).is_file()
+
+
 def find_model(model: Path) -> Path:
     """Resolve MODEL to an entry, a published log, or the published log of a run folder."""
     from clickfleet.errors import ServeError
-    from clickfleet.store import atomic
     from clickfleet.store.published import LOG
 
     for path in (model, model / "published"):
         if (path / LOG).is_file():
             return path.resolve()
-    if (model / atomic.MANIFEST).is_file():
+    if is_served(model):
         return model.resolve()
     raise ServeError(
         f"{model} is neither an artifact nor a published log", f"export one: clickfleet export {model} artifact"
@@ -355,10 +393,15 @@ def score(
 
 
 def parity(
-    model: Annotated[
-        Path, typer.Argument(help="A run folder, a checkpoint, a published log or entry.", metavar="MODEL")
-    ],
-    data: Annotated[list[str] | None, typer.Argument(help="Data to score offline and online.", metavar="DATA")] = None,
+    model: ModelOrConfig = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Data to score offline and online (default for a PaddleRec configuration: its test data).",
+            metavar="DATA",
+            show_default=False,
+        ),
+    ] = None,
     server: Annotated[str | None, typer.Option(help="Address of a server of this model.", metavar="URL")] = None,
     artifact: Annotated[
         Path | None,
@@ -370,6 +413,8 @@ def parity(
     sample: Annotated[int, typer.Option(min=0, help="Number of table rows to compare; 0: all.")] = 0,
     token: Token = None,
     certificate: Certificate = None,
+    config_file: ConfigFile = None,
+    option: Settings = None,
     trust: Trust = False,
 ) -> Result:
     """Check that online equals offline: settings, scores, rows, weights and graph. Report the first step that differs.
@@ -378,19 +423,20 @@ def parity(
     """
     from clickfleet.workbench.parity import check_parity
 
-    report = check_parity(
-        model,
-        server,
-        data or [],
-        form=format,
-        artifact=artifact,
-        redis=redis,
-        limit=limit,
-        sample=sample,
-        token=token,
-        certificate=None if certificate is None else str(certificate),
-        trust=trust,
-    )
+    with model_and_data(model, data or [], config_file, option, trust) as (saved, files):
+        report = check_parity(
+            saved,
+            server,
+            files,
+            form=format,
+            artifact=artifact,
+            redis=redis,
+            limit=limit,
+            sample=sample,
+            token=token,
+            certificate=None if certificate is None else str(certificate),
+            trust=trust,
+        )
     say(f"model: {report.model}")
     for check in report.checks:
         say(f"{'ok  ' if check.ok else 'DIFF'}  {check.name}: {check.detail}")

@@ -1,5 +1,8 @@
 """The commands `train`, `evaluate`, `predict`, `report` and `verify`."""
 
+import json
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,8 +71,19 @@ Arena = Annotated[
 ]
 
 
+RecipeName = Annotated[
+    str | None,
+    typer.Option(
+        "--recipe",
+        help="Start from the settings of a recipe instead of a file; see clickfleet recipes.",
+        metavar="NAME",
+    ),
+]
+
+
 def add(app: typer.Typer) -> None:
     command(app)(train)
+    command(app)(recipes)
     command(app)(evaluate)
     command(app)(predict)
     command(app)(report)
@@ -80,8 +94,8 @@ def train(
     config: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file, ours or PaddleRec's. May be omitted if settings give data.train=…",
-            metavar="CONFIG",
+            help="A YAML file, ours or PaddleRec's; or the training data: files, folders or globs, whose format and schema are guessed.",
+            metavar="CONFIG|DATA",
             show_default=False,
         ),
     ] = None,
@@ -98,27 +112,31 @@ def train(
             "--resume", help="Resume from the newest checkpoint of the run folder; without one, start from scratch."
         ),
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the run folder, once settings and data are checked.")
+    ] = False,
+    recipe: RecipeName = None,
     config_file: ConfigFile = None,
     option: Settings = None,
 ) -> Result:
     """Train a model. The run folder receives checkpoints, log.txt, metrics.jsonl, config.yaml and report.html.
 
-    Example: `clickfleet train config.yaml model=dcn_v2 train.epochs=3`
+    Example: `clickfleet train clicks.csv`, or `clickfleet train config.yaml model=dcn_v2 train.epochs=3`
     """
-    path, overrides = resolve_config(config, settings, config_file, option)
+    path, overrides = resolve_config(config, settings, config_file, option, recipe=recipe)
     from clickfleet.config import check
     from clickfleet.paddlerec import roles
     from clickfleet.training import run
 
     role = roles.read()
     if role is not None:
-        return _train_in_role(role, check.configure(path, overrides), resume)
-    done = run.train(path, *overrides, resume=resume)
+        return _train_in_role(role, check.configure(path, overrides), resume, overwrite)
+    done = run.train(path, *overrides, resume=resume, overwrite=overwrite)
     show_result(done)
     return done.to_dict()
 
 
-def _train_in_role(role: Any, config: Any, resume: bool) -> Result:
+def _train_in_role(role: Any, config: Any, resume: bool, overwrite: bool) -> Result:
     """Run one process of a cluster: worker 0 drives the training, the others serve it."""
     from clickfleet.cluster import nodes
     from clickfleet.errors import ConfigError
@@ -135,7 +153,7 @@ def _train_in_role(role: Any, config: Any, resume: bool) -> Result:
         nodes.serve(role, config, say)
         return {"role": role.name}
     with nodes.driving(role, config, say):
-        done = run.train(config, resume=resume)
+        done = run.train(config, resume=resume, overwrite=overwrite)
     show_result(done)
     return {"role": role.name, **done.to_dict()}
 
@@ -148,9 +166,10 @@ def show_result(done: Any) -> None:
     now = "" if done.new_rows == done.rows else f" ({done.new_rows:,} since the resume)"
     say(f"{done.rows:,} rows{now} in {done.seconds:.1f} s, {done.rows_per_s:,.0f} rows/s")
     if done.train:
-        tested = "" if done.test is None else f", test AUC {done.test['auc']:.4f}"
-        say(f"training AUC {done.train['auc']:.4f}{tested}")
-    say(f"checkpoint: {done.path}{' (the best test AUC)' if done.path == done.best else ''}")
+        named = {"validation": done.valid, "test": done.test}
+        others = "".join(f", {name} AUC {part['auc']:.4f}" for name, part in named.items() if part is not None)
+        say(f"training AUC {done.train['auc']:.4f}{others}")
+    say(f"checkpoint: {done.path}{' (the best on validation data)' if done.path == done.best else ''}")
     if done.last != done.path:
         say(f"newest checkpoint: {done.last}")
 
@@ -161,14 +180,64 @@ def resolve_config(
     file: Path | None = None,
     options: list[str] | None = None,
     purpose: str = "train",
+    recipe: str | None = None,
 ) -> tuple[Any, list[str]]:
-    """Separate the configuration file from the settings, and translate a PaddleRec file. The first argument may be a setting."""
+    """Separate the configuration file, data and settings, and translate a PaddleRec file. Any of the three may be absent.
+
+    With a recipe, its settings take the place of the file.
+    """
     arguments = [*([config] if config is not None else []), *(settings or [])]
-    if file is None and arguments and ("=" not in arguments[0] or Path(arguments[0]).exists()):
-        file = Path(arguments.pop(0))
+    given = [item for item in arguments if not _is_path(item)]
+    paths = [item for item in arguments if _is_path(item)]
+    if file is None and paths and (purpose == "online" or paths[0].endswith((".yaml", ".yml"))):
+        file = Path(paths.pop(0))
     if file is None and not arguments and not options:
         raise typer.BadParameter("Missing argument 'CONFIG'.")
-    return with_translation(None if file is None else str(file), [*(options or []), *arguments], purpose)
+    if paths:
+        given.insert(0, f"data.train={json.dumps(paths)}")
+    if recipe is not None:
+        if file is not None:
+            raise typer.BadParameter(f"give CONFIG ({file}) or --recipe {recipe}, not both")
+        from clickfleet.config import recipes
+
+        return recipes.find(recipe).settings(), [*(options or []), *given]
+    return with_translation(None if file is None else str(file), [*(options or []), *given], purpose)
+
+
+def _is_path(argument: str) -> bool:
+    """Tell a file, folder, glob or URL from a setting. A setting without its value stays one, and is refused as such."""
+    if "=" in argument or Path(argument).exists():
+        return Path(argument).exists()
+    from clickfleet.config.load import Config, inside
+
+    section, _, key = argument.partition(".")
+    owner = inside(Config, [section]) if section in {field.name for field in fields(Config)} else None
+    return owner is None or key.partition(".")[0] not in {field.name for field in fields(owner)}
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe.", metavar="NAME", show_default=False)] = None,
+) -> Result:
+    """List the recipes, each with its model and the AUC to expect; or print one as YAML.
+
+    Example: `clickfleet recipes small > mine.yaml`
+    """
+    from clickfleet.config import recipes as all_recipes
+    from clickfleet.workbench.tables import Column, TextTable
+
+    if name is not None:
+        recipe = all_recipes.find(name)
+        say(recipe.text.rstrip())
+        return {"name": recipe.name, "model": recipe.model, "text": recipe.text}
+    rows = [
+        {"name": one.name, "model": one.model, "auc": one.auc, "about": one.about, "expected": one.expected}
+        for one in all_recipes.every()
+    ]
+    columns = [Column("name"), Column("model"), Column("auc", "AUC to expect", "{:.3f}"), Column("about", "what for")]
+    say(TextTable(columns, rows).text())
+    say("\nThe AUC is of one epoch on `clickfleet synth log --rows 100000 --test-rows 20000`.")
+    say("Train one with clickfleet train --recipe NAME data.train=…")
+    return {"recipes": rows}
 
 
 def evaluate(
@@ -226,16 +295,24 @@ def evaluate(
     if epochs is None:
         loaded = _say_model(load(model, trust)).reading(format, threads)
         source = loaded.source(data, batch_size, labels=True)
-        results = loaded.evaluate(source)
+        results = loaded.evaluate(source, on_batch=evaluation_lines(loaded.config.train.print_every))
         _say_bad_lines(source.counters.bad_lines, "they are not part of the metrics")
         say(_table(results))
         return {**results, "checkpoint": str(loaded.path)}
     per_epoch: list[Result] = []
     for epoch, path in epoch_paths(model, epochs):
-        results = load(path, trust).reading(format, threads).evaluate(data, batch_size)
+        loaded = load(path, trust).reading(format, threads)
+        results = loaded.evaluate(data, batch_size, evaluation_lines(loaded.config.train.print_every))
         per_epoch.append({"epoch": epoch, **results})
         say(epoch_line(epoch, results))
     return {**per_epoch[-1], "epochs": per_epoch}
+
+
+def evaluation_lines(print_every: int | None) -> Any:
+    """Return what reports the progress of an evaluation on stderr."""
+    from clickfleet.training.monitor import EvaluationLines
+
+    return EvaluationLines(lambda text: print(text, file=sys.stderr, flush=True), print_every)
 
 
 def epoch_line(epoch: int | None, results: Result) -> str:
@@ -253,11 +330,23 @@ def _require(model: Path | None, data: list[str] | None) -> tuple[Path, list[str
 
 def predict(
     out: Annotated[
-        Path, typer.Option(help="File for the scores: text with one per line, .parquet or .npy.", metavar="FILE")
+        Path,
+        typer.Option(
+            help="File for the scores: .csv, .tsv, .parquet or .npy; any other ending is text with one score per line. "
+            "Text may end in .gz too.",
+            metavar="FILE",
+        ),
     ],
     model: ModelOrConfig = None,
     data: Inputs = None,
     format: Format = None,  # noqa: A002
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns of the data to copy beside the scores; for csv, jsonl, parquet and arrow files.",
+            metavar="NAME,NAME,...",
+        ),
+    ] = None,
     batch_size: BatchSize = None,
     threads: Threads = None,
     workers: Workers = None,
@@ -275,17 +364,22 @@ def predict(
     arena: Arena = None,
     trust: Trust = False,
 ) -> Result:
-    """Write the probability of a click for every row, in order. Labels are not needed.
+    """Write the probability of a click for every row, in order. Labels and other columns that are not inputs may be missing.
 
-    Example: `clickfleet predict run log/test --out scores.txt`
+    Example: `clickfleet predict run rows.csv --out scores.csv --keep user,item`
     """
-    from clickfleet.training.model import load, write_parts, write_scores
+    from clickfleet.training.model import load
+    from clickfleet.training.score_files import ending, write_parts, write_scores
 
+    kept = [] if keep is None else keep.split(",")
+    ending(out, kept)
+    if kept and workers is not None:
+        raise typer.BadParameter("--keep cannot be combined with --workers")
     translation = paddlerec_model(model, data or [], config_file, option)
     if translation is not None:
         if engine != "torch" or graph_optimization is not None or arena is not None:
             raise typer.BadParameter("engine options need a MODEL, not a PaddleRec configuration")
-        return predict_paddlerec(*translation, out, batch_size, format, threads, workers, trust)
+        return predict_paddlerec(*translation, out, batch_size, format, threads, workers, trust, kept)
     model, data = _require(model, data)
     if workers is not None:
         from clickfleet.cluster.run_on_cluster import scorers
@@ -302,9 +396,10 @@ def predict(
     else:
         chosen = parse_engine(engine, 1, graph_optimization, arena)  # one run of the network per scoring thread
         loaded = _say_model(load(model, trust)).reading(format, threads, chosen)
-        done = {**write_scores(loaded, data, out, batch_size), "checkpoint": str(loaded.path)}
+        done = {**write_scores(loaded, data, out, batch_size, kept), "checkpoint": str(loaded.path)}
     say(f"{done['rows']:,} scores in {out}, {done['rows_per_s']:,.0f} rows/s")
-    _say_bad_lines(done.get("bad_lines", 0), "they have no score, so the line numbers of data and scores differ")
+    meaning = "they have no score, so the line numbers of data and scores differ" if not kept else "they are left out"
+    _say_bad_lines(done.get("bad_lines", 0), meaning)
     return done
 
 
@@ -393,9 +488,13 @@ def _show_analogies(results: Result) -> Result:
 
 
 def _table(results: Result) -> str:
+    from clickfleet.config.plugins import shown
+    from clickfleet.training.predict import top_slices
+
     lines = [f"{key:>14}  {_number(value)}" for key, value in results.items() if key != "slices"]
-    for key, part in results.get("slices", {}).items():
-        lines.append(f"slice {key}: {part['rows']:,} rows, AUC {part['auc']:.4f}, log loss {_number(part['logloss'])}")
+    for name, part in top_slices(results):
+        auc = "" if part["auc"] is None else f", AUC {part['auc']:.4f}"
+        lines.append(f"slice {shown(name)}: {part['rows']:,} rows{auc}, log loss {_number(part['logloss'])}")
     return "\n".join(lines)
 
 

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from clickfleet.cli.frame import Result, Trust, command, say
-from clickfleet.cli.logs import Inputs
-from clickfleet.cli.training import Format, Model, resolve_config
+from clickfleet.cli.migrating import ConfigFile, model_and_data, paddlerec_keys
+from clickfleet.cli.migrating import Settings as Options
+from clickfleet.cli.training import Format, Inputs, ModelOrConfig, RecipeName, resolve_config
 
 Settings = Annotated[
     list[str] | None,
@@ -17,6 +18,11 @@ Settings = Annotated[
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, help="Runs trained at the same time, each in its own process (default: as cores allow)."),
+]
+
+
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Discard the results of earlier calls in the folder and start anew.")
 ]
 
 
@@ -32,9 +38,15 @@ def add(app: typer.Typer) -> None:
 
 def compare(
     config: Annotated[
-        str, typer.Argument(help="A YAML file with the data and everything the runs share.", metavar="CONFIG")
-    ],
+        str | None,
+        typer.Argument(
+            help="A YAML file, ours or PaddleRec's, with the data and everything the runs share; or the training data itself.",
+            metavar="CONFIG|DATA",
+            show_default=False,
+        ),
+    ] = None,
     settings: Settings = None,
+    recipe: RecipeName = None,
     models: Annotated[
         str | None,
         typer.Option(help="Models to train; .py files too (default: the model of CONFIG).", metavar="NAME,NAME,..."),
@@ -43,7 +55,8 @@ def compare(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Study one setting: train every model with each value. Repeat it for more studies, each with a table and plots.",
+            help="Study one setting: train every model with each value. Repeat it for more studies, each with a table and plots. "
+            "For a PaddleRec configuration, its keys work too: runner.epochs=1,2.",
             metavar="KEY=A,B,...",
         ),
     ] = None,
@@ -54,9 +67,15 @@ def compare(
         ),
     ] = None,
     jobs: Jobs = None,
+    overwrite: Overwrite = False,
     out: Annotated[Path, typer.Option(help="Folder for runs, compare.csv, compare.md and compare.html.")] = Path(
         "compare"
     ),
+    config_file: ConfigFile = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("-o", help="Override a setting of the file for all runs; repeatable.", metavar="KEY=VALUE"),
+    ] = None,
 ) -> Result:
     """Train several models and settings on the same data and seeds, and compare them in tables and curves.
 
@@ -66,14 +85,25 @@ def compare(
     """
     from clickfleet.workbench import compare as comparison
 
-    path, overrides = resolve_config(config, settings)
+    path, overrides = resolve_config(config, settings, config_file, option, recipe=recipe)
+    first = [*([str(config_file)] if config_file is not None else []), *([config] if config else [])]
+    others = paddlerec_keys(first[0], [*(option or []), *first[1:], *(settings or [])]) if first else None
     try:
         numbers = [int(text) for text in seeds.split(",")] if seeds else []
     except ValueError:
         raise typer.BadParameter(f"--seeds {seeds}: expected whole numbers separated by commas") from None
     names = models.split(",") if models else []
     done = comparison.compare(
-        path, *overrides, models=names, sets=set_ or [], seeds=numbers, jobs=jobs, out=out, say=say
+        path,
+        *overrides,
+        models=names,
+        sets=set_ or [],
+        seeds=numbers,
+        jobs=jobs,
+        overwrite=overwrite,
+        out=out,
+        say=say,
+        other_keys=others,
     )
     say(comparison.model_table(done).text())
     for table in comparison.study_tables(done).values():
@@ -91,28 +121,47 @@ def compare(
 
 def tune(
     config: Annotated[
-        str, typer.Argument(help="A YAML file whose section tune defines the search space.", metavar="CONFIG")
-    ],
+        str | None,
+        typer.Argument(
+            help="A YAML file, whose section tune may define the search space; or the training data itself.",
+            metavar="CONFIG|DATA",
+            show_default=False,
+        ),
+    ] = None,
     settings: Settings = None,
+    recipe: RecipeName = None,
     trials: Annotated[
         int | None,
         typer.Option(min=1, help="Total number of trials, including those of earlier calls (default: tune.trials)."),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, help="End the search after this time, whatever the number of trials.", metavar="MINUTES"
+        ),
+    ] = None,
     jobs: Jobs = None,
+    overwrite: Overwrite = False,
     out: Annotated[Path, typer.Option(help="Folder for study.db, trials, best.yaml, tune.csv and tune.html.")] = Path(
         "tune"
     ),
 ) -> Result:
     """Search for good settings with Optuna. Trials that are not promising are stopped early.
 
+    Without a search space (tune.space), it tries values around the automatic settings for the data, and tells which settings mattered.
     The same command resumes an interrupted search.
+
+    Example: `clickfleet tune clicks.csv --minutes 2`
     """
     from clickfleet.config.check import configure
     from clickfleet.workbench import tune as search
 
-    base = configure(*resolve_config(config, settings))
-    done = search.tune(base, trials=trials, jobs=jobs, out=out, say=say)
-    say(search.trial_table(done, base).text())
+    base = configure(*resolve_config(config, settings, recipe=recipe))
+    done = search.tune(base, trials=trials, minutes=minutes, jobs=jobs, overwrite=overwrite, out=out, say=say)
+    say(search.trial_table(done).text())
+    if done.importances:
+        mattered = sorted(done.importances.items(), key=lambda item: -item[1])
+        say("what mattered: " + ", ".join(f"{key} {share:.0%}" for key, share in mattered))
     if done.best is not None:
         say(f"\nbest configuration: {done.config} (clickfleet train {done.config})")
     say(str(done.page))
@@ -125,7 +174,9 @@ def tune(
 def dashboard(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, of online runs too, and folders of compare and tune.", metavar="RUN"),
+        typer.Argument(
+            help="Run folders, or folders that hold runs, such as those of compare and tune.", metavar="RUN"
+        ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 selects a free one.")] = 8070,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
@@ -151,18 +202,28 @@ def dashboard(
 
 
 def modes(
-    config: Annotated[str, typer.Argument(help="A YAML file with the model, table and data.", metavar="CONFIG")],
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file, ours or PaddleRec's, with the model, table and data; or the training data itself.",
+            metavar="CONFIG|DATA",
+            show_default=False,
+        ),
+    ] = None,
     settings: Settings = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers to simulate.", metavar="N,N,...")] = "1,4,16",
     rows: Annotated[int, typer.Option(min=1, help="Number of training rows to use.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Seed of the order in which the simulated workers take turns.")] = 0,
+    config_file: ConfigFile = None,
+    option: Options = None,
 ) -> Result:
     """Train in every mode with simulated workers; show AUC, staleness and speed, and recommend a mode."""
     from clickfleet.config import check
     from clickfleet.workbench import mode_advisor
 
     counts = _numbers(workers, "--workers")
-    measured = mode_advisor.measure(check.configure(config, settings or []), counts, rows, seed, say)
+    base = check.configure(*resolve_config(config, settings, config_file, option))
+    measured = mode_advisor.measure(base, counts, rows, seed, say)
     say(mode_advisor.table(measured))
     advice = mode_advisor.advise(measured)
     for line in advice:
@@ -171,8 +232,8 @@ def modes(
 
 
 def infer(
-    model: Model,
-    data: Inputs,
+    model: ModelOrConfig = None,
+    data: Inputs = None,
     engines: Annotated[
         str | None,
         typer.Option(
@@ -190,24 +251,29 @@ def infer(
     rows: Annotated[int, typer.Option(min=1, help="Rows to read; batches reuse them.")] = 10_000,
     format: Format = None,  # noqa: A002
     out: Annotated[Path, typer.Option(help="Folder for infer.csv, infer.md and infer.html.")] = Path("infer"),
+    config_file: ConfigFile = None,
+    option: Options = None,
     trust: Trust = False,
 ) -> Result:
     """Measure how fast a model scores by engine, threads, batch size and graph optimisation, and the drift of its scores."""
     from clickfleet.workbench import inference
 
-    measured = inference.measure(
-        model,
-        data,
-        engines=engines.split(",") if engines else [],
-        threads=_numbers(threads, "--threads"),
-        batch_sizes=_numbers(batch_sizes, "--batch-sizes"),
-        graph=graph.split(","),
-        batches=batches,
-        rows=rows,
-        form=format,
-        say=say,
-        trust=trust,
-    )
+    with model_and_data(model, data or [], config_file, option, trust) as (saved, files):
+        if not files:
+            raise typer.BadParameter("Missing argument 'DATA...'.")
+        measured = inference.measure(
+            saved,
+            files,
+            engines=engines.split(",") if engines else [],
+            threads=_numbers(threads, "--threads"),
+            batch_sizes=_numbers(batch_sizes, "--batch-sizes"),
+            graph=graph.split(","),
+            batches=batches,
+            rows=rows,
+            form=format,
+            say=say,
+            trust=trust,
+        )
     say(inference.text(measured))
     say(f"\n{inference.write_all(measured, out)}")
     return {**measured.to_dict(), "out": str(out)}

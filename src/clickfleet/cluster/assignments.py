@@ -10,6 +10,7 @@ from clickfleet.data.bad_lines import Counters
 from clickfleet.data.batch import Batch
 from clickfleet.data.reader import Reader
 from clickfleet.data.schema import Schema
+from clickfleet.data.split import RowSplit
 from clickfleet.training import modes
 
 
@@ -39,6 +40,8 @@ class Assignment:
     """Batches to skip, because the shards have applied them."""
     reading: Config | None = None
     """How to read the files. None: as the worker's configuration says."""
+    split: RowSplit | None = None
+    """The rows that are set aside for validation."""
     score_first: bool = False
     """Score each batch in evaluation mode before training on it, if training adds noise."""
 

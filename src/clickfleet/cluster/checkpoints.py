@@ -28,8 +28,8 @@ from clickfleet.cluster.worker import WorkerCheckpoint
 from clickfleet.config.load import dump
 from clickfleet.store import atomic, checkpoint, run_folder
 from clickfleet.training import saving
-from clickfleet.training.loop import keeps_best
 from clickfleet.training.metrics import Metrics
+from clickfleet.training.validation import keeps_best
 
 if TYPE_CHECKING:
     from clickfleet.cluster.driver import Driver

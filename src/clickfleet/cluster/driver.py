@@ -24,13 +24,14 @@ from clickfleet import cluster
 from clickfleet.cluster import processes, start_state
 from clickfleet.cluster.assignments import AssignedStream, Assignment
 from clickfleet.cluster.checkpoints import TICK_S, ClusterCheckpoints
-from clickfleet.cluster.evaluate import Evaluations
+from clickfleet.cluster.evaluate import Evaluations, HeldOutFiles
 from clickfleet.cluster.processes import Call, ProcessFailedError, ProcessGroup, StoppedError
 from clickfleet.cluster.recovery import Recovery
 from clickfleet.cluster.status import ClusterMonitor, closing_facts, closing_table
 from clickfleet.config.load import Config
 from clickfleet.data.files import split_files
 from clickfleet.data.schema import Schema
+from clickfleet.data.split import RowSplit
 from clickfleet.errors import ClusterError
 from clickfleet.store import checkpoint
 from clickfleet.store.mirror import Mirror, origin
@@ -39,6 +40,7 @@ from clickfleet.training.learner import Learner, table_spec
 from clickfleet.training.loop import Loop, RunProgress, interruptible, leave
 from clickfleet.training.metrics import Metrics, State, make_metrics
 from clickfleet.training.sharding import Spread
+from clickfleet.training.validation import keeps_best
 
 Calls = dict[str, Call]
 START_LIMIT_S = 6.0
@@ -51,11 +53,17 @@ class Driver(Loop[Calls]):
     """Drive the processes of one run."""
 
     def __init__(
-        self, config: Config, schema: Schema, files: Sequence[str], test: Sequence[str], monitor: ClusterMonitor
+        self,
+        config: Config,
+        schema: Schema,
+        files: Sequence[str],
+        monitor: ClusterMonitor,
+        held_out: HeldOutFiles | None = None,
+        split: RowSplit | None = None,
     ) -> None:
         self.config = config = modes.settled(config)
         cluster.check(config)
-        self.schema, self.files, self.monitor = schema, list(files), monitor
+        self.schema, self.files, self.monitor, self.split = schema, list(files), monitor, split
         plain = replace(config, table=replace(config.table, memory_limit=None, snapshot_reserve=None))
         self.learner = Learner(plain, schema)
         self.table = table_spec(config, schema)
@@ -66,7 +74,7 @@ class Driver(Loop[Calls]):
             config, schema, spread, row_files(config.cluster.shards), str(self.logs), monitor.log
         )
         self.overview = self.processes.overview
-        self.evaluations = Evaluations(self.processes, self.learner, test, monitor)
+        self.evaluations = Evaluations(self.processes, self.learner, held_out or HeldOutFiles(), monitor)
         self.checkpoints, self.recovery = ClusterCheckpoints(self), Recovery(self)
         self.start_state = start_state.fresh(config, schema, self.learner)
         self.progress = RunProgress()
@@ -230,6 +238,8 @@ class Driver(Loop[Calls]):
         """Evaluate a last time unless a signal stopped the run, and write the last checkpoint."""
         begin = time.monotonic()
         if self.signal is None:
+            if self.progress.epoch:
+                self.progress.warn_of_few_steps(self.processes.count(), self.monitor)
             self._evaluate_last()
         self.checkpoints.last()
         if self.signal is not None:  # the workers wait: what they have trained is what was saved
@@ -254,10 +264,14 @@ class Driver(Loop[Calls]):
         leave(self.signal)
 
     def _evaluate_last(self) -> None:
-        """Evaluate after the last epoch if a signal had interrupted that evaluation."""
+        """Evaluate after the last epoch if a signal had interrupted that evaluation; then test the model of the run."""
         steps = self.processes.count()
-        if self.evaluations.files and self.progress.epoch and self.progress.evaluated_at != steps:
-            self.evaluations.take(self.progress, self.progress.epoch - 1, steps)
+        held_out, progress = self.evaluations.held_out, self.progress
+        if held_out and progress.epoch and progress.evaluated_at != steps:
+            self.evaluations.take(progress, progress.epoch - 1, steps)
+        chosen = not keeps_best(self.config) or progress.best_step in (None, steps)
+        if held_out.valid and held_out.test and chosen and progress.epoch:
+            self.evaluations.take_test(progress, progress.epoch - 1, steps)
 
     def _over(self) -> bool:
         return self.progress.epoch >= self.config.train.epochs or self.progress.stopped_early
@@ -294,7 +308,7 @@ class Driver(Loop[Calls]):
 
     def task(self, epoch: int, streams: tuple[AssignedStream, ...], saved: dict[str, bytes]) -> Assignment:
         """Return the assignment of a worker."""
-        return Assignment(epoch, streams, saved)
+        return Assignment(epoch, streams, saved, split=self.split)
 
     def assign_nothing(self) -> None:
         """Give each worker an empty share. Workers take part in checkpoints only after a share."""
@@ -306,7 +320,7 @@ class Driver(Loop[Calls]):
 
     def more(self) -> Mapping[str, object]:
         """Return what checkpoints of this kind of run hold in addition."""
-        return {}
+        return {} if self.split is None else {"split": self.split.to_dict()}
 
     def _files_of(self, stream: int, count: int) -> tuple[str, ...]:
         if self.shares is not None and len(self.shares) == count:
@@ -336,7 +350,7 @@ class Driver(Loop[Calls]):
         self.progress.end_epoch(self.overview, metrics, self.monitor, self.trained_s)
         if not self.config.train.metrics.continuous:
             self.reset_metrics()
-        if self.evaluations.files and self.progress.evaluated_at != steps:
+        if self.evaluations.held_out and self.progress.evaluated_at != steps:
             self.evaluations.take(self.progress, epoch, steps)
         if self.shares is None and not self._over() and self.config.run.keep_epochs:
             self.checkpoints.now(epoch)

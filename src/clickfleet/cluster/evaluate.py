@@ -3,48 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from clickfleet.cluster.processes import ProcessGroup, StoppedError
 from clickfleet.cluster.status import ClusterMonitor
 from clickfleet.config.load import Config
 from clickfleet.data.files import split_files
+from clickfleet.data.names import Names
+from clickfleet.data.split import RowSplit
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import RunProgress
 from clickfleet.training.metrics import Metrics
-from clickfleet.training.predict import Results, metrics_of, results
+from clickfleet.training.predict import Results, metrics_of, name_slices, results
+
+
+@dataclass(frozen=True)
+class HeldOutFiles:
+    """The files that a run is validated and tested on."""
+
+    valid: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+    split: RowSplit | None = None
+    """If `valid` are the training files: the rows that are set aside."""
+
+    def __bool__(self) -> bool:
+        return bool(self.valid or self.test)
 
 
 class Evaluations:
-    """Evaluations of a run, on its test files and on any others."""
+    """Evaluations of a run, on its validation and test files and on any others."""
 
     def __init__(
-        self, processes: ProcessGroup, learner: Learner, files: Sequence[str], monitor: ClusterMonitor
+        self, processes: ProcessGroup, learner: Learner, held_out: HeldOutFiles, monitor: ClusterMonitor
     ) -> None:
-        self.processes, self.learner, self.files, self.monitor = processes, learner, list(files), monitor
+        self.processes, self.learner, self.held_out, self.monitor = processes, learner, held_out, monitor
         self.unwanted: Callable[[], bool] = lambda: False
         """Whether nobody needs the result of the evaluation any more, as after a signal."""
+        self.names: Names | None = None
+        """The values behind frequent keys."""
         self.bad_lines = 0
         """Bad lines in the files that were evaluated or scored last."""
 
     def due(self, steps: int, progress: RunProgress) -> bool:
         """Return whether train.eval_every asks for an evaluation after so many steps."""
         every = self.learner.config.train.eval_every
-        return every is not None and bool(self.files) and steps // every > max(0, progress.evaluated_at) // every
+        return (
+            every is not None and bool(self.held_out.valid) and steps // every > max(0, progress.evaluated_at) // every
+        )
 
     def take(self, progress: RunProgress, epoch: int, steps: int) -> None:
+        """Evaluate on the validation files or, without any, on the test files. Add the result to the progress of the run."""
+        held_out = self.held_out
+        if held_out.valid:
+            valid = results(self.measure(held_out.valid, split=held_out.split))
+            progress.take_validation(valid, epoch, steps, self.learner.config, self.monitor)
+        elif held_out.test:
+            self.take_test(progress, epoch, steps)
+
+    def take_test(self, progress: RunProgress, epoch: int, steps: int) -> None:
         """Evaluate on the test files and add the result to the progress of the run."""
-        patience = self.learner.config.train.patience
-        progress.take_test(self.evaluate(self.files), epoch, steps, patience, self.monitor)
+        progress.take_test(self.evaluate(self.held_out.test), epoch, steps, self.monitor)
 
     def evaluate(self, files: Sequence[str]) -> Results:
         """Return the metrics of the shards' model on files, by name."""
-        return results(self.measure(files))
+        return name_slices(results(self.measure(files)), self.names, self.learner.config.train.metrics.slices)
 
-    def measure(self, files: Sequence[str], reading: Config | None = None) -> Metrics:
-        """Return the metrics on files as sums and buckets. `reading` replaces the workers' configuration for reading."""
+    def measure(self, files: Sequence[str], reading: Config | None = None, split: RowSplit | None = None) -> Metrics:
+        """Return the metrics on files as sums and buckets. `reading` replaces the workers' configuration for reading.
+
+        With a split, only the rows that are set aside count.
+        """
         total = metrics_of(self.learner)
-        for state in self._by_worker("measure", files, reading):
+        for state in self._by_worker("measure", files, reading, split):
             of_worker = metrics_of(self.learner)
             of_worker.restore(state)
             total.merge(of_worker)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clickfleet.cluster import processes
 from clickfleet.cluster.nodes import LAUNCHER
+from clickfleet.cluster.process import log_name
 from clickfleet.cluster.processes import Log
 from clickfleet.cluster.ray_runtime import keep_token
 from clickfleet.errors import ConfigError
@@ -52,7 +53,7 @@ def launch(
     with interruptible(stopped.append), processes.adopting_orphans(), ExitStack() as files:
         try:
             for name, environ in environments.items():
-                out = files.enter_context((logs / f"{name}.log").open("wb"))
+                out = files.enter_context((logs / log_name(name)).open("wb"))
                 # Each has its own session: a signal of the terminal reaches only this process, which passes it on once.
                 running[name] = subprocess.Popen(
                     command,
@@ -70,7 +71,7 @@ def launch(
         leave(stopped[0])
     if failed is None:
         return None
-    lines = (logs / f"{failed}.log").read_text(errors="replace").strip().splitlines()
+    lines = (logs / log_name(failed)).read_text(errors="replace").strip().splitlines()
     return failed, running[failed].returncode, lines[-1] if lines else "its log is empty"
 
 

@@ -35,11 +35,21 @@ def own_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
+def log_name(process: str) -> str:
+    """Return the name of a process's log, which is the same in every way of launching.
+
+    >>> log_name("shard 0"), log_name("server-1"), log_name("worker 2")
+    ('serverlog.0', 'serverlog.1', 'workerlog.2')
+    """
+    kind, number = process.replace("-", " ").split()
+    return f"{'workerlog' if kind == 'worker' else 'serverlog'}.{number}"
+
+
 def log_to(folder: str, name: str) -> None:
-    """Redirect the output of this process to a file in `folder`. If that fails, leave it to Ray."""
+    """Redirect the output of this process to its log in `folder`. If that fails, leave it to Ray."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        out = open(Path(folder) / f"{name}.log", "a", buffering=1)  # noqa: SIM115  (for the life of the process)
+        out = open(Path(folder) / log_name(name), "a", buffering=1)  # noqa: SIM115  (for the life of the process)
     except OSError:
         return
     for stream in (sys.stdout, sys.stderr):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from clickfleet.cluster.assignments import links_of
-from clickfleet.cluster.process import ProcessFacts
+from clickfleet.cluster.process import ProcessFacts, log_name
 from clickfleet.cluster.ray_runtime import LOOPBACK, check_there, keep_token, on_loopback, our_signals, ray_module
 from clickfleet.cluster.shard import rules_of
 from clickfleet.cluster.shard_client import AbandonedError
@@ -292,7 +292,7 @@ class ProcessGroup:
         """Copy the logs of all processes, also from other hosts, to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self.call(self.actor_group.actors, "read_log").items():
-            (folder / f"{name.replace(' ', '-')}.log").write_text(text)
+            (folder / log_name(name)).write_text(text)
 
     def stop(self) -> None:
         self.actor_group.stop(self.shards)

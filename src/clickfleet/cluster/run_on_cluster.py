@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from clickfleet.cluster.driver import Driver, train_on_cluster
-from clickfleet.cluster.evaluate import Evaluations
+from clickfleet.cluster.evaluate import Evaluations, HeldOutFiles
 from clickfleet.cluster.processes import ProcessFailedError, StoppedError
 from clickfleet.cluster.status import ClusterMonitor
 from clickfleet.config.check import cores
+from clickfleet.config.load import Config
 from clickfleet.config.plugins import Plugin
 from clickfleet.config.sections import Cluster
-from clickfleet.data.dataset import Data, Source, with_format
+from clickfleet.data.dataset import Data, Source, for_scoring, open_source, with_format
 from clickfleet.data.files import expand
 from clickfleet.data.formats import load as load_format
 from clickfleet.data.reader import Reader
 from clickfleet.errors import ClusterError, ConfigError
 from clickfleet.store import checkpoint, run_folder
-from clickfleet.training.loop import leave
+from clickfleet.training.loop import leave, record
 from clickfleet.training.model import TrainingResult
-from clickfleet.training.report import write_report
+from clickfleet.training.predict import Results
+from clickfleet.training.report import too_large, write_report
 from clickfleet.training.report.evidence import Evidence
-from clickfleet.training.run import OpenRun, check_test_data
+from clickfleet.training.run import OpenRun
 
 
 @contextmanager
@@ -53,11 +55,13 @@ def scorers(
             train=replace(config.train, deterministic=False, hogwild=None, eval_every=None),
             run=replace(config.run, dir=folder),
         )
-        driver = Driver(config, run_folder.read_schema(path), [], [], ClusterMonitor(None, quiet=True))
+        driver = Driver(config, run_folder.read_schema(path), [], ClusterMonitor(None, quiet=True))
         driver.start_from(path)
         with driver.interruptible():
             try:
                 driver.start()
+                if config.run.names:
+                    driver.evaluations.names = run_folder.read_names(path, driver.learner.schema)
                 yield driver.evaluations
             except ProcessFailedError as failure:
                 raise ClusterError(str(failure), "score again; nothing was written") from None
@@ -68,19 +72,28 @@ def scorers(
                 driver.close()
 
 
-def train(run: OpenRun[ClusterMonitor], source: Source, test: Data) -> TrainingResult:
+def train(run: OpenRun[ClusterMonitor], source: Source, valid: Data, test: Data) -> TrainingResult:
     """Train a run on a cluster, in the mode of its configuration."""
-    settings, folder = run.settings, run.folder
+    folder, mode = run.folder, run.settings.mode.name
     if not isinstance(source, Reader) or folder is None:
-        raise ConfigError(f"mode {settings.mode.name} reads files", "give paths, or use mode local for data in memory")
-    test = test if test is not None else settings.data.test
-    held_out = expand(test) if test else []
-    check_test_data(settings, bool(held_out))
-    driver = Driver(settings, source.schema, source.files, held_out, run.monitor)
+        raise ConfigError(f"mode {mode} reads files", "give paths, or use mode local for data in memory")
+    test = test if test is not None else run.settings.data.test or None
+    valid = valid if valid is not None else run.settings.data.valid or None
+    validated = run.choose_validation(source, valid, test, local=False) is not None
+    settings = run.settings
+    held_out = HeldOutFiles(
+        tuple(expand(valid) if valid is not None else source.files if validated else ()),
+        () if test is None else tuple(expand(test)),
+        source.split if valid is None else None,
+    )
+    driver = Driver(settings, source.schema, source.files, run.monitor, held_out, source.split)
     driver.mirror = run.mirror
     run.begin(driver)
+    sampled = [open_source(for_scoring(settings), held_out, source.schema)] if held_out else []
+    driver.evaluations.names = run.collect_names(source, *sampled)
     before = driver.start_state.rows
     train_on_cluster(driver)
+    run.signal = driver.signal
     rows, progress = driver.start_state.rows - before, driver.progress
     best = checkpoint.best(run.checkpoints)
     kept = best is not None and driver.signal is None
@@ -89,18 +102,35 @@ def train(run: OpenRun[ClusterMonitor], source: Source, test: Data) -> TrainingR
         best if kept else driver.path,
         cores(settings),
         rows=driver.start_state.rows,
+        steps=driver.start_state.steps,
         new_rows=rows,
         seconds=driver.trained_s + driver.last_save_s,
         rows_per_s=rows / driver.trained_s if driver.trained_s else 0.0,
         train=progress.train or dict(driver.start_state.metrics.results()),
-        test=(progress.best_test or progress.test) if kept else progress.test,
+        valid=(progress.best_valid or progress.valid) if kept else progress.valid,
+        test=progress.test,
         last=driver.path,
         signal=driver.signal,
         best=best,
-        best_auc=progress.best_auc,
     )
-    if settings.run.report and rows and driver.signal is None:
-        evidence = Evidence(results=result.test or {})
-        table_bytes = driver.overview.table_stats()["bytes"]
+    if driver.signal is not None:
+        return result
+    table_bytes = driver.overview.table_stats()["bytes"]
+    if kept and best != driver.path and held_out.test:
+        result.test = _test_best(result, held_out.test, settings, table_bytes)
+        record(run.monitor, "test", result.test, progress.epoch - 1, progress.best_step or driver.start_state.steps)
+    if settings.run.report and rows:
+        of = "validation" if result.test is None and result.valid is not None else "test"
+        evidence = Evidence(results=result.test or result.valid or {}, of=of)
         write_report(folder, result, evidence, run.monitor.log, table_bytes=table_bytes)
     return result
+
+
+def _test_best(result: TrainingResult, test: Sequence[str], settings: Config, table_bytes: int) -> Results:
+    """Return the metrics of the best checkpoint on the test files. A table that is too large for this process is spread again."""
+    if not too_large(table_bytes):
+        return result.evaluate(list(test))
+    assert result.path is not None
+    cluster = settings.cluster
+    with scorers(result.path, cluster.workers, cluster.shards, cluster.address, trust=True) as evaluations:
+        return evaluations.evaluate(test)

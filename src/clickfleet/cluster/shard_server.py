@@ -54,7 +54,7 @@ class ShardActor:
     """One shard and its server."""
 
     def __init__(self, number: int, config: Config, rules: Rules, who: tuple[int, bytes, int], logs: str) -> None:
-        log_to(logs, f"shard-{number}")
+        log_to(logs, f"shard {number}")
         keep_memory()
         torch.set_num_threads(1)
         sys.setswitchinterval(0.001)  # the thread that writes checkpoints shares the interpreter with the server

@@ -201,6 +201,10 @@ class ClusterMonitor(Monitor):
         if run.buckets.state()["buckets"][TOTALS.index("rows")]:  # none before the first report of an epoch
             super().tick(run)
 
+    def point(self, run: Progress) -> None:
+        self._steps = run.steps
+        super().point(run)
+
     def facts(self, run: Progress, now: float, since: Mark) -> dict[str, Any]:
         facts = super().facts(run, now, since)
         assert isinstance(run, ClusterProgress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +20,19 @@ from clickfleet.cluster.start_state import adopt_buffers, last_batches, pack_buf
 from clickfleet.cluster.status import WorkerStatus
 from clickfleet.cluster.wire import PeerIdentity
 from clickfleet.config.load import Config
+from clickfleet.data.batch import Batch
 from clickfleet.data.dataset import Source, for_scoring, open_source
+from clickfleet.data.memory import Feed
 from clickfleet.data.reader import Reader
 from clickfleet.data.schema import Schema
+from clickfleet.data.split import RowSplit, count
 from clickfleet.errors import ClusterError, MissingError
 from clickfleet.store.table import Table
 from clickfleet.training import modes, predict
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import WorkerJob
 from clickfleet.training.metrics import State, make_metrics
-from clickfleet.training.monitor import PHASES
+from clickfleet.training.monitor import PHASES, EvaluationLines
 from clickfleet.training.sharding import Kind, Link, Request, Spread
 from clickfleet.training.step import NotFiniteError
 
@@ -57,7 +60,7 @@ class WorkerActor:
     """The Ray actor of a worker. The driver calls it from other threads while it trains."""
 
     def __init__(self, index: int, config: Config, schema: Mapping[str, object], logs: str) -> None:
-        log_to(logs, f"worker-{index}")
+        log_to(logs, f"worker {index}")
         keep_memory()
         self.config, self.index = config, index
         self.schema = Schema.from_dict(schema, "the driver")
@@ -80,6 +83,8 @@ class WorkerActor:
         """The last generation that was abandoned."""
         self._ended: dict[str, Mapping[str, object] | None] | None = None
         self._carried: dict[str, object] = {}
+        self._aside: tuple[tuple[list[str], RowSplit], Iterable[Batch]] | None = None
+        """The rows that were set aside for validation, once they were read."""
         self._counted = (0, 0, 0)
         """Batches handed out, rows trained and batches trained before this epoch."""
         self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
@@ -140,6 +145,9 @@ class WorkerActor:
         """Train the streams of an assignment to their ends."""
         files = sum(len(stream.files) for stream in task.streams)
         log(f"epoch {task.epoch}: {len(task.streams)} streams, {files} files")
+        for stream in task.streams:
+            for file in stream.files:
+                log(f"  {file}")
         with self._change:
             self._training = True
             self._ended = None
@@ -198,6 +206,7 @@ class WorkerActor:
         reader = open_source(task.reading or self.config, list(stream.files), self.schema, labels=True, folder=folder)
         assert isinstance(reader, Reader)
         reader.whole = task.reading is None  # a pass may have only a few lines
+        reader.split = task.split
         reader.epoch = task.epoch if task.reading is None else 0  # each pass has its own seed
         if stream.state is not None:
             reader.restore(stream.state)
@@ -335,13 +344,30 @@ class WorkerActor:
             quantiles[name] = [float(np.percentile(times, q)) for q in (50, 99)] if times else []
         return quantiles
 
-    def measure(self, files: list[str], buffers: bytes, reading: Config | None = None) -> tuple[State, int]:
-        """Return the metrics of the shards' model on the worker's share of files, and the number of bad lines."""
+    def measure(
+        self, files: list[str], buffers: bytes, reading: Config | None = None, split: RowSplit | None = None
+    ) -> tuple[State, int]:
+        """Return the metrics of the shards' model on the worker's share of files, and the number of bad lines.
+
+        With a split, only the rows that are set aside count.
+        """
         with self._shards_model(buffers) as learner:
             if not files:
                 return predict.measure(learner, ()).state(), 0
+            if split is not None:
+                return predict.measure(learner, self._rows_aside(files, split)).state(), 0
             source = files_to_score(reading or self.config, self.schema, files)
-            return predict.measure(learner, source).state(), source.counters.bad_lines
+            lines = EvaluationLines(log, self.config.train.print_every)
+            return predict.measure(learner, source, on_batch=lines).state(), source.counters.bad_lines
+
+    def _rows_aside(self, files: list[str], split: RowSplit) -> Iterable[Batch]:
+        """Return the rows of the files that are set aside. If they are few, they are read once and kept."""
+        if self._aside is None or self._aside[0] != (files, split):
+            source = files_to_score(self.config, self.schema, files)
+            source.split, source.validation = split, True
+            rows = count(source).kept
+            self._aside = (files, split), source if rows is None else Feed(rows, self.schema, source.batch_size)
+        return self._aside[1]
 
     def score(self, files: list[str], buffers: bytes) -> tuple[list[np.ndarray[Any, Any]], int]:
         """Return the scores of each file, in order, and the number of bad lines."""

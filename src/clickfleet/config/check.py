@@ -7,14 +7,26 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from clickfleet.config import machine
+from clickfleet.config import machine, recipes
 from clickfleet.config.load import Config, checked, override
 from clickfleet.config.load import load as load_config
 from clickfleet.errors import ConfigError
 
 
-def configure(config: Config | Mapping[str, Any] | str | Path | None, overrides: Iterable[str] = ()) -> Config:
-    """Return the configuration given as a Config, a mapping, or the path of a file (None: all defaults)."""
+def configure(
+    config: Config | Mapping[str, Any] | str | Path | None, overrides: Iterable[str] = (), recipe: str | None = None
+) -> Config:
+    """Return the configuration given as a Config, a mapping, or the path of a file (None: all defaults).
+
+    With a recipe, a mapping and overrides apply over its settings.
+    """
+    if recipe is not None:
+        if config is not None and not isinstance(config, Mapping):
+            raise ConfigError(
+                f"the recipe {recipe} and a configuration exclude each other",
+                f"name one of them; clickfleet recipes {recipe} prints the recipe, to be changed",
+            )
+        config = recipes.under(recipe, config)
     if isinstance(config, Config):
         if overrides:
             raise ConfigError("key=value arguments cannot change a Config object", "use dataclasses.replace")
@@ -36,6 +48,11 @@ def check(config: Config) -> None:
         )
     if config.data.schema is not None and config.data.preset is not None:
         raise ConfigError("data.schema and data.preset exclude each other", "remove one of them")
+    if config.data.label is not None and (config.data.schema or config.data.preset):
+        raise ConfigError(
+            "data.label is for a guessed schema, but data.schema or data.preset names the label already",
+            "remove data.label, or change the label in the schema",
+        )
     if train.hogwild is not None and train.hogwild > cores(config):
         raise ConfigError(
             f"train.hogwild is {train.hogwild}, more than train.threads ({cores(config)})",

@@ -10,18 +10,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from clickfleet.config import sections, yaml_files
-from clickfleet.config.plugins import Plugin, closest
+from clickfleet.config.plugins import AUTO, Plugin, as_list, closest
 from clickfleet.config.sections import (
     Cluster,
     Data,
@@ -61,13 +61,16 @@ class Config:
 
 
 def load(path: str | Path | None = None, overrides: Iterable[str] = (), base: Path | None = None) -> Config:
-    """Load a file and apply `key=value` arguments. Relative paths are relative to the file, or without one to `base`."""
+    """Load a file and apply `key=value` arguments.
+
+    Relative paths in the file are relative to the file, those in arguments to `base`. Default: the current folder.
+    """
     raw: RawConfig = {}
     if path is not None:
         raw = read(yaml_files.read_text(path), str(path))
         raw = with_new_names(raw) if _is_saved(Path(path)) else raw
     for item in overrides:
-        override(raw, item)
+        override(raw, item, None if path is None else base or Path.cwd())
     if path is not None and isinstance(raw.setdefault("run", {}), dict):
         raw["run"].setdefault("dir", Run.dir)  # set here, the default is resolved against the file too
     return checked(
@@ -135,12 +138,30 @@ def checked(
     try:
         # In JSON, strict mode accepts a list as a tuple, but neither "3" nor true as 3.
         types: TypeAdapter[T] = adapter(cls)  # type: ignore[arg-type]  # every type is hashable
-        return types.validate_json(json.dumps(raw), context={"base": base, "origin": origin})
+        return types.validate_json(json.dumps(with_lists(cls, raw)), context={"base": base, "origin": origin})
     except TypeError as error:
         raise ConfigError(f"{source}: {where or 'the file'} contains an unsupported YAML value: {error}") from error
     except ValidationError as error:
         prefix = f"{source}: " if source else ""
         raise ConfigError("\n".join(prefix + explain(one, cls, where) for one in error.errors())) from None
+
+
+def with_lists(cls: Any, raw: Any) -> Any:
+    """Return `raw` with a list for every field of several values that is given as `a,b,c`. Paths may contain commas."""
+    if not isinstance(raw, Mapping) or not is_section(cls):
+        return raw
+    hints = get_type_hints(cls, include_extras=True)
+    listed: RawConfig = dict(raw)
+    for key in raw:
+        parts = flatten(hints.get(key))
+        section = next((part for part in parts if is_section(part) and part is not Plugin), None)
+        if section is not None:
+            listed[key] = with_lists(section, raw[key])
+        elif any(get_origin(part) is tuple for part in parts) and not any(
+            isinstance(p, BeforeValidator) for p in parts
+        ):
+            listed[key] = as_list(raw[key])
+    return listed
 
 
 @cache
@@ -222,8 +243,8 @@ def read(text: str, source: str) -> RawConfig:
     return raw
 
 
-def override(raw: RawConfig, item: str) -> None:
-    """Apply `a.b=value` to a nested mapping. The value is parsed as YAML."""
+def override(raw: RawConfig, item: str, base: Path | None = None) -> None:
+    """Apply `a.b=value` to a nested mapping. The value is parsed as YAML. Relative paths in it are relative to `base`, if given."""
     key, equals, text = item.partition("=")
     if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
         raise ConfigError(f"argument {item!r} does not have the form section.key=value", "for example train.epochs=3")
@@ -236,7 +257,31 @@ def override(raw: RawConfig, item: str) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(f"argument {item!r}: {parent} is a value, not a section")
         raw = inner
-    raw[last] = read(f"value: {text}", f"argument {item!r}")["value"]
+    is_sign = len(text) == 1 and not text.isalnum() and text != "~"  # such as a separator, which is not YAML
+    value = text if is_sign else read(f"value: {text}", f"argument {item!r}")["value"]
+    raw[last] = value if base is None else anchored(value, Config, key.split("."), base)
+
+
+def anchored(value: Any, hint: Any, names: Sequence[str], base: Path) -> Any:
+    """Return the value of the setting `names` inside `hint` with its relative paths resolved against `base`."""
+    parts = flatten(hint)
+    if Plugin in parts:
+        if names:  # a setting of a plug-in
+            return sections.plugin_path(names[0], value, base)
+        if isinstance(value, dict):
+            return {key: sections.plugin_path(key, item, base) for key, item in value.items()}
+        return sections.plugin_path("name", value, base)
+    if (section := next((part for part in parts if is_section(part)), None)) is not None:
+        hints = get_type_hints(section, include_extras=True)
+        if names:
+            return anchored(value, hints[names[0]], names[1:], base) if names[0] in hints else value
+        if isinstance(value, dict):
+            return {key: anchored(item, hints[key], (), base) if key in hints else item for key, item in value.items()}
+    if sections.PATH in parts:
+        many = isinstance(value, list)
+        each = [sections.beside(item, base) if isinstance(item, str) else item for item in (value if many else [value])]
+        return each if many else each[0]
+    return value
 
 
 def dump(config: Config) -> str:
@@ -246,6 +291,8 @@ def dump(config: Config) -> str:
 
 def plain(value: Any, as_given: bool = False) -> Any:
     """Return a configuration as plain values. `as_given` omits names and settings of plug-ins that are defaults."""
+    if isinstance(value, sections.AutoInt | sections.AutoFloat):
+        return AUTO
     if isinstance(value, Plugin):
         return dict(value.given) if as_given and value.given is not None else {"name": value.name, **value.settings}
     if isinstance(value, dict):

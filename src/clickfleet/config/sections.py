@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from clickfleet.config.plugins import Plugin
+from clickfleet.config.plugins import AUTO, Plugin, is_file
 
 _DURATIONS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _SIZES = {"B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
@@ -48,19 +48,28 @@ Seconds = Annotated[float, BeforeValidator(SECONDS.parse), SECONDS]
 Bytes = Annotated[int, BeforeValidator(lambda value: int(BYTES.parse(value))), BYTES]
 
 
+def beside(value: str, base: Path | None) -> str:
+    """Resolve a relative path against a folder. Leave URLs unchanged."""
+    return value if base is None or "://" in value or Path(value).is_absolute() else str(Path(base) / value)
+
+
+def plugin_path(key: str, value: Any, base: Path | None) -> Any:
+    """Resolve the settings of a plug-in that are paths: the name of a user's .py file, and `folder`."""
+    is_path = (key == "name" and is_file(str(value))) or (key == "folder" and value)
+    return beside(value, base) if is_path and isinstance(value, str) else value
+
+
 def _beside(value: str, info: ValidationInfo) -> str:
-    """Resolve a relative path against the folder of the configuration file. Leave URLs unchanged."""
-    base = (info.context or {}).get("base")
-    if base is None or "://" in value or Path(value).is_absolute():
-        return value
-    return str(Path(base) / value)
+    """Resolve a relative path against the folder of the configuration file."""
+    return beside(value, (info.context or {}).get("base"))
 
 
 def _several(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-FilePath = Annotated[str, AfterValidator(_beside)]
+PATH = AfterValidator(_beside)
+FilePath = Annotated[str, PATH]
 FilePaths = Annotated[tuple[FilePath, ...], BeforeValidator(_several)]
 Count = Annotated[int, Ge(1)]
 Positive = Annotated[float, Gt(0)]
@@ -68,22 +77,43 @@ Share = Annotated[float, Ge(0), Le(1)]
 Port = Annotated[int, Ge(0), Le(65535)]
 
 
+class AutoInt(int):
+    """A setting to be chosen by the data. It is a number, and stays so, where nothing chooses: for large logs and for streams."""
+
+
+class AutoFloat(float):
+    """Like `AutoInt`."""
+
+
+def auto(usual: AutoInt | AutoFloat | None) -> WrapValidator:
+    """Return a validator that accepts `auto`. The setting then has its default value, `usual`."""
+
+    def parse(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return usual if isinstance(value, str) and value == AUTO else handler(value)
+
+    return WrapValidator(parse)
+
+
+ONE_EPOCH, IN_ORDER, DENSE_RATE = AutoInt(1), AutoInt(0), AutoFloat(0.001)
+
+
 def plugin(default: str | Plugin) -> BeforeValidator:
     """Return a validator for `name` or {name, settings…}. Settings without a name override single settings of the default."""
     usual = Plugin(default) if isinstance(default, str) else default
 
     def parse(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and value == AUTO:
+            return usual
         given = {"name": value} if isinstance(value, str) else value
         name = given.get("name", usual.name) if isinstance(given, dict) else None
         if not isinstance(name, str):
             raise PydanticCustomError("plugin", "needs a name, or a mapping with a name and settings")
-        settings = {key: item for key, item in given.items() if key != "name"}
-        if isinstance(settings.get("folder"), str) and settings["folder"]:
-            settings["folder"] = _beside(settings["folder"], info)
-        origin = (info.context or {}).get("origin", "")
+        base, origin = ((info.context or {}).get(key) for key in ("base", "origin"))
+        chosen = {key: item for key, item in given.items() if key != "name" and item != AUTO}
+        settings = {key: plugin_path(key, item, base) for key, item in chosen.items()}
         if "name" not in given:
-            return Plugin(name, {**usual.settings, **settings}, origin, settings)
-        return Plugin(_beside(name, info) if name.endswith(".py") else name, settings, origin)
+            return Plugin(name, {**usual.settings, **settings}, origin or "", settings)
+        return Plugin(plugin_path("name", name, base), settings, origin or "")
 
     return BeforeValidator(parse)
 
@@ -93,30 +123,39 @@ BATCH_ROWS = 1000
 
 @dataclass(frozen=True)
 class Data:
-    format: Annotated[Plugin, plugin("criteo")] = field(default_factory=lambda: Plugin("criteo"))
-    """Format of the files: a name, the path of your own .py file, or {name, settings…}."""
+    format: Annotated[Plugin, plugin(AUTO)] = field(default_factory=lambda: Plugin(AUTO))
+    """Format of the files: a name, the path of your own .py file, or {name, settings…}. Default: recognised from the first file."""
     train: FilePaths = ()
     """Training data: files, folders, patterns or URLs."""
+    valid: FilePaths = ()
+    """Validation data, evaluated after each epoch: files, folders, patterns or URLs. Early stopping and BEST look at it."""
+    valid_share: Annotated[float, Ge(0), Lt(1)] | None = None
+    """Share of the training rows to set aside if data.valid is not given: the newest by the time column, or random ones. 0: none.
+    Default: 0.1, at most about 100,000 rows, if there is no data.test or something needs validation; else 0."""
     test: FilePaths = ()
-    """Test data, evaluated after each epoch: files, folders, patterns or URLs."""
+    """Test data: files, folders, patterns or URLs. Evaluated once at the end, or after each epoch if there is no validation data."""
     schema: FilePath | None = None
-    """Path of a schema.yaml. Default: the schema of the format."""
+    """Path of a schema.yaml. Default: the schema of the format, or one guessed from the training data."""
+    label: str | None = None
+    """Name of the label column, if the schema is guessed. Default: a column named like a label, or the only one of 0 and 1."""
     preset: str | None = None
     """Name of a built-in schema, such as criteo-paddle. Use it instead of data.schema."""
     vocabulary: FilePath | None = None
     """word2vec: the vocabulary file that `clickfleet words prepare` writes."""
     keys: str | None = None
     """Rule that turns values into keys: hash64, `py2 mod 1000001` or raw. Default: the rule of the schema."""
-    batch_size: Count | None = None
-    """Rows per step. Default: 1000; for word2vec, as many sentences as contain about 10,000 words."""
+    batch_size: Annotated[Count | None, auto(None)] = None
+    """Rows per step. Default: auto, 64 to 1000 by the rows of the data; for word2vec, as many sentences as contain about 10,000 words."""
     test_batch_size: Count | None = None
     """Rows per batch in evaluation. Default: data.batch_size."""
-    shuffle: Annotated[int, Ge(0)] | Literal["global"] = 0
-    """Number of rows to shuffle at a time; `global` shuffles all rows in memory. Any value but 0 also shuffles the files."""
+    shuffle: Annotated[Annotated[int, Ge(0)] | Literal["global"], auto(IN_ORDER)] = IN_ORDER
+    """Number of rows to shuffle at a time; `global` shuffles all rows in memory. Any value but 0 also shuffles the files.
+    Default: auto, `global` for fewer than 400,000 rows on one machine, else 0.
+    Data in memory is shuffled as a whole, anew in every epoch."""
     interleave: Count | None = None
-    """Number of files to read in turn. Default: 1, or 4 with data.shuffle."""
+    """Number of files to read in turn. Default: 1, or 4 with data.shuffle; with a pipe at least data.threads."""
     threads: Annotated[int, Ge(0)] = 1
-    """Number of threads that parse files; 0 parses in the training thread."""
+    """Number of threads that parse files; 0 parses in the training thread. With a pipe, so many commands run at once."""
     bad_lines: Literal["error", "skip", "quarantine"] = "error"
     """What to do with a bad line: stop the run, skip and count it, or store it in the quarantine file."""
     max_bad_fraction: Share = 0.1
@@ -152,9 +191,10 @@ class TableSettings:
     preset: Literal["plain", "online"] = "plain"
     """Defaults for the life of a row. plain: admit and keep every row. online: admit frequent rows, decay and delete old ones."""
     rule: Annotated[Plugin, plugin(ROW_RULE)] = ROW_RULE
-    """Optimizer of the rows. With a name, other settings default to that rule's; without one, they override the default rule."""
+    """Optimizer of the rows. With a name, other settings default to that rule's; without one, they override the default rule.
+    Default: auto, adagrad_v2 with a learning rate by the rows and slots of the data, 0.05 for 200,000 rows and more."""
     embed_rule: Annotated[Plugin, plugin(FIRST_ORDER_RULE)] | None = None
-    """Optimizer of the first-order weight. Default: `table.rule` if that has a name, else adagrad_v2 with lr 0.1."""
+    """Optimizer of the first-order weight. Default: `table.rule` if that has a name, else auto; adagrad_v2 with lr 0.1 for large logs."""
     init: TableInitSettings = field(default_factory=TableInitSettings)
     admission: str | None = None
     """When a row gets factors: `birth`, `score(s)`, `count(n)` or `probability(p)`. Default: that of the preset."""
@@ -222,8 +262,8 @@ class Schedule:
 class DenseSettings:
     optimizer: Literal["sgd", "adam", "adamw", "adagrad"] = "adam"
     """Optimizer of the dense weights. Rows use table.rule."""
-    lr: float = 0.001
-    """Learning rate."""
+    lr: Annotated[float, auto(DENSE_RATE)] = DENSE_RATE
+    """Learning rate. Default: auto, by the rows of the data; 0.001 for large logs."""
     schedule: Schedule = field(default_factory=Schedule)
     clip_norm: float | None = None
     """Maximum norm over all gradients together; larger gradients are scaled down."""
@@ -251,8 +291,11 @@ class LossSettings:
     """Fraction of the negatives that down-sampling kept in the training data. Predictions are corrected for it."""
     l2: float = 0.0
     """L2 coefficient of every dense weight matrix."""
-    l2_rows: float | None = None
-    """L2 coefficient of the rows of a batch, added to their gradient. Default: that of the model, in most models 0."""
+    l2_rows: Annotated[float | None, auto(None)] = None
+    """L2 coefficient of the rows of a batch, added to their gradient. Default: auto, up to 1 for small logs; for others that of the
+    model, in most models 0."""
+    function: Annotated[Plugin, plugin("")] | None = None
+    """Your own loss instead of the log loss: ./my_loss.py, ./my_loss.py:name or package.module:name, or {name, arguments…}."""
 
 
 @dataclass(frozen=True)
@@ -265,12 +308,14 @@ class MetricsSettings:
     """Continue the training metrics across epochs instead of resetting them."""
     slices: str | None = None
     """Slot by which evaluation also groups its metrics: one set per value."""
+    functions: dict[str, Annotated[Plugin, plugin("")]] = field(default_factory=dict)
+    """Your own metrics of an evaluation: the name of each, and its function, written as in train.loss.function."""
 
 
 @dataclass(frozen=True)
 class Train:
-    epochs: Count = 1
-    """Number of passes over the training data."""
+    epochs: Annotated[Count, auto(ONE_EPOCH)] = ONE_EPOCH
+    """Number of passes over the training data. Default: auto, 1 for 400,000 rows and more; more for fewer, with early stopping."""
     seed: int = 7
     """Seed of initial values, shuffling and dropout."""
     threads: Count | None = None
@@ -279,10 +324,18 @@ class Train:
     """Number of lock-free trainer threads. Default: one per core, up to 8; one with a GPU."""
     deterministic: bool = False
     """Use one trainer and ordered pushes. Runs with the same seed and threads then write identical bytes."""
+    print_every: Count | None = None
+    """Number of batches between progress lines, in training and evaluation. Default: a line every 10 seconds."""
     eval_every: Count | None = None
-    """Number of steps between evaluations, in addition to the one after each epoch."""
-    patience: Count | None = None
-    """Stop training after this many evaluations without a better test AUC."""
+    """Number of steps between evaluations on validation data, in addition to the one after each epoch."""
+    monitor: str = "auc"
+    """Metric on validation data that tells which model is best: auc, gauc, logloss, ne, accuracy, calibration (closest to 1) and others."""
+    patience: Annotated[Count | None, auto(None)] = None
+    """Stop training after this many evaluations on validation data without a better train.monitor. Default: chosen along with
+    train.epochs if that is auto, else no early stopping."""
+    average: Annotated[bool | None, auto(None)] = None
+    """After the last epoch, average the weights of several epochs and keep the average as BEST if it is better on validation data.
+    Default: auto, true for fewer than 200,000 rows if the epochs are chosen too."""
     init_from: FilePath | None = None
     """Model to start from: a run folder, a checkpoint or a published log."""
     device: str = "cpu"
@@ -334,9 +387,11 @@ class Run:
     keep_epochs: bool = True
     """Keep the checkpoint at the end of each epoch, labelled EPOCH-0000 and so on."""
     keep_best: bool | None = None
-    """Keep the checkpoint with the best test AUC, labelled BEST. Default: true if train.patience is set."""
+    """Keep the checkpoint with the best train.monitor on validation data, labelled BEST. Default: true if train.patience is set."""
     report: bool = True
     """Write report.html at the end of the run."""
+    names: bool = True
+    """Keep frequent values of each slot in names.json and published bases, to show values instead of keys. false: no raw values."""
 
 
 @dataclass(frozen=True)
@@ -373,6 +428,8 @@ class Online:
     """Kafka topic of the logs. Set this or online.dir."""
     start_day: int | None = None
     """First day, as YYYYMMDD."""
+    start_pass: Count = 1
+    """First pass of start_day that is read. With hourly folders, 9 begins at 0800. Needs online.dir."""
     end_day: int | None = None
     """Last day, as YYYYMMDD. null: run until stopped."""
     split_interval: Seconds = 3600.0
@@ -482,8 +539,8 @@ class Tune:
     """Settings to search, by key: {dense.lr: {low: 1e-4, high: 1e-2, log: true}}."""
     trials: Count = 30
     """Number of trials."""
-    metric: Literal["auc", "logloss"] = "auc"
-    """Metric to optimize, measured on the test data."""
+    metric: str | None = None
+    """Metric to optimize, measured on validation data. Default: train.monitor."""
     sampler: Literal["tpe", "random"] = "tpe"
     """How to choose the settings of the next trial."""
     pruner: Literal["median", "halving", "none"] = "median"

@@ -131,7 +131,10 @@ def _expand_local(path: str) -> list[str]:
     matches = [name for name in matches if not os.path.basename(name).startswith((".", "_"))]
     if not matches:
         what = "no file matches" if glob.has_magic(path) else "there is no file"
-        raise DataError(f"{what} {path}", "paths in a configuration are relative to its folder")
+        raise DataError(
+            f"{what} {path}",
+            "a path in a configuration file is relative to the folder of the file, any other to the current folder",
+        )
     return matches
 
 

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from clickfleet.data.bad_lines import Counters, describe
 from clickfleet.data.batch import Batch, SourceState, concatenate
+from clickfleet.data.parsing.layout import nothing
+from clickfleet.data.reader import order
 from clickfleet.data.schema import Schema
+from clickfleet.data.split import RowSplit
 from clickfleet.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -31,22 +34,67 @@ class Feed:
 
     `data` is a frame or table, a mapping from names to arrays (2-D arrays are lists), or an iterable. The items of an iterable
     are rows (mappings), groups of rows (mappings or tuples of arrays or tensors, as a DataLoader yields them) or batches.
-    `names` are the names of the entries of a tuple.
+    `names` are the names of the entries of a tuple. `shuffle` shuffles all rows, in a new order for each pass. Like a split, it
+    converts all rows first, and needs data that can be read again: not an iterator and not a DataLoader.
     """
 
     def __init__(
-        self, data: Any, schema: Schema, batch_size: int = 1000, *, names: Sequence[str] | None = None
+        self,
+        data: Any,
+        schema: Schema,
+        batch_size: int = 1000,
+        *,
+        names: Sequence[str] | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
     ) -> None:
         if batch_size < 1:
             raise ConfigError("batch_size must be at least 1")
         self.data, self.schema, self.batch_size = data, schema, batch_size
         self.names = None if names is None else list(names)
+        self.shuffle, self.seed = shuffle, seed
+        if shuffle and not is_rereadable(data):
+            raise ConfigError(
+                f"data.shuffle cannot shuffle a {type(data).__name__}, which is read once, from its start to its end",
+                "shuffle it yourself and set data.shuffle=0, or pass a frame, a table, a mapping of arrays or a list",
+            )
+        self.split: RowSplit | None = None
+        """The rows that are set aside. The feed returns the others or, with `validation`, these."""
+        self.validation = False
         self.counters = Counters()
         self.epoch = 0
         self._skip = 0
+        self._rows: tuple[tuple[RowSplit | None, bool], Batch] | None = None
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether every pass over the data yields the same rows in the same order."""
+        return is_rereadable(self.data)
+
+    def rows(self) -> Batch:
+        """Return all rows of this part as one batch, in their order."""
+        part = self.split, self.validation
+        if self._rows is None or self._rows[0] != part:
+            parts = list(self._parts())
+            whole = concatenate(parts) if parts else nothing(self.schema)
+            if self.split is not None:
+                whole = self.split.part("", 0, whole, self.validation)
+            self._rows = part, whole
+        return self._rows[1]
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one pass over the data, or the rest of it after `restore`."""
+        if self.shuffle or self.split is not None:
+            rows = self.rows()
+            indices = order(len(rows), self.seed, self.epoch) if self.shuffle else np.arange(len(rows))
+            for first in range(self._skip, len(rows), self.batch_size):
+                yield self._hand_out(rows.take(indices[first : first + self.batch_size]))
+        else:
+            yield from self._in_order()
+        self._skip = 0
+        self.epoch += 1
+
+    def _in_order(self) -> Iterator[Batch]:
         skip, rows = self._skip, 0
         rest: list[Batch] = []
         for part in self._parts():
@@ -62,8 +110,6 @@ class Feed:
                 rows += len(batch)
         if rest:
             yield self._hand_out(concatenate(rest))
-        self._skip = 0
-        self.epoch += 1
 
     def _hand_out(self, batch: Batch) -> Batch:
         batch.epoch, batch.row = self.epoch, self._skip
@@ -79,12 +125,26 @@ class Feed:
             "epoch": self.epoch,
             "skip": self._skip,
             "counters": self.counters.to_dict(),
+            **self._identity(),
+        }
+
+    def _identity(self) -> Mapping[str, Any]:
+        """Return what decides the order of the rows."""
+        return {
+            **({"shuffle": self.seed} if self.shuffle else {}),
+            **({} if self.split is None else {"split": self.split.to_dict()}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Skip the rows before a saved position. The data must be the same, in the same order."""
         if state["schema"] != self.schema.hash:
             raise DataError("the saved state belongs to data with a different schema")
+        for name in ("shuffle", "split"):
+            if state.get(name) != self._identity().get(name):
+                raise DataError(
+                    f"the saved state has {name} {state.get(name)!r}, this run has {self._identity().get(name)!r}",
+                    "resume with the same data, train.seed, data.shuffle and data.valid_share",
+                )
         self.epoch, self._skip = state["epoch"], state["skip"]
         self.counters = Counters(**state["counters"])
 
@@ -104,6 +164,21 @@ class Feed:
                 f"cannot read rows from {type(data).__name__}",
                 "pass a frame, a table, a mapping of arrays, or an iterable of rows or batches",
             )
+
+    def head(self, rows: int) -> Iterator["pa.RecordBatch"]:
+        """Yield the first rows as Arrow columns: of a frame, a table, a mapping of arrays or a list of rows; else nothing."""
+        import pyarrow as pa
+
+        data = self.data
+        if isinstance(data, Mapping):
+            data = self._table({name: values[:rows] for name, values in data.items()}, "the data")
+        elif isinstance(data, list | tuple) and data and isinstance(data[0], Mapping):
+            data = pa.Table.from_pylist([dict(row) for row in data[:rows]])
+        if hasattr(data, "__arrow_c_stream__"):
+            for batch in pa.RecordBatchReader.from_stream(data):
+                if rows > 0 and len(batch):
+                    yield batch.slice(0, rows)
+                rows -= len(batch)
 
     def _from_arrow(self, data: Any, before: int = 0) -> Iterator[Batch]:
         import pyarrow as pa
@@ -173,36 +248,14 @@ class Feed:
 
     def _table(self, arrays: Mapping[str, Any], where: str) -> "pa.Table":
         """Return a mapping from names to arrays as a table. `dense` may hold all dense columns as one 2-D array."""
-        import pyarrow as pa
-
+        dense = arrays.get("dense")
         has_column_dense = any("dense" in (column.name, column.source) for column in self.schema.columns)
-        columns: dict[str, NDArray[Any] | pa.Array] = {}
-        for name, array in arrays.items():
-            values = _numpy(array)
-            if values.ndim == 0:
-                raise DataError(f"{where}: {name!r} is a single value; expected one per row")
-            if name == "dense" and values.ndim == 2 and not has_column_dense:
-                if values.shape[1] != len(self.schema.dense):
-                    raise DataError(
-                        f"{where}: dense has {values.shape[1]} columns, the schema has {len(self.schema.dense)}"
-                    )
-                columns |= {c.source_name: values[:, i] for i, c in enumerate(self.schema.dense)}
-            elif values.ndim == 1:
-                columns[name] = values
-            elif values.shape[1:] == (1,):
-                columns[name] = values[:, 0]
-            elif values.ndim == 2:
-                flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-                columns[name] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-            else:
-                raise DataError(f"{where}: {name!r} has {values.ndim} dimensions; expected one or two")
-        lengths = {name: len(values) for name, values in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise DataError(f"{where}: the arrays have different lengths: {lengths}")
-        try:
-            return pa.table(columns)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise DataError(f"{where}: {error}") from None
+        if dense is None or has_column_dense or (values := _numpy(dense)).ndim != 2:
+            return table_of(arrays, where)
+        if values.shape[1] != len(self.schema.dense):
+            raise DataError(f"{where}: dense has {values.shape[1]} columns, the schema has {len(self.schema.dense)}")
+        columns = {column.source_name: values[:, i] for i, column in enumerate(self.schema.dense)}
+        return table_of({**{name: array for name, array in arrays.items() if name != "dense"}, **columns}, where)
 
     def _checked(self, batch: Batch) -> Batch:
         if batch.dense.shape[1] != len(self.schema.dense) or batch.slots != len(self.schema.slots):
@@ -212,6 +265,43 @@ class Feed:
             )
         batch.check_rows()
         return batch
+
+
+def is_rereadable(data: Any) -> bool:
+    """Return whether every pass over data yields the same rows in the same order."""
+    return (
+        isinstance(data, Batch | Mapping | list | tuple)
+        or hasattr(data, "__arrow_c_array__")
+        or (hasattr(data, "__arrow_c_stream__") and hasattr(data, "__len__"))
+    )
+
+
+def table_of(arrays: Mapping[str, Any], where: str) -> "pa.Table":
+    """Return a mapping from names to arrays as a table."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    try:
+        for name, array in arrays.items():
+            if isinstance(array, pa.Array | pa.ChunkedArray):
+                columns[name] = array
+                continue
+            values = _numpy(array)
+            if values.ndim == 0:
+                raise DataError(f"{where}: {name!r} is a single value; expected one per row")
+            if values.ndim == 2 and values.shape[1] != 1:
+                flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+                columns[name] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+            elif values.ndim <= 2:
+                columns[name] = pa.array(values.reshape(-1), from_pandas=True)  # NaN is a missing value
+            else:
+                raise DataError(f"{where}: {name!r} has {values.ndim} dimensions; expected one or two")
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"{where}: the arrays have different lengths: {lengths}")
+        return pa.table(columns)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def _numpy(value: Any) -> NDArray[Any]:

@@ -8,7 +8,7 @@ state = reader.state()
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,6 +25,7 @@ from clickfleet.data.files import expand, split_files
 from clickfleet.data.formats import Format, load
 from clickfleet.data.parsing.user_format import UserFormatLines
 from clickfleet.data.schema import Schema
+from clickfleet.data.split import RowSplit
 from clickfleet.errors import ConfigError, DataError
 
 _VERSION: Final = 1
@@ -76,6 +77,7 @@ class Reader:
             raise ConfigError("batch_size and interleave must be at least 1, threads at least 0")
         if shuffle != "global" and shuffle < 0:
             raise ConfigError(f'data.shuffle must be at least 0, or "global", not {shuffle!r}')
+        format = _recognised(format, files, schema, str(base))  # noqa: A001
         self.format = load(format, base or ".")
         self.format_name = format if isinstance(format, str) else type(self.format).__name__.strip("_").lower()
         self.schema = _schema(schema, self.format)
@@ -85,6 +87,13 @@ class Reader:
         self.require_labels = require_labels
         self.whole = True
         """The files are the whole dataset, so that max_bad_fraction applies even if they have few lines."""
+        self.split: RowSplit | None = None
+        """The rows that are set aside. The reader returns the others or, with `validation`, these."""
+        self.validation = False
+        self.on_block: Callable[[BlockResult], None] = lambda block: None
+        """Called with each block before its rows are returned."""
+        self.every_bad_line = False
+        """Describe every bad line to `on_block`, whatever becomes of it."""
         self.counters = Counters()
         self.epoch = self._passed = 0
         self.window_rows: int | None = None if shuffle == "global" else -(-shuffle // batch_size) * batch_size
@@ -109,7 +118,7 @@ class Reader:
             self._position.places,
             turn=self._position.turn,
             threads=self.threads,
-            on_bad=self._bad.on_bad,
+            on_bad="all" if self.every_bad_line and self._bad.policy == "skip" else self._bad.on_bad,
             ahead_rows=self.window_rows or 0,
         )
         try:
@@ -192,6 +201,8 @@ class Reader:
                 tuple(places), result.lane, skip, counters=self.counters.copy(), quarantine=self._bad.mark()
             )
             batch = self._check(result, line)
+            if self.split is not None:
+                batch = self.split.part(result.path, line, batch, self.validation)
             places[result.lane] = Place(result.file, result.end, line + result.parsed.lines)
             if skip > len(batch):
                 raise DataError(f"{result.path}: cannot resume, because the file has changed since the state was saved")
@@ -203,6 +214,7 @@ class Reader:
         assert result.parsed is not None
         self.counters.bytes += result.size
         self._bad.handle(result.path, line, result.parsed, self.counters, self.format_name)
+        self.on_block(result)
         batch = result.parsed.batch
         if self.require_labels and batch.labels is None and len(batch):
             raise DataError(
@@ -238,15 +250,17 @@ class Reader:
             "interleave": self._lanes,
             "shuffle": self.window_rows if self.window_rows is not None else "global",
             "seed": self.seed if self._shuffles else None,
+            **({} if self.split is None else {"split": self.split.to_dict()}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the saved position of a reader of the same files."""
-        for name, expected in self._identity().items():
-            if state.get(name) != expected:
+        identity = self._identity()
+        for name in (*identity, "split"):
+            if state.get(name) != identity.get(name):
                 raise DataError(
-                    f"the saved reader state has {name} {state.get(name)!r}, this reader has {expected!r}",
-                    "resume with the same files, schema, shuffle, seed and interleave",
+                    f"the saved reader state has {name} {state.get(name)!r}, this reader has {identity.get(name)!r}",
+                    "resume with the same files, schema, shuffle, seed, interleave and data.valid_share",
                 )
         counters = Counters(**state["counters"])
         places = tuple(Place(*place) for place in state["places"])
@@ -257,6 +271,16 @@ class Reader:
         self.counters = counters
         self.counters.rows = state["rows"]
         self._bad.forget_after(state["quarantine"])
+
+
+def _recognised(form: Any, files: Any, schema: Schema | None, base: str) -> Any:
+    """Return the format that the files have, if it is to be recognised."""
+    chosen = Plugin(form) if isinstance(form, str) else Plugin.parse(form) if isinstance(form, Mapping) else form
+    if not isinstance(chosen, Plugin) or not chosen.automatic:
+        return form
+    from clickfleet.data.recognition import sample
+
+    return sample(expand(files, base), chosen, schema).format
 
 
 def _schema(schema: Schema | None, form: Format) -> Schema:

@@ -164,6 +164,8 @@ class Schema:
     group: str | None = None
     values: bool = False
     """Whether every key has a value that multiplies its row (libffm)."""
+    negative: int = 0
+    """The label of a row without a click in the files: 0 or -1. That of a click is always 1."""
 
     _hash: str = field(default="", init=False, repr=False, compare=False)
 
@@ -172,6 +174,8 @@ class Schema:
             raise ConfigError("the schema does not name a label column")
         if not self.slots and not self.dense:
             raise ConfigError("the schema needs at least one slot or dense column")
+        if self.negative not in (0, -1) or isinstance(self.negative, bool):
+            raise ConfigError(f"negative is {self.negative!r}", "labels are 0 and 1, or -1 and 1 with negative: -1")
         names = [column.name for column in self.columns]
         for name in names:
             if not name:
@@ -212,10 +216,14 @@ class Schema:
         """The slots stored in files: all except bucketed ones."""
         return tuple(slot for slot in self.slots if slot.bucket is None)
 
+    def inputs(self) -> "Schema":
+        """Return the schema without show, click, weight, time and group, which a model does not need to score rows."""
+        return replace(self, show=None, click=None, weight=None, time=None, group=None) if self.sides else self
+
     def applied(self) -> "Schema":
-        """Return the schema of these rows after transforms and key rule were applied to them."""
+        """Return the schema of these rows after transforms, key rule and labels were applied to them."""
         dense = tuple(replace(column, transform=Transform()) for column in self.dense)
-        return replace(self, dense=dense, keys=KeyRule("raw"))
+        return replace(self, dense=dense, keys=KeyRule("raw"), negative=0)
 
     def with_keys(self, rule: KeyRule | str) -> "Schema":
         return replace(self, keys=KeyRule.parse(rule) if isinstance(rule, str) else rule)
@@ -227,6 +235,7 @@ class Schema:
             "keys": str(self.keys),
             **self.sides,
             **({"values": True} if self.values else {}),
+            **({"negative": self.negative} if self.negative else {}),
             "dense": [_plain(column, transform=str(column.transform)) for column in self.dense],
             "slots": [_plain(slot, **({"bucket": _plain(slot.bucket)} if slot.bucket else {})) for slot in self.slots],
         }
@@ -259,7 +268,7 @@ class Schema:
     def diff(self, other: "Schema") -> list[str]:
         """Return one line per difference between two schemas."""
         lines: list[str] = []
-        for name in ("label", "keys", *SIDES, "values"):
+        for name in ("label", "keys", *SIDES, "values", "negative"):
             here, there = getattr(self, name), getattr(other, name)
             if here != there:
                 lines.append(f"{name}: {here} here, {there} there")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
 from clickfleet.training.layers import FieldVectors, by_fan_in, factor_std, tower, truncated
-from clickfleet.training.network import Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, Inputs, Model, Shape, TableInit
 
 
 class AutoInt(Model):
@@ -19,6 +19,7 @@ class AutoInt(Model):
     """
 
     rows = TableInit(embedx="normal(0.01)")
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

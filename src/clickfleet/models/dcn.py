@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from clickfleet.training.layers import by_fan_in, factor_std, normal, side_by_side, tower, truncated
 from clickfleet.training.losses import l2
-from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
 
 class DCN(Model):
@@ -17,6 +17,7 @@ class DCN(Model):
     """
 
     original_rows = TableInit(embedx=SMALL)
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from clickfleet.errors import ConfigError
 from clickfleet.training.layers import DroppedTower, Tower, by_fan_in, side_by_side, tower
 from clickfleet.training.losses import l2
-from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
 
 class DCNv2(Model):
@@ -21,6 +21,7 @@ class DCNv2(Model):
     """
 
     original_rows = TableInit(embedx=SMALL)
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

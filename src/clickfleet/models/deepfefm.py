@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from clickfleet.training.layers import DroppedTower, Pairs, Tower, Wide, factor_std, tower, truncated
 from clickfleet.training.losses import l2
-from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
 
 class DeepFEFM(Model):
@@ -20,6 +20,7 @@ class DeepFEFM(Model):
     original_rows = TableInit(SMALL, SMALL)
     original_l2_rows = 1e-6
     has_wide = True
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from clickfleet.training.layers import FieldVectors, Wide, by_fan_in, factor_std, fm_pairs, tower, truncated
-from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
 
 class DeepFM(Model):
@@ -16,6 +16,7 @@ class DeepFM(Model):
 
     original_rows = TableInit(SMALL, SMALL)
     has_wide = True
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

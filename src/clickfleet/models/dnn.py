@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from clickfleet.training.layers import by_fan_in, tower
-from clickfleet.training.network import Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, Inputs, Model, Shape, TableInit
 
 
 class DNN(Model):
@@ -13,6 +13,7 @@ class DNN(Model):
 
     original_rows = TableInit(embedx="uniform(-1,1)")
     original_epsilon = 0.0  # softmax cross-entropy
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.training.layers import by_fan_in, side_by_side
-from clickfleet.training.network import Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, Inputs, Model, Shape, TableInit
 
 
 class GateDNN(Model):
@@ -20,6 +20,7 @@ class GateDNN(Model):
 
     rows = TableInit(embedx="normal(0.01)")  # a row of zeros would keep its gate closed
     original_rows = TableInit(embedx="uniform(-1,1)")
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from clickfleet.training.layers import by_fan_in, tower
-from clickfleet.training.network import Inputs, Model, Shape
+from clickfleet.training.network import NARROW, Inputs, Model, Shape
 
 
 class SlotDNN(Model):
@@ -13,6 +13,8 @@ class SlotDNN(Model):
 
     The network of PaddleRec's streaming example, after the deep part of arXiv:1606.07792.
     """
+
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from clickfleet.training.layers import Wide, by_fan_in, tower, truncated
-from clickfleet.training.network import Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, Inputs, Model, Shape, TableInit
 
 
 class WideDeep(Model):
@@ -13,6 +13,7 @@ class WideDeep(Model):
 
     original_rows = TableInit(embedx="uniform(-1,1)")
     has_wide = True
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from clickfleet.training.layers import FieldVectors, Wide, by_fan_in, constant, factor_std, tower, truncated
 from clickfleet.training.losses import l2
-from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
+from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
 
 class XDeepFM(Model):
@@ -20,6 +20,7 @@ class XDeepFM(Model):
 
     original_rows = TableInit(SMALL, SMALL)
     has_wide = True
+    small = NARROW
 
     @dataclass(frozen=True)
     class Config(Model.Config):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from clickfleet.config.check import check, configure, cores
 from clickfleet.config.load import Config
-from clickfleet.config.plugins import find
-from clickfleet.data.dataset import schema_of
+from clickfleet.config.plugins import Plugin, find
+from clickfleet.data.dataset import schema_of, settle, with_schema_file
+from clickfleet.data.guess import Guess
 from clickfleet.data.schema import Schema
 from clickfleet.errors import ConfigError
 from clickfleet.online.freshness import Freshness
@@ -26,6 +27,7 @@ from clickfleet.online.sources.directories import Directories
 from clickfleet.online.sources.iterable import IterableSource
 from clickfleet.store import run_folder
 from clickfleet.store.mirror import origin
+from clickfleet.store.run_folder import local_folder
 from clickfleet.training import modes
 from clickfleet.training.model import SavedModel
 from clickfleet.training.monitor import Monitor
@@ -33,7 +35,15 @@ from clickfleet.training.network import Model
 from clickfleet.training.predict import Results
 from clickfleet.training.report import write_report
 from clickfleet.training.report.evidence import Evidence
-from clickfleet.training.run import LocalStart, OpenRun, not_finite, open_run, settled
+from clickfleet.training.run import (
+    LocalStart,
+    OpenRun,
+    not_finite,
+    open_run,
+    record_guess,
+    settled,
+    with_saved_format,
+)
 from clickfleet.training.step import NotFiniteError
 
 if TYPE_CHECKING:
@@ -52,6 +62,10 @@ class OnlineResult(SavedModel):
     """Passes since the run began."""
     rows: int = 0
     """Rows trained by this call."""
+    total_rows: int = 0
+    """Rows trained since the run began."""
+    steps: int = 0
+    """Steps since the run began. The end of a day counts as one."""
     seconds: float = 0.0
     rows_per_s: float = 0.0
     last: Results = field(default_factory=dict)
@@ -71,6 +85,8 @@ class OnlineResult(SavedModel):
             "held": self.held,
             "day": self.day,
             "rows": self.rows,
+            "total_rows": self.total_rows,
+            "steps": self.steps,
             "seconds": self.seconds,
             "rows_per_s": self.rows_per_s,
             "auc": self.last.get("auc"),
@@ -92,8 +108,10 @@ def learn(
     settings = configure(config, overrides)
     check(settings)
     check_online(settings, source is not None)
-    settings = settled(settings)
-    schema = schema or schema_of(settings)
+    settings = with_saved_format(settled(settings), local_folder(settings.run.dir))
+    settings, guess = _settle(settings, schema)
+    schema = schema or (schema_of(settings) if guess is None else guess.schema)
+    settings = with_schema_file(settings, guess, local_folder(settings.run.dir))
 
     def repair(folder: Path) -> None:
         complete(folder, lambda text: None if quiet else print(text, flush=True))  # a rewind that was interrupted
@@ -102,9 +120,28 @@ def learn(
         from clickfleet.cluster.status import ClusterMonitor
 
         with open_run(settings, settings.run.dir, None, ClusterMonitor, quiet, repair=repair) as cluster_run:
+            if guess is not None:
+                record_guess(guess, cluster_run)
             return _learn_on_cluster(cluster_run, schema, source)
     with open_run(settings, settings.run.dir, None, Monitor, quiet, repair=repair) as run:
+        if guess is not None:
+            record_guess(guess, run)
         return _learn(run, schema, source)
+
+
+def _settle(settings: Config, schema: Schema | None) -> tuple[Config, Guess | None]:
+    """Recognise the format and guess the schema from the first files of online.dir. Without any, they are Criteo's."""
+    online, data = settings.online, settings.data
+    if online.dir is None and online.kafka is None:  # the caller passes the stream
+        return settings, None
+    days: list[Path] = []
+    if online.dir is not None and "://" not in online.dir:
+        days = sorted(day for day in Path(online.dir).glob("*") if day.name >= str(online.start_day or ""))
+    first = next((file for day in days for file in sorted(day.glob("*/[!._]*")) if file.stat().st_size), None)
+    if first is not None:
+        return settle(settings, [first], schema)
+    form = Plugin("criteo", data.format.settings) if data.format.automatic else data.format
+    return replace(settings, data=replace(data, format=form)), None
 
 
 class OnlineStart(LocalStart):
@@ -155,6 +192,7 @@ def _learn(run: OpenRun[Monitor], schema: Schema, stream: Stream | None) -> Onli
             session.now[1].close()
         queue.close()
         monitor.close()
+    run.signal = session.signal
     rows = job.rows - before
     path = None if saver.last is None else saver.last[1]
     result = OnlineResult(learner, path, threads, rows=rows, **_outcome(session, rows))
@@ -174,6 +212,7 @@ def _learn_on_cluster(run: OpenRun[ClusterMonitor], schema: Schema, stream: Stre
     driver = session.driver
     before = driver.start_state.rows
     on_cluster.train_stream(session)
+    run.signal = session.signal
     rows = driver.start_state.rows - before
     result = OnlineResult(None, driver.path, cores(config), rows=rows, **_outcome(session, rows))
     if config.run.report and rows and session.signal is None:
@@ -185,6 +224,8 @@ def _learn_on_cluster(run: OpenRun[ClusterMonitor], schema: Schema, stream: Stre
 def _outcome(session: PassSession[Any], rows: int) -> dict[str, Any]:
     return {
         "passes": session.course.passes,
+        "total_rows": session.job.rows,
+        "steps": session.job.steps,
         "seconds": session.trained_s + session.last_save_s,
         "rows_per_s": rows / session.trained_s if session.trained_s else 0.0,
         "last": session.last,
@@ -208,8 +249,12 @@ def check_online(config: Config, has_stream: bool) -> None:
         raise ConfigError(
             "online learning needs exactly one stream", "set either online.dir (timed folders) or online.kafka"
         )
+    if online.start_pass > 1 and online.dir is None:
+        raise ConfigError("online.start_pass needs timed folders", "set online.dir, or remove online.start_pass")
     for key, value in {
         "data.train": config.data.train,
+        "data.valid": config.data.valid,
+        "data.valid_share": config.data.valid_share,
         "data.test": config.data.test,
         "train.eval_every": config.train.eval_every,
         "train.patience": config.train.patience,

@@ -28,6 +28,7 @@ from clickfleet.store.table import Columns, Keys, PublishableTable, mix64, sort_
 from clickfleet.training import modes
 from clickfleet.training.loop import Arrangement
 from clickfleet.training.metrics import Metrics
+from clickfleet.training.monitor import Progress
 from clickfleet.training.run import OpenRun
 
 
@@ -37,7 +38,7 @@ class PassDriver(Driver):
     session: ClusterPassSession
 
     def __init__(self, config: Config, schema: Schema, monitor: ClusterMonitor) -> None:
-        super().__init__(config, schema, [], [], monitor)
+        super().__init__(config, schema, [], monitor)
         self.evaluations.unwanted = lambda: False  # a pass is evaluated before it is saved
         self._reading: Config | None = None
 
@@ -174,8 +175,9 @@ class ClusterPassSession(PassSession[ClusterPassJob]):
     def _wait(self, last: bool = False) -> None:
         self.driver.checkpoints.wait()
 
-    def _show(self) -> None:
-        self.monitor.start(self.driver.overview)
+    @property
+    def watched(self) -> Progress:
+        return self.driver.overview
 
     def _measure(self, source: PassReader) -> Metrics:
         return self.driver.evaluations.measure(self.current_pass.data, self.queue.reading(self.current_pass))

@@ -27,6 +27,7 @@ class PassReader:
     def __init__(self, source: Source, *, whole: bool = False) -> None:
         self.source, self.schema, self.whole = source, source.schema, whole
         self.epoch = 0
+        self.split, self.validation = source.split, source.validation
         self.counters = source.counters
         self._state = source.state()
         self._ready: deque[tuple[Batch, SourceState]] = deque()

@@ -31,6 +31,7 @@ import numpy as np
 
 from clickfleet.cluster import nodes
 from clickfleet.cluster.driver import Driver
+from clickfleet.cluster.evaluate import HeldOutFiles
 from clickfleet.cluster.processes import ProcessFailedError, StoppedError
 from clickfleet.cluster.status import ClusterMonitor
 from clickfleet.config import check
@@ -93,8 +94,8 @@ def join(
 def _running_driver(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
     """Yield a driver whose processes run until the block ends."""
     with open_run(config, config.run.dir, resume, ClusterMonitor, quiet) as run:
-        test = expand(config.data.test) if config.data.test else []
-        driver = Driver(run.settings, dataset.schema_of(run.settings), [], test, run.monitor)
+        valid, test = (tuple(expand(paths)) if paths else () for paths in (config.data.valid, config.data.test))
+        driver = Driver(run.settings, dataset.schema_of(run.settings), [], run.monitor, HeldOutFiles(valid, test))
         driver.mirror = run.mirror
         run.begin(driver)
         with driver.interruptible():

@@ -19,11 +19,12 @@ from clickfleet.config import sections
 from clickfleet.config.load import Config
 from clickfleet.config.plugins import extensions
 from clickfleet.data.files import filesystem, reading
+from clickfleet.data.names import Names
 from clickfleet.errors import CheckpointError, ClickfleetError
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.passes import Position
 from clickfleet.serve.verification import check_rows
-from clickfleet.store import atomic, published, redis_rows
+from clickfleet.store import atomic, published, redis_rows, run_folder
 from clickfleet.store.lock import Lock
 from clickfleet.store.mirror import Mirror
 from clickfleet.store.published import LOG, Entry, Line, Log, prune
@@ -164,6 +165,8 @@ class PassPublisher:
     ) -> None:
         self.config, self.learner, self.monitor, self.fresh = config, learner, monitor, fresh
         self.publisher = Publisher(learner, folder / "published", cache=folder / "graph.onnx", table=table)
+        self.publisher.names = self._names
+        self._folder = folder
         self.table = self.publisher.table
         self.log = self.publisher.log
         self.copies = None if config.publish.to is None else LogCopies(self.log, config.publish.to)
@@ -204,6 +207,15 @@ class PassPublisher:
     def _log_lock(self) -> Lock:
         """Return the lock for writing to the log."""
         return Lock(self.log.folder / ".lock", "publishes", patience_s=60.0)
+
+    def _names(self) -> Names | None:
+        """Return the values behind frequent keys, for a base. Damage to their file must not stop publishing."""
+        if not self.config.run.names:
+            return None
+        try:
+            return run_folder.read_names(self._folder, self.learner.schema)
+        except CheckpointError:
+            return None
 
     def refresh(self) -> None:
         """Bring the dense weights of the learner up to date."""
@@ -307,7 +319,7 @@ class PassPublisher:
         aside = self.log.folder / ".again"
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            place = {"sequence": line.sequence, "parent": line.parent, "chain": line.chain}
+            place: dict[str, Any] = {"sequence": line.sequence, "parent": line.parent, "chain": line.chain}
             entry = published.write(
                 aside / line.name, changes, self.publisher.content(step), self._before(line), **place
             )

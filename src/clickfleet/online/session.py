@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -14,22 +15,28 @@ import numpy as np
 from clickfleet.config.load import Config
 from clickfleet.data.bad_lines import ENOUGH_LINES, too_many
 from clickfleet.data.batch import Batch, SourceState
+from clickfleet.data.formats import load as load_format
 from clickfleet.data.memory import Feed
+from clickfleet.data.names import Names, from_files, from_memory
+from clickfleet.errors import CheckpointError
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.pass_queue import PassQueue, PassReader, Supplied
 from clickfleet.online.passes import Pass, Position
 from clickfleet.online.publisher import PassPublisher, PassResults, pack, unpack
-from clickfleet.store import checkpoint
+from clickfleet.store import checkpoint, run_folder
 from clickfleet.store.run_folder import State
 from clickfleet.store.table import PublishableTable
 from clickfleet.training import predict
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import Arrangement, Job, Session, SessionJob
 from clickfleet.training.metrics import Buckets, MetricResults, Metrics
-from clickfleet.training.monitor import Monitor
+from clickfleet.training.monitor import Monitor, Progress
 from clickfleet.training.predict import Results
 from clickfleet.training.saving import Saver
 from clickfleet.training.step import Result
+
+NAMES_EVERY_S = 600.0
+"""Seconds between two updates of names.json."""
 
 
 @dataclass
@@ -129,11 +136,12 @@ class PassSession(Session[P]):
         self.validated = Metrics(config.train.metrics.thresholds)
         """Metrics of all passes scored as a whole, except those of the first day."""
         self._first_day: int | None = None
+        self._named_at: float | None = None
 
     def epochs(self) -> Iterator[int]:
         """Begin each pass and yield its number."""
         self._start()
-        self._show()
+        self.monitor.start(self.watched)
         self.publisher.prepare()
         if self.online.first_base and self.course.position is None and self.course.begun is None:
             self.publisher.release("base", self.job.steps, self.course, judged=False)
@@ -173,9 +181,10 @@ class PassSession(Session[P]):
         elif self._begun:
             self._finish()
 
+    @property
     @abstractmethod
-    def _show(self) -> None:
-        """Start the monitor."""
+    def watched(self) -> Progress:
+        """What the monitor shows."""
 
     def _begin(self) -> bool:
         """Begin the next pass; first end the day if the pass belongs to another one. Return False if there is none."""
@@ -200,11 +209,33 @@ class PassSession(Session[P]):
         self.job.begin_pass(source, begun.span_s)
         self._begin_s = time.monotonic()
         if fresh:
+            self._collect_names(begun)
             self.course.validation = self.course.validation_buckets = None
             self.monitor.log(f"{begun.name} begins{_amount(begun)}")
             if self.online.validate == "pass":
                 self._validate()
         return True
+
+    def _collect_names(self, begun: Pass) -> None:
+        """Add the frequent values of a pass to names.json, at most every few minutes."""
+        now = time.monotonic()
+        if not self.config.run.names or (self._named_at is not None and now - self._named_at < NAMES_EVERY_S):
+            return
+        self._named_at = now
+        schema, folder = self.job.learner.schema, Path(self.config.run.dir)
+        if begun.in_files:
+            found: Names | None = from_files(begun.data, load_format(self.queue.reading(begun).data.format), schema)
+        else:
+            found = from_memory(Feed(begun.data, schema))
+        try:
+            known = None
+            with suppress(CheckpointError):  # damaged: replaced
+                known = run_folder.read_names(folder, schema)
+            both = found if known is None or found is None else known.merge(found)
+            if both is not None:
+                run_folder.write_names(folder, both)
+        except CheckpointError as error:  # a full disk: the run goes on without names
+            self.monitor.log(f"warning: {error}")
 
     def _report_late(self) -> None:
         for late in self.queue.take_late():
@@ -260,6 +291,7 @@ class PassSession(Session[P]):
             facts |= {"guard_calibration": window["calibration"], "guard_warmup_rows": window["warmup_rows"]}
         if (backlog := self.queue.backlog) is not None:
             facts["backlog"] = backlog
+        self.monitor.point(self.watched)  # so that the curves end where the pass does
         self.monitor.record("pass", facts)
         self.last = dict(trained)
         self.trained_s = self._elapsed()
@@ -348,8 +380,9 @@ class PassSession(Session[P]):
 class LocalPassSession(PassSession[PassJob]):
     """A session whose job runs in this process."""
 
-    def _show(self) -> None:
-        self.monitor.start(self.job)
+    @property
+    def watched(self) -> Progress:
+        return self.job
 
     def _write(self, state: State, epoch: int | None) -> None:
         assert self.saver is not None

@@ -29,7 +29,10 @@ class DoneFiles:
 
     def __init__(self, folder: Path, first_day: int | None) -> None:
         self.folder, self.first_day = folder, first_day
-        self._pending: tuple[int, int, Path] | None = None
+        self._pending: tuple[int, int, Path, int] | None = None
+        """The checkpoint that is being written: day, pass, path, and the key of its base."""
+        self._key: int | None = None
+        """The key of the newest base, even if its line is not written yet."""
         self._waiting: list[tuple[str, Path, str, str]] = []
         """What a full disk did not accept yet: a link, its target, a file and its line."""
         self._known: dict[str, list[str]] = {}
@@ -58,6 +61,8 @@ class DoneFiles:
             "monitor_data": "" if results is None else _monitor(results),
         }
         known = facts["input"] in self._listed(name) and self._links_to(f"{path}/000", entry.path)
+        if entry.base and not known:
+            self._key = key
         self._waiting.append((f"{path}/000", entry.path, name, "" if known else json.dumps(facts)))
         self._write()
         if entry.base:
@@ -67,7 +72,8 @@ class DoneFiles:
         """Register a checkpoint that is being written. Its line follows when the next one begins, or with `flush`."""
         self._queue_pending()
         day, number = position["day"], position["pass"]
-        self._pending = (_next(day), -1, path) if end_of_day else (day, number, path)
+        key = self._base_key() or 0
+        self._pending = (_next(day), -1, path, key) if end_of_day else (day, number, path, key)
         self._write()
 
     def flush(self) -> None:
@@ -78,15 +84,16 @@ class DoneFiles:
     def _queue_pending(self) -> None:
         if self._pending is None:
             return
-        (day, number, path), self._pending = self._pending, None
+        (day, number, path, key), self._pending = self._pending, None
         target = mirror.origin(path) or path
         if path.exists() and f"{day}/{number}/{target}" not in self._listed("donefile.txt"):
-            line = f"{day}\t{self._base_key() or 0}\t{target}\t{number}\t0"
+            line = f"{day}\t{key}\t{target}\t{number}\t0"
             self._waiting.append((f"{day}/{max(number, 0)}", path, "donefile.txt", line))
 
     def _base_key(self) -> int | None:
-        lines = self._lines("base_donefile.txt")
-        return int(json.loads(lines[-1])["key"]) if lines else None
+        if self._key is None and (lines := self._lines("base_donefile.txt")):
+            self._key = int(json.loads(lines[-1])["key"])
+        return self._key
 
     def _lines(self, name: str) -> list[str]:
         if name not in self._known:

@@ -1,6 +1,7 @@
 """The hooks through which other packages use PaddleRec's conventions. `config.plugins.EXTENSIONS` names this file.
 
 stand_ins       base classes of paddle, while a user's file that imports them is loaded
+reader_modules  a folder with the same base classes, for the command of a pipe
 user_format     a user's generator class or RecDataset as a format
 mode_settings   FLAGS_communicator_* of the environment as settings of a mode
 role            TRAINING_ROLE and PADDLE_* of the environment as the role of this process
@@ -30,13 +31,21 @@ def stand_ins(path: Path) -> AbstractContextManager[None]:
     return provided(path)
 
 
+def reader_modules() -> Path:
+    """Return the folder of the module `paddle` that a command can import, even without paddle."""
+    from clickfleet.paddlerec.paddle_names import STAND_IN
+
+    return STAND_IN
+
+
 def user_format(module: ModuleType, settings: Mapping[str, Any]) -> Format | None:
     """Return the format for a RecDataset or a generator class in a user's file. None: the file has neither."""
     from clickfleet.paddlerec.generator import format_of, reader_config
     from clickfleet.paddlerec.recdataset import RecDatasetRows
 
     if hasattr(module, "RecDataset"):
-        return RecDatasetRows(module.RecDataset, reader_config(settings))
+        config = reader_config({key: value for key, value in settings.items() if key != "arrays"})
+        return RecDatasetRows(module.RecDataset, config, settings.get("arrays"))
     return format_of(module, settings)
 
 

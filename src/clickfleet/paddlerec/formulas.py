@@ -59,6 +59,14 @@ def score(network: str, p: Arrays, settings: Mapping[str, Any], shape: Shape, w:
             products = (t @ t.transpose(0, 2, 1))[:, upper[0], upper[1]]
             z = normed(p, "top_mlp", len(settings["top"]) + 1, np.concatenate([u, products], 1))
             return sigmoid(z[:, 1] - z[:, 0])
+        case "difm":
+            return sigmoid(difm(p, settings, hidden, w, e, x))
+        case "flen":
+            return sigmoid(flen(p, settings, hidden, shape, e))
+        case "fat_deepffm":
+            return sigmoid(fat_deepffm(p, hidden, shape, e, x))
+        case "autofis":
+            return sigmoid(autofis(p, hidden, w, e))
         case _:
             return sigmoid(xdeepfm(p, settings, hidden, w, e, x))
 
@@ -74,12 +82,19 @@ def mlp(p: Arrays, prefix: str, count: int, h: Array, relu_last: bool = False) -
     return h
 
 
+def norm(p: Arrays, name: str, h: Array) -> Array:
+    return (h - p[f"{name}._mean"]) / np.sqrt(p[f"{name}._variance"] + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
 def normed(p: Arrays, prefix: str, count: int, h: Array) -> Array:
     for i in range(count):
-        h = np.maximum(linear(p, f"{prefix}.dense_{i}", h), 0)
-        norm = f"{prefix}.norm_{i}"
-        h = (h - p[f"{norm}._mean"]) / np.sqrt(p[f"{norm}._variance"] + 1e-5) * p[f"{norm}.weight"] + p[f"{norm}.bias"]
+        h = norm(p, f"{prefix}.norm_{i}", np.maximum(linear(p, f"{prefix}.dense_{i}", h), 0))
     return h
+
+
+def softmax(z: Array) -> Array:
+    share = np.exp(z - z.max(-1, keepdims=True))
+    return share / share.sum(-1, keepdims=True)
 
 
 def first(p: Arrays, prefix: str, w: Array, x: Array) -> Array:
@@ -153,3 +168,51 @@ def xdeepfm(p: Arrays, settings: Mapping[str, Any], hidden: int, w: Array, e: Ar
     cin = linear(p, "cin.cin_linear", np.concatenate(sums, 1))[:, 0]
     deep = mlp(p, "dnn.", hidden + 1, x0.reshape(len(x0), -1))[:, 0]
     return first(p, "linear", w, x) + p["bias"] + cin + deep
+
+
+def difm(p: Arrays, settings: Mapping[str, Any], hidden: int, w: Array, e: Array, x: Array) -> Array:
+    dense = normed(p, "fen_layer.dense_mlp", len(settings["dense_hidden"]) + 1, x)
+    own = normed(p, "fen_layer.dnn_mlp", 1, dense)[:, 0]
+    f = np.concatenate([dense[:, None], e], 1)
+    w = np.concatenate([linear(p, "fen_layer.dense_linear", x), w], 1)
+    q, k, v, residual = (f @ p[f"mha_layer.W_{name}"] for name in ("Query", "Key", "Value", "Res"))
+    heads = settings["heads"]
+    parts = []
+    for qh, kh, vh in zip(*(np.split(part, heads, 2) for part in (q, k, v)), strict=True):
+        parts.append(softmax(qh @ kh.transpose(0, 2, 1) / np.sqrt(qh.shape[2])) @ vh)
+    attended = np.concatenate(parts, 2) + residual
+    m = normed(p, "mha_layer.dnn_layer", 1, attended.reshape(len(f), -1))
+    m = softmax(m + normed(p, "fen_layer.fen_mlp", hidden + 1, f.reshape(len(f), -1)))
+    return (m * w).sum(1) + pairs(m[:, :, None] * f) + p["fm_layer.bias"] + own
+
+
+def flen(p: Arrays, settings: Mapping[str, Any], hidden: int, shape: Shape, e: Array) -> Array:
+    groups = [[shape.slot_names.index(name) for name in group] for group in settings["groups"]]
+    sums = [e[:, group].sum(1) for group in groups]
+    left, right = np.triu_indices(len(sums), 1)
+    kernel = p["_FieldWiseBiInteraction.kernel_mf"].ravel()
+    h = sum(r * sums[i] * sums[j] for r, i, j in zip(kernel, left, right, strict=True))
+    h = norm(p, "fwbi_bn", np.maximum(linear(p, "fwbi_fc_32", h), 0))
+    deep = e.reshape(len(e), -1)
+    for i in range(hidden):
+        deep = norm(p, f"_DNNLayer.norm_{i}", np.maximum(linear(p, f"_DNNLayer.linear_{i}", deep), 0))
+    return linear(p, "linear", np.concatenate([h, deep], 1))[:, 0]
+
+
+def fat_deepffm(p: Arrays, hidden: int, shape: Shape, e: Array, x: Array) -> Array:
+    n = shape.slots + shape.dense
+    f = fields(p, "cen", e, x).reshape(len(e), n * n, -1)
+    attention = np.maximum(linear(p, "cen.fc.ReductionLinear", f.max(2)), 0)
+    attention = np.maximum(linear(p, "cen.fc.AdditionLinear", attention), 0)
+    f = (f * attention[:, :, None]).reshape(len(e), n, n, -1)
+    products = [f[:, i, j] * f[:, j, i] for i in range(n) for j in range(i + 1, n)]
+    return f.sum((1, 2, 3)) + mlp(p, "dnn.", hidden + 1, np.concatenate(products, 1))[:, 0] + p["bias"]
+
+
+def autofis(p: Arrays, hidden: int, w: Array, e: Array) -> Array:
+    h = e.reshape(len(e), -1)
+    for i in range(hidden):
+        h = np.maximum(norm(p, f"bn.{i}", linear(p, f"linear.{i}", h)), 0)
+    left, right = np.triu_indices(e.shape[1], 1)
+    products = norm(p, "bn2", (e[:, left] * e[:, right]).sum(2)) * p["mask"]
+    return w.sum(1) + products.sum(1) + linear(p, f"linear.{hidden}", h)[:, 0]

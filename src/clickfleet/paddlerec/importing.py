@@ -18,6 +18,7 @@ from clickfleet.data.schema import write_schema
 from clickfleet.errors import CheckpointError
 from clickfleet.models.word2vec.vocabulary import Vocabulary
 from clickfleet.paddlerec.formulas import score
+from clickfleet.paddlerec.networks import NETWORKS
 from clickfleet.paddlerec.sources import Saved, SavedPiece, Width, open_saved
 from clickfleet.paddlerec.tensors import Layer, check, layers, our_tensors
 from clickfleet.paddlerec.translation import Translated
@@ -43,6 +44,10 @@ STRUCTURE = (
     "top",
     "embedding_gate",
     "hidden_gate",
+    "width",
+    "heads",
+    "dense_hidden",
+    "groups",
 )
 """Settings of a model that determine its layers."""
 
@@ -91,6 +96,11 @@ def import_model(
     `again` replaces the result of an earlier import.
     """
     out = out.absolute()
+    if translated.dictionary is None and not NETWORKS[translated.network].original:
+        raise CheckpointError(
+            f"a saved {translated.network} cannot be imported: the formula of this model differs from PaddleRec's",
+            "train it again; the configuration, the reader and the data work unchanged",
+        )
     if again and (out / "imported.txt").is_file():
         shutil.rmtree(out)
     if checkpoint.steps(out / "checkpoints"):
@@ -239,7 +249,8 @@ def _put_dense(
     initial = learner.model.state_dict()
     imported = our_tensors(network, saved.params, learner.shape, settings)
     frozen = {name for name, p in learner.model.named_parameters() if not p.requires_grad}
-    done.anew += sorted(initial.keys() - imported.keys() - frozen - {name for name in initial if "num_batches" in name})
+    neither = {name for name, tensor in initial.items() if "num_batches" in name or not tensor.numel()}
+    done.anew += sorted(initial.keys() - imported.keys() - frozen - neither)
     done.parameters = sum(array.size for array in imported.values())
     tensors = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in imported.items()}
     learner.restore_dense({name: tensors.get(name, initial[name]) for name in initial})

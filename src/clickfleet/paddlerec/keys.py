@@ -10,6 +10,8 @@ from clickfleet.errors import ConfigError
 from clickfleet.paddlerec.original import Original
 from clickfleet.paddlerec.report import KNOWN, Report, reason, shown
 
+MOST_FILES = 100
+
 
 class Keys:
     """Reads keys with type checks, builds our configuration in `raw`, and fills the report."""
@@ -113,7 +115,7 @@ class Keys:
                 self.skip(key, why)
                 continue
             near = nearest(key, KNOWN, 0.85)
-            if near and not has_reader:
+            if near and not (has_reader and self._read_by_a_program(key)):
                 raise ConfigError(
                     f"{self.original.path}: unknown key {key}{closest(key, [near])}", "correct or remove it"
                 )
@@ -124,3 +126,9 @@ class Keys:
             self.report.notes.append(f"the file sets {key} more than once; the last value counts, as in PaddleRec")
         for section in self.original.dropped:
             self.report.notes.append(f"section {section} is ignored, as in PaddleRec")
+
+    def _read_by_a_program(self, key: str) -> bool:
+        """Return whether a Python file beside the configuration names a key. Only then may it resemble a known one."""
+        name = re.compile(rf"{re.escape(key)}\b")
+        files = list(self.original.folder.glob("*.py"))[:MOST_FILES]
+        return any(name.search(file.read_text(encoding="utf-8", errors="replace")) for file in files if file.is_file())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from clickfleet.config.load import Config
 from clickfleet.data.schema import read_schema, write_schema
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.paddlerec import words
 from clickfleet.paddlerec.importing import import_model
 from clickfleet.paddlerec.original import is_override, read
@@ -21,6 +23,7 @@ from clickfleet.paddlerec.translation import Translated, translate
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.training import model
 from clickfleet.training.model import load
+from clickfleet.workbench.compare import OtherKeys
 
 
 def as_config(path: str | Path, *overrides: str) -> Config:
@@ -50,6 +53,22 @@ def write_inputs(translated: Translated) -> Config:
             start = import_model(translated, start, run.with_name(f"{run.name}-init"), again=True).path
         config = replace(config, train=replace(config.train, init_from=str(by_epoch(start))))
     return config
+
+
+def keys_to_vary(path: Path, overrides: Sequence[str]) -> OtherKeys:
+    """Return the keys of a configuration that a comparison may vary. `overrides` hold for every run."""
+    theirs = [item for item in overrides if is_override(item)]
+    ours = [item for item in overrides if item not in theirs]
+
+    def changed(key: str, value: Any) -> Config:
+        text = value if isinstance(value, str) else json.dumps(value)
+        translated = translate(read(path, [*theirs, f"{key}={text}"]), ours, "train")
+        for line in translated.report.lines:
+            if line.key == key and line.kind in ("not applicable", "unknown"):
+                raise ConfigError(f"{path}: {key} has no effect: {line.note or line.kind}", "vary another key")
+        return write_inputs(translated)
+
+    return OtherKeys(is_override, read(path, theirs).values.get, changed)
 
 
 def by_epoch(path: Path) -> Path:

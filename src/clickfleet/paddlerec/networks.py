@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from clickfleet.config.plugins import closest
 from clickfleet.data.schema import Bucket, Dense, KeyRule, Schema, Slot
 from clickfleet.errors import ConfigError
+from clickfleet.paddlerec import field_networks as fields
+from clickfleet.paddlerec.catalog import refusal
 from clickfleet.paddlerec.keys import Keys
 
 H, T = "hyper_parameters.", "table_parameters."
@@ -44,19 +47,21 @@ POLICY_DEFAULTS = {"delta_keep_days": 16.0, "delete_after_unseen_days": 30.0}
 
 def take_optimizer(keys: Keys, name: str) -> None:
     """Translate the optimizer of the dense weights and of the rows."""
-    kind = keys.text(H + "optimizer.class", "Adam")
+    kind = keys.text(H + "optimizer.class", NETWORKS[name].optimizer)
     lr = keys.number(H + "optimizer.learning_rate", 0.001)
     dense = {"sgd": "sgd", "adam": "adam", "adagrad": "adagrad", "adamw": "adamw"}.get(kind.lower())
     if dense is None:
         raise ConfigError(
             f"{keys.original.path}: {H}optimizer.class is {kind!r}{closest(kind, ['Adam', 'SGD', 'Adagrad', 'AdamW'])}"
         )
-    note = "" if dense == "adam" or name == "deepfefm" else "takes effect here; PaddleRec always used Adam"
+    always = NETWORKS[name].optimizer
+    obeyed = always.lower() == dense or name == "deepfefm"
+    note = "" if obeyed else f"takes effect here; PaddleRec always used {always}"
     rule: dict[str, object] = {"name": {"adagrad": "adagrad_v2", "adamw": "adam"}.get(dense, dense), "lr": lr}
     if dense == "adagrad":
         rule["scale"] = "batch"
         keys.set("dense.eps", 1e-6)
-        note += "; each row keeps one sum of squares"
+        note += ("; " if note else "") + "each row keeps one sum of squares"
     keys.map(H + "optimizer.class", "dense.optimizer", dense, note)
     keys.map(H + "optimizer.learning_rate", "dense.lr", lr, "and table.rule.lr")
     keys.set("table.rule", {**rule, "bounds": UNBOUNDED})
@@ -160,8 +165,24 @@ class Network:
     """Keys of hyper_parameters and the settings of `model` they map to."""
     more: Callable[[Keys, int], None] | None = field(default=None, compare=False)
     """Translates further keys; its second argument is the width of a field."""
+    valued: bool = False
+    """Whether every sample is one list of ids and one of values, for `num_field` fields (autoint, logistic_regression)."""
+    original: bool = True
+    """Whether `model` can compute the original formula (model.paddlerec)."""
     slots_only: bool = False
     """Whether the network has many multi-valued slots, no dense values, and a first-order weight in each row (slot_dnn)."""
+    dim: str = "sparse_feature_dim"
+    """The key of the width of an embedding."""
+    schema: Callable[[Keys], Schema] | None = field(default=None, compare=False)
+    """Returns the schema, if it is not that of Criteo-like data."""
+    arrays: Callable[[Schema], list[Any]] | None = field(default=None, compare=False)
+    """Returns what each array of a sample of its reader holds, if that is not the label, each slot, and dense values."""
+    form: Callable[[Keys, Schema], dict[str, object]] | None = field(default=None, compare=False)
+    """Returns our format for its data files, if they are not slot text."""
+    runs_reader: bool = True
+    """Whether its reader runs, if there is one. If not, our format reads the data."""
+    optimizer: str = "Adam"
+    """The optimizer that PaddleRec uses, whatever the configuration says."""
 
 
 def _dcn_v2(keys: Keys, dim: int) -> None:
@@ -194,6 +215,28 @@ def _xdeepfm(keys: Keys, dim: int) -> None:
     keys.skip(H + "fc_sizes", "PaddleRec never uses it; layer_sizes_dnn sets the widths")
 
 
+def _autoint(keys: Keys, dim: int) -> None:
+    widths = keys.widths(H + "attn_layer_sizes", [64, 64, 64])
+    if len(set(widths)) > 1:
+        raise keys.wrong(H + "attn_layer_sizes", "must be equal numbers: all attention layers have one width here")
+    keys.map(H + "attn_layer_sizes", "model.width", widths[0], f"and model.layers={len(widths)}")
+    keys.set("model.width", widths[0])
+    keys.set("model.layers", len(widths))
+    keys.map(H + "head_num", "model.heads", keys.integer(H + "head_num", 2))
+    hidden = keys.values.get(H + "fc_sizes") or []
+    keys.map(H + "fc_sizes", "model.hidden", keys.widths(H + "fc_sizes") if hidden else [])
+    keys.set("model.hidden", hidden)
+    if keys.has(H + "use_residual") and not keys.boolean(H + "use_residual"):
+        raise keys.wrong(H + "use_residual", "must be true: attention layers always have a residual here")
+    keys.used(H + "use_residual", "model.name=autoint", "always")
+    keys.skip(H + "scaling", "the attention of the paper, which this model follows, is not scaled")
+    keys.skip(H + "use_wide", "the model of the paper has no first-order weights; model.hidden adds an MLP beside it")
+
+
+def _logistic_regression(keys: Keys, dim: int) -> None:
+    keys.skip(H + "reg", "PaddleRec applies it as L1 to the rows; here the rule table.rule.name=ftrl has an L1 term")
+
+
 NETWORKS = {
     "dnn": Network("dnn"),
     "fm": Network("fm", settings=()),
@@ -214,11 +257,53 @@ NETWORKS = {
     "dlrm": Network("dlrm", settings=(), more=_dlrm),
     "xdeepfm": Network("xdeepfm", settings=(("layer_sizes_cin", "cin"), ("layer_sizes_dnn", "hidden")), more=_xdeepfm),
     "slot_dnn": Network("slot_dnn", padding=True, slots_only=True),
+    "difm": Network("difm", settings=(), more=fields.take_difm),
+    "fat_deepffm": Network("fat_deepffm", settings=(), more=fields.take_fat_deepffm),
+    "flen": Network(
+        "flen",
+        settings=(),
+        more=fields.take_flen,
+        schema=fields.flen_schema,
+        arrays=fields.flen_arrays,
+        form=fields.flen_form,
+        optimizer="Adagrad",
+    ),
+    "fgcnn": Network(
+        "fgcnn",
+        settings=(),
+        more=fields.take_fgcnn,
+        dim="feature_dim",
+        schema=fields.fgcnn_schema,
+        arrays=fields.fields_and_label,
+    ),
+    "autofis": Network(
+        "autofis",
+        settings=(),
+        more=fields.take_autofis,
+        dim="embedding_size",
+        schema=fields.autofis_schema,
+        form=fields.autofis_form,
+        runs_reader=False,
+    ),
+    "sign": Network(
+        "sign",
+        settings=(),
+        more=fields.take_sign,
+        dim="dim",
+        schema=fields.sign_schema,
+        form=fields.sign_form,
+        runs_reader=False,
+        optimizer="Adagrad",
+    ),
+    "autoint": Network("autoint", settings=(), more=_autoint, valued=True, original=False),
+    "logistic_regression": Network(
+        "lr", padding=True, settings=(), more=_logistic_regression, valued=True, original=False
+    ),
 }
 ALIASES = {"gate_dnn": "gatenet", "gatednn": "gatenet", "gate": "gatenet", "dcnv2": "dcn_v2", "widedeep": "wide_deep"}
 ALIASES |= {"ctr_dnn": "dnn", "ctr-dnn": "dnn", "slotdnn": "slot_dnn"}
 FLAGS = ("use_embedding_gate", "use_hidden_gate")
-UNUSED = {"fm": ("fc_sizes",), "ffm": ("fc_sizes",), "dlrm": ("fc_sizes",)}
+UNUSED = dict.fromkeys(("fm", "ffm", "dlrm", "difm", "fat_deepffm", "flen"), ("fc_sizes",))
 
 
 def find_network(folder: Path, wanted: str | None) -> tuple[str, Network]:
@@ -228,18 +313,22 @@ def find_network(folder: Path, wanted: str | None) -> tuple[str, Network]:
     for theirs, network in NETWORKS.items():
         if key in (theirs, network.model):
             return theirs, network
+    if wanted is None and (known := refusal(name)) is not None:
+        raise ConfigError(known[0], f"{known[1]}; to port the network itself, see docs/migration.md")
     where = "in model.name" if wanted else f"from the name of the folder {folder.resolve()}"
     raise ConfigError(
-        f"unknown network {name!r} {where}; PaddleRec has {', '.join(NETWORKS)}{closest(key, NETWORKS) if wanted else ''}",
-        f"{GUIDE}; or choose a model, such as model.name=dnn",
+        f"unknown network {name!r} {where}; networks that migrate: {', '.join(NETWORKS)}{closest(key, NETWORKS)}",
+        f"{GUIDE}; if the folder only has another name, add the network: model.name=deepfm",
     )
 
 
 def take_network(keys: Keys, name: str, network: Network) -> Schema:
     """Translate the section `model` and the width of rows. Return the schema of the data."""
     keys.set("model.name", network.model)
-    keys.set("model.paddlerec", True)
-    dim = keys.integer(H + "sparse_feature_dim", keys.integer(H + "emb_dim", 9))
+    if network.original:
+        keys.set("model.paddlerec", True)
+    width = H + ("embedding_dim" if keys.has(H + "embedding_dim") else "emb_dim")
+    dim = keys.integer(H + network.dim, keys.integer(width, 9))
     if network.slots_only:
         keys.map(H + "sparse_feature_dim", "table.dim", dim - 1, "the first-order weight is not counted here")
         keys.map(H + "emb_dim", "table.dim", dim - 1, "same as sparse_feature_dim")
@@ -247,7 +336,8 @@ def take_network(keys: Keys, name: str, network: Network) -> Schema:
         if keys.has(widths):
             keys.map(widths, "model.hidden", keys.widths(widths))
     else:
-        keys.map(H + "sparse_feature_dim", "table.dim", dim)
+        keys.map(H + network.dim, "table.dim", dim)
+        keys.map(H + "embedding_dim", "table.dim", dim)
         for key, ours in network.settings:
             if keys.has(H + key):
                 taken = (
@@ -264,6 +354,10 @@ def take_network(keys: Keys, name: str, network: Network) -> Schema:
         network.more(keys, dim)
     if network.padding:
         keys.set("table.padding_key", 0)
+    if network.schema is not None:
+        return network.schema(keys)
+    if network.valued:
+        return _valued_schema(keys)
     return _slot_schema(keys) if network.slots_only else _criteo_schema(keys, name)
 
 
@@ -285,6 +379,14 @@ def _criteo_schema(keys: Keys, name: str) -> Schema:
             for i in range(1, dense + 1)
         ]
     return Schema(columns, tuple(fields), label="click", keys=KeyRule("raw"))
+
+
+def _valued_schema(keys: Keys) -> Schema:
+    """Return the schema of fields with values: each field has one id, whose row is multiplied by the value."""
+    count = keys.integer(H + "num_field", 39, most=MOST_COLUMNS)
+    keys.used(H + "num_field", f"schema: {count} slots with values")
+    slots = tuple(Slot(str(i)) for i in range(1, count + 1))
+    return Schema((), slots, label="click", keys=KeyRule("raw"), values=True)
 
 
 def _slot_schema(keys: Keys) -> Schema:

@@ -1,10 +1,12 @@
 """Replace the base classes of paddle's readers on machines without paddle, while a file that imports them is loaded.
 
     paddle.io.IterableDataset
-    paddle.distributed.fleet, paddle.fluid.incubate.data_generator: MultiSlotDataGenerator, MultiSlotStringDataGenerator
+    paddle.distributed.fleet, paddle.distributed.fleet.data_generator and paddle.fluid.incubate.data_generator:
+        MultiSlotDataGenerator, MultiSlotStringDataGenerator
 
 Any other use of paddle raises an error with the file, the line and a replacement. This module can also run a reader as
-a program: `python -m clickfleet.paddlerec.paddle_names reader.py arguments…`.
+a program: `python -m clickfleet.paddlerec.paddle_names reader.py arguments…`. The folder stand_in does the same for
+programs that import paddle themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import runpy
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +25,7 @@ from typing import Any, NoReturn
 
 from clickfleet.errors import ClickfleetError, ConfigError
 from clickfleet.paddlerec.generator import Generator, TextGenerator
+from clickfleet.store.atomic import write_file
 
 INSTEAD = {
     "paddle.nn": "write networks in PyTorch: see docs/migration.md on porting a model",
@@ -38,6 +42,8 @@ INSTEAD = {
     "paddle.distributed": "remove it: clickfleet splits files over workers and starts the processes (clickfleet launch)",
     "paddle.fluid": "only paddle.fluid.incubate.data_generator is available",
 }
+STAND_IN = Path(__file__).parent / "stand_in"
+"""A folder with a module `paddle` for programs that import it. A real paddle takes precedence."""
 _lock = threading.RLock()
 
 
@@ -48,20 +54,16 @@ class IterableDataset:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
 
 
+GENERATORS: dict[str, type] = {"MultiSlotDataGenerator": Generator, "MultiSlotStringDataGenerator": TextGenerator}
 NAMES: dict[str, dict[str, type]] = {
     "paddle": {},
     "paddle.io": {"IterableDataset": IterableDataset},
     "paddle.distributed": {},
-    "paddle.distributed.fleet": {
-        "MultiSlotDataGenerator": Generator,
-        "MultiSlotStringDataGenerator": TextGenerator,
-    },
+    "paddle.distributed.fleet": GENERATORS,
+    "paddle.distributed.fleet.data_generator": GENERATORS,
     "paddle.fluid": {},
     "paddle.fluid.incubate": {},
-    "paddle.fluid.incubate.data_generator": {
-        "MultiSlotDataGenerator": Generator,
-        "MultiSlotStringDataGenerator": TextGenerator,
-    },
+    "paddle.fluid.incubate.data_generator": GENERATORS,
 }
 
 
@@ -100,7 +102,8 @@ def refuse(name: str) -> NoReturn:
 def is_installed() -> bool:
     """Return whether the real paddle is installed; then nothing replaces it."""
     try:
-        return importlib.util.find_spec("paddle") is not None
+        spec = importlib.util.find_spec("paddle")
+        return spec is not None and not str(spec.origin).startswith(str(STAND_IN))
     except ClickfleetError:  # our replacement is active
         return False
     except ValueError:
@@ -122,22 +125,46 @@ def provided(path: Path) -> Iterator[None]:
         if not mentions(path) or "paddle" in sys.modules or is_installed():
             yield
             return
-        modules = {name: _StandIn(name) for name in NAMES}
-        for name, module in modules.items():
-            module.__path__ = []
-            vars(module).update(NAMES[name])
-            parent, _, last = name.rpartition(".")
-            if parent:
-                setattr(modules[parent], last, module)
-        sys.modules.update(modules)
-        finder: Any = _Finder()
-        sys.meta_path.insert(0, finder)
+        finder = stand_in()
         try:
             yield
         finally:
             sys.meta_path.remove(finder)
-            for name in modules:
+            for name in NAMES:
                 sys.modules.pop(name, None)
+
+
+def stand_in() -> Any:
+    """Put the replacements among the imported modules. Return the finder that refuses other modules of paddle."""
+    modules = {name: _StandIn(name) for name in NAMES}
+    for name, module in modules.items():
+        module.__path__ = []
+        vars(module).update(NAMES[name])
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], last, module)
+    sys.modules.update(modules)
+    finder: Any = _Finder()
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+def install() -> Path:
+    """Add the folder stand_in at the end of this environment's module path. Return the file that does so."""
+    path = _path_file()
+    write_file(path, f"{STAND_IN}\n".encode())
+    return path
+
+
+def remove() -> Path:
+    """Undo `install`."""
+    path = _path_file()
+    path.unlink(missing_ok=True)
+    return path
+
+
+def _path_file() -> Path:
+    return Path(sysconfig.get_path("purelib")) / "clickfleet_paddle.pth"
 
 
 def main() -> int:

@@ -43,20 +43,40 @@ def take_readers(keys: Keys, network: Network, schema: Schema) -> tuple[dict[str
         keys.skip(R + "pipe_command", f"reader_type is {kind}, so runner.train_reader_path reads the data")
     for key in ("parse_ins_id", "parse_content"):
         keys.skip(R + key, "applies only to a pipe_command")
-    path = reader_file(keys, "train_reader_path")
+    path = reader_file(keys, "train_reader_path") if network.runs_reader else None
+    if path is None and network.valued:
+        raise ConfigError(
+            f"{keys.original.path}: {network.model} reads ids and values, and only the reader of its folder knows their layout",
+            f"copy {keys.text(R + 'train_reader_path', 'reader')}.py beside the configuration",
+        )
     if path is None:
-        form, tokens = ("feasign", "value:slot tokens") if network.slots_only else ("slots", "name:value tokens")
-        note = f"no file {keys.text(R + 'train_reader_path', 'reader')}.py: the built-in parser reads {tokens}"
-        keys.record(R + "train_reader_path", "mapped", f"data.format.name={form}", note)
-        keys.record(R + "infer_reader_path", "mapped", f"data.format.name={form}")
-        keys.used(R + "reader_type", f"data.format.name={form}")
-        return {"name": form}, schema, False
+        form, note = _built_in(keys, network, schema)
+        keys.record(R + "train_reader_path", "mapped", f"data.format.name={form['name']}", note)
+        keys.record(R + "infer_reader_path", "mapped", f"data.format.name={form['name']}")
+        keys.used(R + "reader_type", f"data.format.name={form['name']}")
+        return form, schema, False
     keys.used(R + "train_reader_path", f"data.format.name={path.name}", "its RecDataset runs unchanged")
     keys.used(R + "infer_reader_path", "evaluate and predict")
     keys.used(R + "reader_type", f"data.format.name={path.name}")
     if network.slots_only:
         schema = replace(schema, label="click", show="show")
-    return {"name": str(path), "config": keys.original.for_readers}, schema, True
+    form = {"name": str(path), "config": keys.original.for_readers}
+    if network.arrays is not None:
+        form["arrays"] = network.arrays(schema)
+    return form, schema, True
+
+
+def _built_in(keys: Keys, network: Network, schema: Schema) -> tuple[dict[str, object], str]:
+    """Return our format for the data, and a note that says why it reads them."""
+    if network.form is not None:
+        form, what = network.form(keys, schema), "the files"
+    elif network.slots_only:
+        form, what = {"name": "feasign"}, "value:slot tokens"
+    else:
+        form, what = {"name": "slots"}, "name:value tokens"
+    if not network.runs_reader:
+        return form, "the built-in parser reads the files; the reader is not run"
+    return form, f"no file {keys.text(R + 'train_reader_path', 'reader')}.py: the built-in parser reads {what}"
 
 
 def reader_file(keys: Keys, key: str) -> Path | None:
@@ -127,4 +147,4 @@ def inference_format(original: Original, form: Plugin, inference: bool) -> Plugi
         return form
     path = reader_file(Keys(original), "infer_reader_path")
     config = {**original.for_readers, **({"runner.inference": True} if inference else {})}
-    return replace(form, settings={"config": config}) if path is None else Plugin(str(path), {"config": config})
+    return replace(form, name=form.name if path is None else str(path), settings={**form.settings, "config": config})

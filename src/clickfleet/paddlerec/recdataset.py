@@ -1,7 +1,8 @@
 """Read data with a user's `RecDataset(file_list, config)`, which yields arrays per sample in the order of the network's inputs.
 
 Its samples are `label, slot, slot …, dense`. The label is absent if `runner.inference` is set. `show` precedes the label
-if the schema has that column.
+if the schema has that column. `arrays` describes samples in another order: for each array the name of its column, the names
+of the columns of its elements, or null for one that is not used.
 """
 
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet.data.batch import Batch
+from clickfleet.data.batch import NOT_A_LABEL, Batch
 from clickfleet.data.formats import Block, Format, OnBad, Parsed
 from clickfleet.data.formats.slots import Slots
 from clickfleet.data.schema import Schema
@@ -34,6 +35,8 @@ class Samples(Block):
     schema: Schema
 
     def parse(self, on_bad: OnBad) -> Parsed:
+        if self.schema.values:
+            return Parsed(self._valued_batch(), len(self.rows))
         names, labelled = self._names(len(self.rows[0]))
         batch = self._batch(names, labelled)
         if batch is not None:
@@ -68,6 +71,29 @@ class Samples(Block):
             len(schema.slots),
             labels=None if label is None else label.astype(np.float32),
         )
+
+    def _valued_batch(self) -> Batch:
+        """Return samples of a label, the ids of all fields and their values as a batch."""
+        schema, count, fields = self.schema, len(self.rows), len(self.schema.slots)
+        for number, sample in enumerate(self.rows):
+            sizes = [np.size(part) for part in sample]
+            if sizes[-2:] != [fields, fields] or sizes[:-2] not in ([1], []) or len(sample) != len(self.rows[0]):
+                raise DataError(
+                    f"{self.path}: sample {self.at + number + 1} has arrays of {', '.join(map(str, sizes))} numbers, but the "
+                    f"network has {fields} fields: expected a label, {fields} ids and {fields} values",
+                    "check num_field in hyper_parameters",
+                )
+        ids = np.stack([np.ravel(sample[-2]) for sample in self.rows]).astype(np.int64).view(np.uint64)
+        values = np.stack([np.ravel(sample[-1]) for sample in self.rows]).astype(np.float32)
+        labels = None
+        if len(self.rows[0]) > 2:
+            labels = np.concatenate([np.ravel(sample[0]) for sample in self.rows]).astype(np.float32)
+            if not np.isin(labels, (0, 1)).all():
+                raise DataError(f"{self.path}: a label {NOT_A_LABEL}")
+        if not np.isfinite(values).all():
+            raise DataError(f"{self.path}: a value of a field is not finite")
+        dense = np.empty((count, 0), np.float32)
+        return Batch(dense, ids.reshape(-1), len(schema.slots), labels=labels, values=values.reshape(-1))
 
     def _names(self, found: int) -> tuple[list[str], bool]:
         """Return the name of each array of a sample, and whether there is a label; the number of arrays decides."""
@@ -111,11 +137,13 @@ class Samples(Block):
 class RecDatasetRows(Format):
     """Reads each file with a separate dataset, so that any part of it can be read again."""
 
-    def __init__(self, kind: Any, config: Values) -> None:
-        self.kind, self.config = kind, config
+    def __init__(self, kind: Any, config: Values, arrays: Sequence[Any] | None = None) -> None:
+        self.kind, self.config, self.arrays = kind, config, arrays
 
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
         samples = self._samples(path, at)
+        if self.arrays is not None:
+            samples = (_ordered(sample, self.arrays, schema, path) for sample in samples)
         rows, size = list(islice(samples, BLOCK_ROWS)), os.path.getsize(path)
         while rows:
             following = list(islice(samples, BLOCK_ROWS))
@@ -139,3 +167,22 @@ class RecDatasetRows(Format):
                 f"{path}: the reader failed after {number} samples: {type(error).__name__}: {error}{line}",
                 "correct the data or the reader",
             ) from error
+
+
+def _ordered(sample: Any, arrays: Sequence[Any], schema: Schema, path: str) -> list[Any]:
+    """Return a sample in the usual order: the label, if it has one, then each slot."""
+    if len(sample) == len(arrays) - 1:
+        arrays = [names for names in arrays if names != schema.label]
+    values: dict[str, Any] = {}
+    for names, array in zip(arrays, sample, strict=False):
+        elements = [array] if isinstance(names, str) else np.ravel(array)
+        columns = [names] if isinstance(names, str) else names or []
+        if len(sample) != len(arrays) or (columns and len(elements) != len(columns)):
+            raise DataError(
+                f"{path}: the reader yields {len(sample)} arrays of {[np.size(part) for part in sample]} elements, "
+                f"expected {len(arrays)} of {[1 if isinstance(part, str) else len(part or []) for part in arrays]}",
+                "check the numbers of slots in hyper_parameters",
+            )
+        values |= dict(zip(columns, elements, strict=False))
+    names = [name for name in (schema.label, *(slot.name for slot in schema.slots)) if name in values]
+    return [np.ravel(values[name]) for name in names]

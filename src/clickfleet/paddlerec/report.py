@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 NOT_APPLICABLE = {
-    "runner.print_interval": "progress is logged at time intervals; all points of the curves are in metrics.jsonl and tensorboard/",
     "runner.auc_num": "there is one AUC; runner.use_auc controls when it is reset",
     "runner.use_xpu": "networks run on the CPU or on CUDA (train.device)",
     "runner.use_npu": "networks run on the CPU or on CUDA (train.device)",
@@ -40,6 +39,9 @@ NOT_APPLICABLE = {
     "runner.shots_shuffle_list": "the report of a run shows the importance of every field",
     "runner.candidate_size": "see runner.shots_shuffle_list",
     "hyper_parameters.sparse_feature_number": "the table grows with the keys; it has no fixed size",
+    "hyper_parameters.sparse_feature_num": "the table grows with the keys; it has no fixed size",
+    "hyper_parameters.feature_number": "the table grows with the keys; it has no fixed size",
+    "hyper_parameters.use_sparse": "gradients of rows are always sparse",
     "hyper_parameters.dict_dim": "the table grows with the keys; it has no fixed size",
     "hyper_parameters.distributed_embedding": "rows are distributed over shards in every cluster mode",
     "hyper_parameters.optimizer.strategy": "PaddleRec never reads it; runner.sync_mode sets the mode",
@@ -69,10 +71,15 @@ runner: train_data_dir test_data_dir train_reader_path infer_reader_path train_b
   infer_load_path model_init_path infer_start_epoch infer_end_epoch use_gpu use_auc use_visual use_inference
   save_inference_feed_varnames save_inference_fetch_varnames use_fleet reader_type num_workers seed thread_num pipe_command
   dataset_debug sync_mode geo_step warmup_model_path parse_ins_id parse_content inference split_interval split_per_pass start_day
-  end_day checkpoint_per_pass save_delta_frequency save_first_base data_donefile data_sleep_second prefetch train_thread_num
+  end_day print_interval checkpoint_per_pass save_delta_frequency save_first_base data_donefile data_sleep_second prefetch train_thread_num
 hyper_parameters: optimizer.class optimizer.learning_rate reg sparse_inputs_slots sparse_feature_dim dense_input_dim fc_sizes
   num_field slot_num emb_dim layer_sizes cross_num is_Stacked use_low_rank_mixture low_rank num_experts bot_layer_sizes
-  top_layer_sizes layer_sizes_cin layer_sizes_dnn use_embedding_gate use_hidden_gate window_size neg_num
+  top_layer_sizes layer_sizes_cin layer_sizes_dnn use_embedding_gate use_hidden_gate window_size neg_num sparse_field_num
+  dense_feature_dim fen_layers_size dense_layers_size att_head_num att_factor_dim sparse_num_field feature_name feature_dim
+  dense_inputs_slots sparse_feature_size conv_kernel_width conv_filters new_maps pooling_width stride dnn_hidden_units
+  dnn_dropout num_inputs input_size embedding_size width depth n_col pairs grad_c grad_mu optimizer.gamma pred_edges dim
+  hidden_layer l0_para l0_weight l2_weight
+  embedding_dim attn_layer_sizes head_num use_residual scaling use_wide
 """
 """Keys that `translate` maps or uses."""
 

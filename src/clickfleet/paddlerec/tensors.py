@@ -93,6 +93,22 @@ def layers(network: str, settings: Mapping[str, Any], shape: Shape) -> list[Laye
             return _deepfefm(shape, hidden)
         case "dlrm":
             return [*_dlrm(settings, shape), table]
+        case "difm":
+            return list(_difm(settings, shape, hidden))
+        case "flen":
+            return list(_flen(settings, shape, hidden))
+        case "fat_deepffm":
+            return list(_fat_deepffm(shape, hidden))
+        case "autofis":
+            return list(_autofis(shape, hidden))
+        case "fgcnn" | "sign":
+            why = {
+                "fgcnn": "each of its fields has two tables of its own",
+                "sign": "it was trained by squared error, and its scores are clipped, not probabilities",
+            }
+            raise CheckpointError(
+                f"saved models of {network} cannot be imported: {why[network]}", "train the model here"
+            )
         case _:
             return _xdeepfm(settings, shape, hidden)
 
@@ -136,13 +152,64 @@ def _deepfefm(shape: Shape, hidden: tuple[int, ...]) -> list[Layer]:
     return [*start, *matrices, *_linears("dnn.", width, *hidden, 1), Layer("parameter", "bias", (1,), optional=True)]
 
 
+def _normed(prefix: str, *widths: int) -> Iterator[Layer]:
+    for i, pair in enumerate(pairwise(widths)):
+        yield Layer("linear", f"{prefix}.dense_{i}", pair)
+        yield Layer("norm", f"{prefix}.norm_{i}", pair[1:])
+
+
+def _difm(settings: Mapping[str, Any], shape: Shape, hidden: tuple[int, ...]) -> Iterator[Layer]:
+    n, d, width = shape.slots + 1, shape.factors, settings["width"]
+    yield from _normed("fen_layer.fen_mlp", n * d, *hidden, n)
+    yield Layer("embedding", "fen_layer.sparse_weight", named="SparseFeatFactors2")
+    yield Layer("embedding", "fen_layer.sparse_embedding", named="SparseFeatFactors")
+    yield Layer("linear", "fen_layer.dense_linear", (shape.dense, 1))
+    yield from _normed("fen_layer.dense_mlp", shape.dense, *settings["dense_hidden"], d)
+    yield from _normed("fen_layer.dnn_mlp", d, 1)
+    yield Layer("parameter", "fm_layer.bias", (1,))
+    for name in ("Query", "Key", "Value", "Res"):
+        yield Layer("parameter", f"mha_layer.W_{name}", (d, width))
+    yield from _normed("mha_layer.dnn_layer", n * width, n)
+
+
+def _flen(settings: Mapping[str, Any], shape: Shape, hidden: tuple[int, ...]) -> Iterator[Layer]:
+    d, groups = shape.factors, len(settings["groups"])
+    yield Layer("embedding", "_EmbeddingLayer.embedding")
+    for i, pair in enumerate(pairwise((shape.slots * d, *hidden))):
+        yield Layer("linear", f"_DNNLayer.linear_{i}", pair)
+        yield Layer("norm", f"_DNNLayer.norm_{i}", pair[1:])
+    yield Layer("parameter", "_FieldWiseBiInteraction.kernel_mf", (groups * (groups - 1) // 2, 1))
+    yield Layer("linear", "fwbi_fc_32", (d, d))
+    yield Layer("norm", "fwbi_bn", (d,))
+    yield Layer("linear", "linear", (d + hidden[-1], 1))
+
+
+def _fat_deepffm(shape: Shape, hidden: tuple[int, ...]) -> Iterator[Layer]:
+    n, d = shape.slots + shape.dense, shape.dim
+    yield Layer("embedding", "cen.embedding")
+    yield Layer("parameter", "cen.dense_w", (1, shape.dense, n * d))
+    yield Layer("linear", "cen.fc.ReductionLinear", (n * n, n * n))
+    yield Layer("linear", "cen.fc.AdditionLinear", (n * n, n * n))
+    yield from _linears("dnn.", n * (n - 1) // 2 * d, *hidden, 1)
+    yield Layer("parameter", "bias", (1,))
+
+
+def _autofis(shape: Shape, hidden: tuple[int, ...]) -> Iterator[Layer]:
+    pairs = shape.slots * (shape.slots - 1) // 2
+    yield Layer("embedding", "w_embeddings")
+    yield Layer("embedding", "v_embeddings")
+    yield from (Layer("norm", f"bn.{i}", (width,)) for i, width in enumerate(hidden))
+    for i, pair in enumerate(pairwise((shape.slots * shape.factors, *hidden, 1))):
+        yield Layer("linear", f"linear.{i}", pair)
+    yield Layer("parameter", "mask", (1, pairs))
+    yield Layer("norm", "bn2", (pairs,))
+
+
 def _dlrm(settings: Mapping[str, Any], shape: Shape) -> Iterator[Layer]:
     products = (shape.slots + 1) * shape.slots // 2
     bottom, top = (shape.dense, *settings["bottom"], shape.factors), (shape.factors + products, *settings["top"], 2)
     for name, widths in (("bot_mlp", bottom), ("top_mlp", top)):
-        for i, pair in enumerate(pairwise(widths)):
-            yield Layer("linear", f"{name}.dense_{i}", pair)
-            yield Layer("norm", f"{name}.norm_{i}", pair[1:])
+        yield from _normed(name, *widths)
 
 
 def _xdeepfm(settings: Mapping[str, Any], shape: Shape, hidden: tuple[int, ...]) -> list[Layer]:
@@ -248,6 +315,16 @@ def our_tensors(network: str, found: Arrays, shape: Shape, settings: Mapping[str
         for i in range(count):
             linear(name.format(step * i), f"{theirs}linear_{i}")
 
+    def norm(name: str, theirs: str) -> None:
+        parts = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
+        for mine, part in parts.items():
+            put(f"{name}.{mine}", f"{theirs}.{part}")
+
+    def normed(name: str, theirs: str, count: int) -> None:
+        for i in range(count):
+            linear(f"{name}.layers.{i}", f"{theirs}.dense_{i}")
+            norm(f"{name}.norms.{i}", f"{theirs}.norm_{i}")
+
     def factors(prefix: str, bias: str | None = None) -> None:
         put("wide.weight", f"{prefix}.dense_w_one")
         put("fields.vectors", f"{prefix}.dense_w", lambda a: a[0])
@@ -307,12 +384,39 @@ def our_tensors(network: str, found: Arrays, shape: Shape, settings: Mapping[str
             stack("matrices", pairs)
             tower("dnn.", hidden + 1, "deep.layers.{}", 4)
         case "dlrm":
-            for mine, theirs, count in (("bottom", "bot_mlp", "bottom"), ("top", "top_mlp", "top")):
-                for i in range(len(settings[count]) + 1):
-                    linear(f"{mine}.layers.{i}", f"{theirs}.dense_{i}")
-                    norms = {"weight": "weight", "bias": "bias", "running_mean": "_mean", "running_var": "_variance"}
-                    for ours_, part in norms.items():
-                        put(f"{mine}.norms.{i}.{ours_}", f"{theirs}.norm_{i}.{part}")
+            for mine, theirs in (("bottom", "bot_mlp"), ("top", "top_mlp")):
+                normed(mine, theirs, len(settings[mine]) + 1)
+        case "difm":
+            fen, mha = "fen_layer.", "mha_layer."
+            normed("bits", fen + "fen_mlp", hidden + 1)
+            normed("dense_field", fen + "dense_mlp", len(settings["dense_hidden"]) + 1)
+            normed("dense_logit", fen + "dnn_mlp", 1)
+            normed("vectors", mha + "dnn_layer", 1)
+            put("weight", fen + "dense_linear.weight", np.ravel)
+            put("dense_bias", fen + "dense_linear.bias")
+            put("bias", "fm_layer.bias")
+            parts = [f"{mha}W_{name}" for name in ("Query", "Key", "Value", "Res")]
+            stack("maps", parts, lambda a: np.concatenate(a, 1).T)
+        case "flen":
+            for i in range(hidden):
+                linear(f"deep.layers.{6 * i}", f"_DNNLayer.linear_{i}")
+                norm(f"deep.layers.{6 * i + 4}", f"_DNNLayer.norm_{i}")
+            put("between", "_FieldWiseBiInteraction.kernel_mf", np.ravel)
+            linear("layer.0", "fwbi_fc_32")
+            norm("layer.2", "fwbi_bn")
+            linear("out", "linear")
+        case "fat_deepffm":
+            put("fields.vectors", "cen.dense_w", lambda a: a[0])
+            linear("inner", "cen.fc.ReductionLinear")
+            linear("outer", "cen.fc.AdditionLinear")
+            tower("dnn.", hidden + 1, "deep.layers.{}", 4)
+            put("bias", "bias")
+        case "autofis":
+            for i in range(hidden + 1):
+                linear(f"deep.{3 * i}", f"linear.{i}")
+                norm(f"deep.{3 * i + 1}", f"bn.{i}")
+            put("gates", "mask", np.ravel)
+            norm("norm", "bn2")
         case _:
             factors("linear")
             for i in range(len(settings["cin"])):

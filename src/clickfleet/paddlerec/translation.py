@@ -22,7 +22,14 @@ from clickfleet.paddlerec.readers import take_readers
 from clickfleet.paddlerec.report import Report
 from clickfleet.paddlerec.words import write_vocabulary
 
-PATHS = (("data", "train"), ("data", "test"), ("run", "dir"), ("online", "dir"), ("train", "init_from"))
+PATHS = (
+    ("data", "train"),
+    ("data", "valid"),
+    ("data", "test"),
+    ("run", "dir"),
+    ("online", "dir"),
+    ("train", "init_from"),
+)
 
 
 def write(translated: Translated, out: Path) -> list[Path]:
@@ -127,8 +134,9 @@ def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose | N
     load_path, epochs = _take_evaluation(keys)
     inputs = _take_export(keys, schema)
     keys.finish(own)
+    keys.set("data.valid_share", 0)  # PaddleRec trains on all rows
     for item in ours:
-        override(keys.raw, item)
+        override(keys.raw, item, Path.cwd())
     if dictionary is not None:
         keys.raw["data"].setdefault("vocabulary", str(original.folder / str(keys.raw["run"]["dir"]) / "vocabulary.txt"))
     known = next((key for key in PRESETS if preset(key) == schema), None)
@@ -218,6 +226,8 @@ def _take_training(keys: Keys, purpose: Purpose) -> None:
         keys.map(R + "dataset_debug", "train.profile", True)
     else:
         keys.used(R + "dataset_debug", "train.profile=false")
+    if keys.has(R + "print_interval"):
+        keys.map(R + "print_interval", "train.print_every", keys.integer(R + "print_interval"))
     threads = R + ("train_thread_num" if purpose == "online" else "thread_num")
     keys.skip(
         R + ("thread_num" if purpose == "online" else "train_thread_num"),
@@ -227,6 +237,8 @@ def _take_training(keys: Keys, purpose: Purpose) -> None:
         asked, cores = keys.integer(threads), os.cpu_count() or 1
         note = f"reduced from {asked}: this machine has {cores} cores" if asked > cores else ""
         keys.map(threads, "cluster.threads" if purpose == "launch" else "train.threads", min(asked, cores), note)
+        if "command" in keys.raw.get("data", {}).get("format", {}) and not keys.has(R + "num_workers"):
+            keys.set("data.threads", min(asked, cores))  # so many pipe commands at once, as in PaddleRec
     for key in ("model_init_path", "warmup_model_path"):
         if keys.has(R + key) and "init_from" not in keys.raw.get("train", {}):
             keys.map(R + key, "train.init_from", absolute(keys.text(R + key)), "relative to the current folder")
@@ -242,8 +254,8 @@ def _cuda() -> str:
 
 def _take_mode(keys: Keys, purpose: Purpose) -> None:
     wanted = keys.text(R + "sync_mode", "sync" if keys.boolean(R + "use_fleet") else "async")
-    if wanted not in ("sync", "async", "geo", "heter", "gpubox"):
-        raise keys.wrong(R + "sync_mode", "must be sync, async or geo")
+    if wanted not in ("sync", "half_async", "async", "geo", "heter", "gpubox"):
+        raise keys.wrong(R + "sync_mode", "must be sync, half_async, async or geo")
     mode = "async" if wanted in ("heter", "gpubox") else wanted
     if purpose == "launch":
         note = "" if mode == wanted else f"{wanted} is not supported; async is the closest mode"

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from starlette.routing import Route
 from clickfleet.errors import ClickfleetError, ServeError
 from clickfleet.serve import state_folder, uploads
 from clickfleet.serve.context import Context
+from clickfleet.serve.example import InputHint, example_row, input_hints
 from clickfleet.serve.http import RefusedError, clip, refuse
 from clickfleet.serve.predictor import Version
 from clickfleet.serve.uploads import parse
@@ -71,9 +72,10 @@ def admin_app(context: Context) -> Starlette:
         return HTMLResponse((_HERE / "docs.html").read_text("utf-8"), headers=_SECURITY_HEADERS)
 
     async def openapi(request: Request) -> Response:
-        return Response(
-            await asyncio.to_thread(openapi_json, context.batcher.version.identity.name), media_type="application/json"
-        )
+        return Response(await asyncio.to_thread(openapi_of, context.batcher.version), media_type="application/json")
+
+    async def example(request: Request) -> Response:
+        return Response(await asyncio.to_thread(example_json, context.batcher.version), media_type="application/json")
 
     async def upload(request: Request) -> Response:
         async with admitted(request) as body:
@@ -109,6 +111,7 @@ def admin_app(context: Context) -> Starlette:
         Route("/", page),
         Route("/docs", docs),
         Route("/openapi.json", openapi),
+        Route("/v1/example", example),
         Route("/upload", upload, methods=["POST"]),
         Route("/rec/prediction", prediction, methods=["POST"]),
         Route("/v1/inspect", inspect_lines, methods=["POST"]),
@@ -127,17 +130,83 @@ def admin_app(context: Context) -> Starlette:
     return app
 
 
-@cache
-def openapi_json(name: str) -> bytes:
-    """Return the OpenAPI document of a server whose model is called `name`."""
+@lru_cache(maxsize=2)
+def example_json(version: Version) -> bytes:
+    """Return the reply of `/v1/example`."""
+    identity = version.identity
+    facts = {"example": example_row(version), "inputs": input_hints(version)}
+    return orjson.dumps({**facts, "model": identity.name, "sequence": identity.sequence})
+
+
+@lru_cache(maxsize=2)
+def openapi_of(version: Version) -> bytes:
+    """Return the OpenAPI document of a version, with its features and a row that can be sent."""
+    return openapi_json(version.identity.name, input_hints(version), example_row(version))
+
+
+def openapi_json(name: str, inputs: Sequence[InputHint] = (), example: Mapping[str, Any] | None = None) -> bytes:
+    """Return the OpenAPI document of a server whose model is called `name`, with these inputs and this example row."""
     import yaml
 
     text = (_HERE / "openapi.yaml").read_text("utf-8")
     document = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     del document["x-shared"]
+    if inputs:
+        _describe_rows(document["paths"], inputs, example or {})
     document["info"]["description"] = document["info"]["description"].replace("{name}", name)
     document["paths"] = {path.replace("{name}", name): item for path, item in document["paths"].items()}
     return orjson.dumps(document)
+
+
+def _describe_rows(paths: dict[str, Any], inputs: Sequence[InputHint], example: Mapping[str, Any]) -> None:
+    """Name the features of the model in the schema of every row, and add an example to the routes that take rows."""
+    properties = {one["name"]: _property(one) for one in inputs}
+    row: dict[str, Any] = {
+        "type": "object",
+        "description": "Features by name; absent ones are missing.",
+        "properties": properties,
+    }
+    row["additionalProperties"] = False
+    for path in ("/v1/predict", "/v1/explain"):
+        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        content["schema"]["properties"]["rows"]["items"] = row
+        content["example"] = {"rows": [dict(example)]}
+    content = paths["/v1/rank"]["post"]["requestBody"]["content"]["application/json"]
+    schema = content["schema"]["properties"]
+    schema["user"] = row
+    own = schema["candidates"]["items"]["properties"]
+    candidate = {
+        **row,
+        "required": ["id"],
+        "properties": {**properties, **own},
+    }  # a candidate's id and value take precedence
+    schema["candidates"]["items"] = candidate
+    features = {name: value for name, value in example.items() if name not in own}
+    content["example"] = {"user": {}, "candidates": [{"id": "a", **features}, {"id": "b"}], "top_k": 10}
+
+
+def _property(one: InputHint) -> dict[str, Any]:
+    """Return the schema of a feature."""
+    several = one["values"] != 1
+    if one["kind"] == "number":
+        number: dict[str, Any] = {"type": ["number", "null"]}
+        if several:
+            number = {
+                "type": "array",
+                "items": {"type": "number"},
+                "minItems": one["values"],
+                "maxItems": one["values"],
+            }
+        words = "A number." if "low" not in one else f"A number, mostly from {one['low']:g} to {one['high']:g}."
+        return {**number, "description": words}
+    value: dict[str, Any] = {"type": ["string", "integer", "null"]}
+    if several:
+        lists = {"type": "array", "items": {"type": ["string", "integer"]}}
+        value = {"anyOf": [value, lists, {"type": "object", "additionalProperties": {"type": "number"}}]}
+    if one["kind"] != "key":
+        value = {"type": ["number", "string", "null"]}
+    shown = {"examples": one["frequent"][:5]} if one.get("frequent") else {}
+    return {**value, "description": "Text or an integer.", **shown}
 
 
 def _error(status: int, what: str, headers: dict[str, str] | None = None) -> Response:

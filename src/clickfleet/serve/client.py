@@ -78,6 +78,15 @@ class Client:
         with self._decoding("/v1/predict"):
             return _check_count(np.array(json.loads(reply)["scores"], np.float32), len(rows))
 
+    def explain(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return, for each row, its score and the contribution of each of its features, the largest first."""
+        reply = self._object("POST", "/v1/explain", json.dumps({"rows": list(rows)}).encode())
+        with self._decoding("/v1/explain"):
+            explanations = [dict(one) for one in reply["explanations"]]
+            if len(explanations) != len(rows):
+                raise ValueError(f"{len(explanations)} explanations for {len(rows)} rows")
+            return explanations
+
     def rank(
         self, candidates: Sequence[Mapping[str, Any]], user: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:

@@ -128,6 +128,7 @@ class Context:
             "format": version.format,
             "inputs": inputs_of(version.schema),
             "outputs": list(version.outputs),
+            "aliases": version.aliases.to_dict(),
             "rows_in": self.settings.rows if self.settings.rows in ("mapped", "memory") else "redis",
             "pid": os.getpid(),
         }

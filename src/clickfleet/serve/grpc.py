@@ -160,9 +160,7 @@ class Service:
         self._check_model(request.model_name, request.model_version)
         version = self.context.batcher.version
         open_inference.check_size(len(request.inputs), request.id)
-        names = open_inference.pick_outputs([output.name for output in request.outputs], version.outputs) or list(
-            version.outputs
-        )
+        names = open_inference.pick_outputs([output.name for output in request.outputs], version) or version.outputs
         batch = open_inference.batch(_tensors(request), version, self.context.settings.max_rows)
         time_left = min(stream.time_remaining() or 1e9, self.context.settings.max_time_ms / 1e3)
         done = await self.context.batcher.score(batch, version, started + time_left)
@@ -170,7 +168,7 @@ class Service:
             model_name=request.model_name, model_version=done.version.version, id=request.id
         )
         for name in names:
-            values = np.ascontiguousarray(done.outputs[name], np.float32)
+            values = np.ascontiguousarray(open_inference.output_of(name, done.outputs, done.version), np.float32)
             reply.outputs.add(name=name, datatype="FP32", shape=values.shape)
             reply.raw_output_contents.append(values.tobytes())
         reply.parameters["server_ms"].string_param = f"{1e3 * (time.perf_counter() - started):.3f}"

@@ -27,6 +27,8 @@ BINARY = (b"content-type", b"application/octet-stream")
 HEADER_LENGTH = b"inference-header-content-length"
 PUBLIC = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
 """Routes that need no token: health checks have none."""
+PAGES = ("/", "/docs")
+"""Pages without facts of the model: their requests carry the token that the user enters."""
 COMPRESS_FROM = 1 << 14
 
 
@@ -168,8 +170,8 @@ class App:
         return answer
 
     def _authorise(self, scope: Scope, path: str) -> None:
-        if path == "/" or path.startswith("/admin"):
-            return  # the page asks for the token itself; admin routes have their own tokens
+        if path in PAGES or path.startswith("/admin"):
+            return  # the pages ask for the token themselves; admin routes have their own tokens
         if self.context.tokens.closed:
             raise RefusedError(503, "the server cannot check tokens at the moment; see its log")
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -289,11 +291,11 @@ class App:
     async def _explain(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
         version = self.context.batcher.version
         request = json_api.read_predict(body)
-        if len(request.rows) != 1:
-            raise ServeError(f"/v1/explain takes exactly one row, not {len(request.rows)}")
-        names, batch = json_api.ablations(version, request.rows[0])
-        done = await self.context.batcher.score(batch, version, self._deadline(headers, started))
-        return 200, json_api.explain_reply(names, done), JSON
+        max_rows = self.context.settings.max_rows
+        open_inference.check_rows(len(request.rows), max_rows)
+        ablations = json_api.Ablations(request.rows, version, max_rows)
+        done = await self.context.batcher.score(ablations.batch, version, self._deadline(headers, started))
+        return _pack(headers, ablations.reply(done), JSON)
 
     def _ready(self) -> Answer:
         ready, details = self.context.ready()

@@ -51,31 +51,66 @@ def predict_reply(request: Predict, done: ScoreResult, seconds: float) -> bytes:
     return orjson.dumps(facts, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def ablations(version: Version, row: Any) -> tuple[list[str], Batch]:
-    """Return the row's features, and a batch of the row followed by the row without each of them.
+class Ablations:
+    """An explain request: each row, followed by the same row without each of its features.
 
-    The difference of the scores is the contribution of the feature.
+    The difference of the two scores is the contribution of the feature. `batch` holds all of them, and the row without features.
     """
-    if not isinstance(row, dict):
-        raise ServeError("row 0: expected a mapping from features to values")
-    names = [name for name in version.fields.names if row.get(name) not in (None, "", [])]
-    values = sum(len(value) for value in row.values() if isinstance(value, list | dict))
-    check_keys(values * len(names), len(version.schema.slots) * (1 + len(names)))
-    return names, version.fields.rows([row, *({k: v for k, v in row.items() if k != name} for name in names)])
 
+    def __init__(self, rows: list[Any], version: Version, max_rows: int) -> None:
+        self.rows: list[Row] = []
+        self.names: list[list[str]] = []
+        values = 0
+        for place, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise ServeError(f"row {place}: expected a mapping from features to values")
+            names = [name for name in version.fields.names if row.get(name) not in (None, "", [])]
+            values += len(names) * sum(len(value) for value in row.values() if isinstance(value, list | dict))
+            self.rows.append(row)
+            self.names.append(names)
+        if not rows:
+            raise ServeError("the request has no rows", 'send {"rows": [{"feature": value, …}]}')
+        size = 1 + sum(1 + len(names) for names in self.names)
+        if len(rows) > 1 and size > max_rows:
+            raise ServeError(
+                f"explaining {len(rows)} rows takes {size:,} scores, more than the server's limit of {max_rows:,} rows",
+                f"send at most {max(1, (max_rows - 1) // (1 + len(version.fields.names))):,} rows at once",
+            )
+        check_keys(values, len(version.schema.slots) * size)
+        self.batch = version.fields.rows([each for i in range(len(rows)) for each in self._without_each(i)] + [{}])
 
-def explain_reply(names: list[str], done: ScoreResult) -> bytes:
-    if "score" not in done.outputs:
-        raise ServeError("the model has no output 'score'")
-    scores = done.outputs["score"].astype(np.float64)
-    shares = sorted(zip(names, (scores[0] - scores[1:]).tolist(), strict=True), key=lambda item: -abs(item[1]))
-    return orjson.dumps(
-        {
-            "score": float(scores[0]),
-            "contributions": [{"feature": name, "contribution": share} for name, share in shares],
+    def _without_each(self, i: int) -> list[Row]:
+        row = self.rows[i]
+        return [row, *({k: v for k, v in row.items() if k != name} for name in self.names[i])]
+
+    def reply(self, done: ScoreResult) -> bytes:
+        if "score" not in done.outputs:
+            raise ServeError("the model has no output 'score'")
+        scores = done.outputs["score"].astype(np.float64)
+        with np.errstate(divide="ignore"):
+            logits = np.log(scores) - np.log1p(-scores)
+        explanations, at = [], 0
+        for row, names in zip(self.rows, self.names, strict=True):
+            parts: list[dict[str, Any]] = [
+                {
+                    "feature": name,
+                    "value": row[name],
+                    "contribution": float(scores[at] - scores[at + i]),
+                    "logit": float(logits[at] - logits[at + i]),
+                }
+                for i, name in enumerate(names, 1)
+            ]
+            parts.sort(key=lambda part: -abs(part["contribution"]))
+            explanations.append({"score": float(scores[at]), "logit": float(logits[at]), "contributions": parts})
+            at += 1 + len(names)
+        facts: dict[str, object] = dict(explanations[0]) if len(explanations) == 1 else {}
+        facts |= {
+            "explanations": explanations,
+            "score_of_nothing": float(scores[-1]),
+            "model": done.version.identity.name,
             "sequence": done.version.identity.sequence,
         }
-    )
+        return orjson.dumps(facts)
 
 
 class Fixed(msgspec.Struct, forbid_unknown_fields=True):

@@ -208,6 +208,7 @@ def batch(tensors: Sequence[RawTensor | ListTensor], version: Version, max_rows:
         return _encoded_batch(by_name, version, max_rows)
     if "dense" in by_name and "dense" not in version.fields.names and not version.schema.slots:
         return _encoded_batch(by_name, version, max_rows)
+    by_name = _by_our_names(by_name, version)
     rows = 0
     columns = {}
     for name, tensor in by_name.items():
@@ -222,6 +223,22 @@ def batch(tensors: Sequence[RawTensor | ListTensor], version: Version, max_rows:
         if tensor.shape[0] != rows or columns[name].size != tensor.count:
             raise ServeError(f"{name}: expected {rows} rows like the other inputs")
     return version.fields.columns(columns, rows)
+
+
+def _by_our_names(by_name: dict[str, RawTensor | ListTensor], version: Version) -> dict[str, RawTensor | ListTensor]:
+    """Return the tensors under the names of the model's inputs. One of all dense values may become several."""
+    parts: dict[str, RawTensor | ListTensor] = {}
+    for name, tensor in by_name.items():
+        if not version.aliases.is_split(name):
+            parts[name] = tensor
+            continue
+        if len(tensor.shape) != 2:
+            raise ServeError(f"{name}: the shape must be [rows, values], not {list(tensor.shape)}")
+        values = tensor.array()
+        for group, first, end in version.aliases.parts(name, tensor.shape[1]):
+            some = values[:, first:end].reshape(-1).tolist()
+            parts[group] = ListTensor(group, "FP32", [tensor.shape[0], end - first], some)
+    return version.aliases.inputs(parts)
 
 
 def _encoded_batch(by_name: Mapping[str, RawTensor | ListTensor], version: Version, max_rows: int) -> Batch:
@@ -271,18 +288,24 @@ def requested_outputs(request: InferRequest, version: Version) -> list[tuple[str
     binary = bool(request.parameters.get("binary_data_output", False))
     if not request.outputs:
         return [(name, binary) for name in version.outputs]
-    pick_outputs([output.name for output in request.outputs], version.outputs)
+    pick_outputs([output.name for output in request.outputs], version)
     return [(output.name, bool(output.parameters.get("binary_data", binary))) for output in request.outputs]
 
 
-def pick_outputs(names: Sequence[str], known: Sequence[str]) -> list[str]:
+def pick_outputs(names: Sequence[str], version: Version) -> list[str]:
     """Return the requested outputs. Each must be known and named only once, which bounds the reply."""
-    if len(names) > len(known):
-        names = names[: len(known) + 1]
-    picked = pick(names, known, "output")
+    known = version.outputs
+    names = list(names[: len(known) + 1])
+    picked = pick([version.aliases.output(name) for name in names], known, "output")
     if len(set(picked)) < len(picked):
         raise ServeError("an output is requested twice")
-    return picked
+    return names
+
+
+def output_of(name: str, outputs: Outputs, version: Version) -> NDArray[np.float32]:
+    """Return the values of a requested output. Clients of Paddle's names expect one column."""
+    ours = version.aliases.output(name)
+    return outputs[ours] if ours == name else outputs[ours].reshape(len(outputs[ours]), -1)
 
 
 def reply(
@@ -291,7 +314,7 @@ def reply(
     """Return the body, and the length of its JSON part if binary tensors follow."""
     tensors, tail = [], []
     for name, binary in names:
-        values = outputs[name]
+        values = output_of(name, outputs, version)
         tensor: dict[str, object] = {"name": name, "datatype": "FP32", "shape": values.shape}
         if binary:
             tensor["parameters"] = {"binary_data_size": values.nbytes}

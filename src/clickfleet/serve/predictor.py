@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,10 +12,13 @@ from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.data.batch import Batch, Floats, Keys
+from clickfleet.data.names import Names
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError
 from clickfleet.serve import overlays
+from clickfleet.serve.aliases import Aliases
 from clickfleet.serve.features import Fields
+from clickfleet.store import run_folder
 from clickfleet.store.onnx import CPU, Engine, fill_with_nan
 from clickfleet.store.published import Entry
 
@@ -80,6 +84,7 @@ class Version:
         self.blocking = bool(getattr(rows, "blocking", False))
         """Whether reading rows may block on I/O, so that it must not run on the event loop."""
         self.outputs: tuple[str, ...] = tuple(manifest["outputs"])
+        self.aliases = Aliases(self.fields, self.outputs)
         self.identity = ModelIdentity(
             name or str(manifest["model"].get("name", "clickfleet")),
             entry.sequence,
@@ -160,7 +165,12 @@ class Version:
                 f"{entry.path}: its network returns {', '.join(names)}, but its manifest names {', '.join(self.outputs)}"
             )
 
-    def _golden(self, entry: Entry) -> tuple[Batch, dict[str, Floats]] | None:
+    @cached_property
+    def names(self) -> Names | None:
+        """The values behind frequent keys, for people; None if they were not published."""
+        return run_folder.published_names(self.entry, self.schema)
+
+    def golden(self, entry: Entry) -> tuple[Batch, dict[str, Floats]] | None:
         """Return the golden requests of an entry and their expected outputs, or None if it has none."""
         golden = entry.golden()
         if not golden.num_rows:
@@ -181,7 +191,7 @@ class Version:
 
     def _check_golden(self, entry: Entry) -> None:
         """Check that the golden requests of the entry give the same outputs as at publication."""
-        golden = self._golden(entry)
+        golden = self.golden(entry)
         if golden is None:
             return
         batch, expected = golden

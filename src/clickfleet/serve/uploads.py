@@ -16,11 +16,10 @@ from clickfleet.data.parsing.lines import Lines
 from clickfleet.errors import ClickfleetError, ConfigError, MissingError, ServeError
 from clickfleet.serve import open_inference
 from clickfleet.serve.context import Context
-from clickfleet.serve.features import pick
 from clickfleet.serve.json_api import Row
 from clickfleet.serve.predictor import Version
 
-TEXT_FORMATS = ("slots", "criteo", "feasign", "libffm", "multislot", "csv")
+TEXT_FORMATS = ("slots", "criteo", "feasign", "libffm", "libsvm", "vw", "multislot", "csv", "jsonl")
 """Formats accepted for uploads. User-defined formats are not, because they run code."""
 PIECE_ROWS = 512
 
@@ -152,14 +151,15 @@ async def prediction(context: Context, body: bytes) -> tuple[int, bytes]:
         return 400, orjson.dumps({"error": "feed must be a list with one mapping from inputs to values"})
     version = context.batcher.version
     try:
-        names = pick([str(name) for name in request["fetch"]], version.outputs, "output")
+        names = open_inference.pick_outputs([str(name) for name in request["fetch"]], version)
         batch = _feed_batch(feed[0], version, context.settings.max_rows)
         done = await context.batcher.score(batch, version, time.perf_counter() + context.settings.max_time_ms / 1e3)
     except ClickfleetError as error:
         if type(error) is not ServeError:
             raise
         return 400, orjson.dumps({"error": str(error), "result": str(error)})
-    result = {name: done.outputs[name].reshape(len(batch), -1) for name in names}
+    values = {name: open_inference.output_of(name, done.outputs, done.version) for name in names}
+    result = {name: column.reshape(len(batch), -1) for name, column in values.items()}
     return 200, orjson.dumps({"result": result}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -176,4 +176,20 @@ def _feed_batch(feed: Row, version: Version, max_rows: int) -> Batch:
             open_inference.ListTensor(name, kinds[name], [rows, widths[name]], values) for name, values in feed.items()
         ]
         return open_inference.batch(tensors, version, max_rows)
+    feed = _by_our_names(feed, version)
     return version.fields.rows([{name: values[i] for name, values in feed.items()} for i in range(rows)])
+
+
+def _by_our_names(feed: Row, version: Version) -> Row:
+    """Return the feed under the names of the model's inputs. One input of all dense values may become several."""
+    parts: Row = {}
+    for name, rows in feed.items():
+        if not version.aliases.is_split(name):
+            parts[name] = rows
+            continue
+        if not all(isinstance(values, list) and len(values) == len(rows[0]) for values in rows):
+            raise ServeError(f"{name}: every row must be a list with all dense values")
+        for group, first, end in version.aliases.parts(name, len(rows[0])):
+            some = [values[first:end] for values in rows]
+            parts[group] = [values[0] for values in some] if end - first == 1 else some
+    return version.aliases.inputs(parts)

@@ -123,8 +123,8 @@ class HashedFile:
 class FolderWriter:
     """Writes the files of a folder; `facts` go into its manifest."""
 
-    def __init__(self, path: Path, kind: str) -> None:
-        self.path, self.kind = path, kind
+    def __init__(self, path: Path, kind: str, replaces: bool = False) -> None:
+        self.path, self.kind, self.replaces = path, kind, replaces
         self.facts: dict[str, object] = {}
         self.hidden = path.parent / f".{path.name}.writing"
         self._files: dict[str, HashedFile] = {}
@@ -153,7 +153,9 @@ class FolderWriter:
         self._beside[name] = facts
 
     def __enter__(self) -> Self:
-        if self.path.exists():
+        if self.replaces and os.path.lexists(self.path):
+            check_ours(self.path, self.kind)
+        elif self.path.exists():
             raise CheckpointError(f"{self.path} already exists", "choose another name, or remove it first")
         shutil.rmtree(self.hidden, ignore_errors=True)  # left by a killed process
         with write_errors(self.path):
@@ -187,13 +189,32 @@ class FolderWriter:
             self.put(name, seal({**facts, "entry": manifest_hash}))
         self.put(MANIFEST, canonical({**manifest, "hash": manifest_hash}))
         flush(self.hidden)
-        move(self.hidden, self.path)
+        if self.replaces and os.path.lexists(self.path):
+            check_ours(self.path, self.kind)
+            remove(self.path, self.hidden)
+        else:
+            move(self.hidden, self.path)
         flush(self.path.parent)
 
 
-def write_folder(path: Path | str, kind: str) -> FolderWriter:
-    """Return a writer for a folder that appears under `path` when its `with` block ends without an error."""
-    return FolderWriter(Path(path), kind)
+def write_folder(path: Path | str, kind: str, replaces: bool = False) -> FolderWriter:
+    """Return a writer for a folder that appears under `path` when its `with` block ends without an error.
+
+    With `replaces`, it takes the place of a folder of the same kind. The old one stays until the new one is complete.
+    """
+    return FolderWriter(Path(path), kind, replaces)
+
+
+def check_ours(path: Path, kind: str) -> None:
+    """Refuse to replace anything but a real folder that clickfleet wrote as this kind."""
+    if path.is_symlink() or not path.is_dir():
+        raise CheckpointError(f"{path} is not replaced: it is not a folder", "choose another name, or remove it first")
+    try:
+        read_manifest(path, kind, None)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{path} is not replaced: {error}", "only what clickfleet wrote is; choose another name"
+        ) from None
 
 
 def read_kind(path: Path | str) -> str:
@@ -313,12 +334,24 @@ def write_error(error: OSError, path: Path) -> CheckpointError:
     return CheckpointError(f"cannot write {path}: {error.strerror or error}")
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder. Hide it first, so that a crash never leaves a part of it under its name."""
+def remove(folder: Path, successor: Path | None = None) -> None:
+    """Remove a folder or file, and move its successor to its place. Hide it first, so that a crash never leaves a part of it.
+
+    A symbolic link is removed, not what it leads to.
+    """
     hidden = folder.parent / f".{folder.name}.removing"
-    shutil.rmtree(hidden, ignore_errors=True)
+    _discard(hidden)
     move(folder, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+    if successor is not None:
+        move(successor, folder)
+    _discard(hidden)
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -8,6 +8,7 @@ file that would outlive its holder.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from contextlib import suppress
@@ -60,6 +61,41 @@ class Lock:
             file.seek(1)
             return file.read(200).decode(errors="replace").strip() or "another process"
         return "another process"
+
+
+def is_held(path: Path) -> bool | None:
+    """Return whether a process of this machine holds a lock, without touching it; None if there is no lock file.
+
+    A lock that is taken to find out could make a run fail that starts at this moment.
+    """
+    try:
+        facts = path.stat()
+        holder = re.search(r"process (\d+) on (\S+)", path.read_text(errors="replace"))
+    except OSError:
+        return None
+    with suppress(OSError):
+        here = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+        locks = Path("/proc/locks").read_text()
+        if any(here in line.split() for line in locks.splitlines()):
+            return True
+    if holder is None or holder[2] != socket.gethostname():
+        return False if holder is None else None
+    return _is_locked_by(int(holder[1]), path)
+
+
+def _is_locked_by(process: int, path: Path) -> bool:
+    """Return whether a process is alive and has the lock file open."""
+    try:
+        opened = [os.path.realpath(one) for one in Path(f"/proc/{process}/fd").iterdir()]
+        return os.path.realpath(path) in opened
+    except OSError:  # not Linux, or a process of another user
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True
+        return not Path(f"/proc/{process}").exists()
 
 
 def _write_holder(handle: int) -> None:

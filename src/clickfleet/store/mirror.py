@@ -29,6 +29,8 @@ from clickfleet.store.lock import Lock
 PUSH_S = 30.0
 TRIES = 5
 LOG = "published/LOG.jsonl"
+NAMES = "names.json"
+"""The values behind frequent keys, in the run folder. It holds raw values of the data."""
 SPOOL = "spool/"
 """Not uploaded: records of passes, which are in their topic."""
 _URL = re.compile(r"^([a-z][a-z0-9+]+):/+(?=[^/])")
@@ -162,7 +164,7 @@ class Mirror:
             saved = [name for name in names if name.startswith(inner)]
             if not saved:
                 raise CheckpointError(f"{self.url}/{pointer} is damaged: it names no valid checkpoint")
-            needed = [pointer, *saved]
+            needed = [pointer, *saved, *(name for name in (NAMES,) if name in names)]
         elif label is not None:
             raise CheckpointError(f"{self.url} has no {label}", "name the URL of a run that keeps this checkpoint")
         for name in needed:

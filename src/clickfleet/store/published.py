@@ -16,10 +16,11 @@ size and checksum of the file. Without `dense.xor` the network is the same. With
 and that file, and `network` has its size and checksum. `dense.xor` holds every fourth byte beginning with the first, then every fourth
 beginning with the second and so on (zeros pad the last four), compressed by zstd.
 
-The manifest covers all files except info.json, which tells when, where and by which versions the entry was written. So a replay gives
-equal hashes. info.json holds the manifest's hash and its own. The fact `sealed` in the manifest marks this; entries without it are older.
-Further facts: kind, sequence, parent (hash of the previous manifest, null in the first), chain, schema, model, factors, rows, deleted,
-step, outputs. All entries of a chain have the same schema and model; a change starts a new chain with a base.
+The manifest covers all files except info.json, which tells when, where and by which versions the entry was written; in a base it may
+hold the values behind frequent keys (`names`). So a replay gives equal hashes. info.json holds the manifest's hash and its own. The
+fact `sealed` in the manifest marks this; entries without it are older. Further facts: kind, sequence, parent (hash of the previous
+manifest, null in the first), chain, schema, model, factors, rows, deleted, step, outputs. All entries of a chain have the same schema
+and model; a change starts a new chain with a base.
 
 The header of the log holds the sequence of its first line, the hash that this line follows, and the sequence from which folders are
 `kept`. Retention rewrites the file without the oldest lines, then removes folders. Logs without a header are older. A line repeats
@@ -145,6 +146,8 @@ class Content:
     info: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
     """Further facts for the manifest."""
+    names: Mapping[str, object] | None = None
+    """The values behind frequent keys. They are part of the info.json of a base, so they change no hash."""
 
     def identity(self) -> dict[str, object]:
         """Return what all entries of a chain have in common."""
@@ -546,9 +549,22 @@ def chain(content: Content, first: int) -> str:
     return atomic.digest({**content.identity(), "first": first})
 
 
-def write(path: Path, rows: PublishedRows, content: Content, before: Entry | None = None, **place: Any) -> Entry:
-    """Write an entry, for a log or on its own. A delta may refer to the network of the entry `before` it."""
-    with atomic.write_folder(path, KIND) as out:
+def write(
+    path: Path,
+    rows: PublishedRows,
+    content: Content,
+    before: Entry | None = None,
+    *,
+    replaces: bool = False,
+    **place: Any,
+) -> Entry:
+    """Write an entry, for a log or on its own. A delta may refer to the network of the entry `before` it.
+
+    With `replaces`, it takes the place of an entry that stands alone.
+    """
+    if replaces and (path.parent / LOG).exists():
+        raise CheckpointError(f"{path} is an entry of a published log, which is not replaced", "choose another name")
+    with atomic.write_folder(path, KIND, replaces) as out:
         network = _write_network(out, content.graph, None if rows.base else before)
         sample = Sample()
         written = _write_rows(out, rows, content.factors, sample)
@@ -557,7 +573,8 @@ def write(path: Path, rows: PublishedRows, content: Content, before: Entry | Non
             raise CheckpointError(f"{path} would delete a key twice", "this is a bug in clickfleet; please report it")
         write_table(out, "deleted.arrow", pa.table({"key": pa.array(deleted, pa.uint64())}, DELETED))
         write_table(out, "golden.arrow", content.golden(sample))
-        out.beside(INFO, content.info)
+        names = {"names": content.names} if rows.base and content.names is not None else {}
+        out.beside(INFO, {**content.info, **names})
         out.facts = {
             "kind": "base" if rows.base else "delta",
             **content.identity(),

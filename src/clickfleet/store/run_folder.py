@@ -11,11 +11,12 @@ from typing import Any
 
 from clickfleet.config.load import Config, checked, dump, with_new_names
 from clickfleet.config.load import read as read_yaml
+from clickfleet.data.names import Names
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError
 from clickfleet.store import atomic, checkpoint, mirror, published
 from clickfleet.store.lock import Lock
-from clickfleet.store.mirror import Mirror
+from clickfleet.store.mirror import NAMES, Mirror
 
 State = dict[str, Any]
 
@@ -48,7 +49,7 @@ def resolve(model: str | Path) -> Path:
 
 def describe(path: Path) -> str:
     """Describe a resolved path for the user: its URL or path, and whether it is the run's best or newest checkpoint."""
-    meanings = {checkpoint.BEST: "the best test AUC", checkpoint.LATEST: "the newest"}
+    meanings = {checkpoint.BEST: "the best on validation data", checkpoint.LATEST: "the newest"}
     meaning = next((text for label, text in meanings.items() if checkpoint.is_named(path, label)), None)
     return f"{mirror.origin(path) or path}" + (f" ({meaning})" if meaning else "")
 
@@ -103,6 +104,49 @@ def read_state(path: Path) -> State:
     return state
 
 
+def write_names(folder: Path, names: Names) -> None:
+    """Write the names of a run, sealed with their hash."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write_file(folder / NAMES, atomic.seal(names.to_dict()))
+
+
+def read_names(path: Path, schema: Schema) -> Names | None:
+    """Return the names of the run that wrote the model at a resolved path; None if it has none.
+
+    A published log or entry away from its run has those of its last base.
+    """
+    inside = [path, *path.parents[:2]] if path.parent.name in ("checkpoints", "published") else [path, path.parent]
+    for folder in inside:
+        if (folder / NAMES).is_file():
+            try:
+                return Names.from_dict(atomic.unseal((folder / NAMES).read_bytes()), schema)
+            except (ValueError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{folder / NAMES} is damaged: {error}", "remove it; keys are then shown as numbers"
+                ) from error
+    if (path / published.LOG).is_file() or (path / atomic.MANIFEST).is_file():
+        chain = entries(path)
+        return None if not chain else published_names(chain[-1], schema)
+    return None
+
+
+def published_names(entry: published.Entry, schema: Schema) -> Names | None:
+    """Return the names in the base of an entry, which may be the entry itself; None if it has none."""
+    base = entry
+    if not entry.base:
+        older = [path for number, path in published.directories(entry.path.parent) if number < entry.sequence]
+        before = (published.Entry(path) for path in reversed(older) if path.name.endswith("-base"))
+        found = next((one for one in before if one.manifest["chain"] == entry.manifest["chain"]), None)
+        if found is None:
+            return None
+        base = found
+    plain = base.info.get("names")
+    if plain is None:
+        return None
+    with atomic.damage_errors(base.path / published.INFO):
+        return Names.from_dict(plain, schema)
+
+
 NO_CHECKPOINT = "no checkpoint in {} yet: starting from the beginning"
 
 
@@ -134,6 +178,37 @@ def open_folder(run: str | Path, resume: bool | None = None, rows: bool = True) 
             yield folder, copy
         finally:
             copy.close()
+
+
+RUN_FILES = (
+    *("checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "report.html", "tensorboard", "profile", "logs"),
+    *("processes.json", "quarantine.txt", "bad-batch-*.npz", "worker-*"),
+)
+"""What training writes into a run folder."""
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to replace a folder that does not hold a run of ours, or whose published log may be in use."""
+    checkpoints = folder / "checkpoints"
+    if folder.is_symlink() or checkpoints.is_symlink():
+        link = folder if folder.is_symlink() else checkpoints
+        raise CheckpointError(f"{link} is a symbolic link, which is not replaced", "choose another run.dir")
+    if not any((path / atomic.MANIFEST).is_file() for path in checkpoints.glob("step-*")):
+        raise CheckpointError(
+            f"{folder} is not replaced: {checkpoints} holds no checkpoint", "choose another run.dir, or remove it first"
+        )
+    if (folder / "published").exists():
+        raise CheckpointError(
+            f"{folder} is not replaced: servers may follow the published log in it", "choose another run.dir"
+        )
+
+
+def remove_run(folder: Path) -> None:
+    """Remove what training wrote into a folder. Files of others stay."""
+    check_replaceable(folder)
+    for pattern in RUN_FILES:
+        for path in sorted(folder.glob(pattern)):
+            atomic.remove(path)
 
 
 def write_config(folder: Path, config: Config) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from torch import Tensor
 import clickfleet
 from clickfleet.data.arrow_ipc import FLOATS
 from clickfleet.data.batch import Batch
+from clickfleet.data.names import Names
 from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.errors import ConfigError
 from clickfleet.store import published
@@ -28,6 +29,8 @@ from clickfleet.training.learner import Learner
 from clickfleet.training.onnx_graph import OUTPUTS, Graph, Kept
 
 GOLDEN_ROWS = 16
+PUBLISHED_VALUES, PUBLISHED_BYTES = 10_000, 1 << 18
+"""Most values, and bytes of them, that a base holds as names."""
 
 
 class Publisher:
@@ -48,6 +51,8 @@ class Publisher:
         self.table: PublishableTable = learner.table if table is None else table
         self._outputs = tuple(outputs)
         self._graph: Graph | None = None
+        self.names: Callable[[], Names | None] = lambda: None
+        """Returns the names that a base holds."""
 
     def publish(self, kind: Literal["base", "delta"], step: int, **info: Any) -> Entry:
         """Publish the changes since the last entry, or everything if there is none. If it fails, the next entry holds them."""
@@ -66,10 +71,12 @@ class Publisher:
         """Return the content of an entry besides its rows, as of now."""
         if self._graph is None:
             self._graph = Graph(self.learner.model, self.learner.shape, self._outputs, cache=self._cache)
-        return content(self.learner, self._graph, step, **info)
+        return content(self.learner, self._graph, step, names=self.names(), **info)
 
 
-def content(learner: Learner, graph: Graph, step: int, kept: Kept | None = None, **info: Any) -> Content:
+def content(
+    learner: Learner, graph: Graph, step: int, kept: Kept | None = None, names: Names | None = None, **info: Any
+) -> Content:
     weights = learner.dense()
     schema, more = learner.schema, {}
     if kept is not None:
@@ -92,20 +99,31 @@ def content(learner: Learner, graph: Graph, step: int, kept: Kept | None = None,
             **info,
         },
         more=more,
+        names=None if names is None else names.only(schema).limited(PUBLISHED_VALUES, PUBLISHED_BYTES).to_dict(),
     )
 
 
 def export(
-    learner: Learner, out: Path | str, step: int, inputs: Sequence[str] | None = None, outputs: Sequence[str] = OUTPUTS
+    learner: Learner,
+    out: Path | str,
+    step: int,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] = OUTPUTS,
+    names: Names | None = None,
+    overwrite: bool = False,
 ) -> Entry:
-    """Write the model as an artifact for serving: a single base entry, optionally with only some `inputs`."""
+    """Write the model as an artifact for serving: a single base entry, optionally with only some `inputs`.
+
+    With `overwrite`, it replaces an artifact of that name once it is complete.
+    """
     kept = None if inputs is None else kept_inputs(learner.schema, inputs)
     graph = Graph(learner.model, learner.shape, outputs, kept)
     changes = learner.table.cut_changes(base=True)
     try:
         rows: PublishedRows = changes if kept is None else _KeptRows(changes, kept, learner.schema.keys.by_slot)
-        facts = content(learner, graph, step, kept)
-        return published.write(Path(out), rows, facts, sequence=1, parent=None, chain=published.chain(facts, 1))
+        facts = content(learner, graph, step, kept, names)
+        chain = published.chain(facts, 1)
+        return published.write(Path(out), rows, facts, replaces=overwrite, sequence=1, parent=None, chain=chain)
     finally:
         changes.abort()
 

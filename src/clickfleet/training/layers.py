@@ -51,6 +51,19 @@ def side_by_side(*parts: Tensor) -> Tensor:
     return torch.cat(filled, 1) if len(filled) > 1 else filled[0]
 
 
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm of [B, n]. A batch of one row, which has no variance, is normalized by the running statistics.
+
+    >>> BatchNorm(3)(torch.ones(1, 3)).shape
+    torch.Size([1, 3])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or len(x) > 1:
+            return super().forward(x)
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+
+
 class Tower(nn.Module):
     """An MLP with ReLU over the concatenated inputs; see `tower`."""
 
@@ -66,7 +79,7 @@ class Tower(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.relu_last = relu_last
         active = widths[1:] if relu_last else widths[1:-1]
-        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in active) if batch_norm else None
+        self.norms = nn.ModuleList(BatchNorm(width) for width in active) if batch_norm else None
         self.dropout = dropout
         self.buffers_ = Buffers()
         self.sink: Sink | None = None  # set by the owner of the gradients, `optimizer.Flat`
@@ -119,17 +132,28 @@ def tower(
 
 
 class DroppedTower(nn.Module):
-    """The MLP of some original networks: dropout after each linear layer and after each ReLU."""
+    """The MLP of some original networks: dropout after each linear layer, each ReLU and each batch norm, if there are any."""
 
-    def __init__(self, widths: tuple[int, ...], dropout: float, relu_last: bool = False) -> None:
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        dropout: float,
+        relu_last: bool = False,
+        batch_norm: bool = False,
+        init: Init | None = None,
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for a, b in pairwise(widths):
+        for i, (a, b) in enumerate(pairwise(widths), start=1):
             linear = nn.Linear(a, b)
-            by_fan_in(1.0, normal)(linear.weight)
+            (init or by_fan_in(1.0, normal))(linear.weight)
             nn.init.zeros_(linear.bias)
-            layers += [linear, nn.Dropout(dropout), nn.ReLU(), nn.Dropout(dropout)]
-        self.layers = nn.Sequential(*(layers if relu_last else layers[:-2]))
+            layers += [linear, nn.Dropout(dropout)]
+            if relu_last or i < len(widths) - 1:
+                layers += [nn.ReLU(), nn.Dropout(dropout)]
+                if batch_norm:
+                    layers += [BatchNorm(b), nn.Dropout(dropout)]
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, *parts: Tensor) -> Tensor:
         out: Tensor = self.layers(side_by_side(*parts))

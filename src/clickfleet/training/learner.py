@@ -72,6 +72,7 @@ class Learner:
 
     def steps(self, threads: int) -> list[Step]:
         """Return one step per trainer thread. All use the same weights."""
+        self.loss.load()
         return self.model.steps(self, [self.flat, *(self.flat.replica() for _ in range(threads - 1))])
 
     def dense(self) -> dict[str, Tensor]:

@@ -14,9 +14,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import FrameType
-from typing import Any, Generic, NoReturn, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NoReturn, Protocol, TypedDict, TypeVar
 
 import torch
 
@@ -26,15 +26,20 @@ from clickfleet.data.dataset import Source
 from clickfleet.errors import CheckpointError, DataError, TrainingError
 from clickfleet.store.run_folder import State
 from clickfleet.training.learner import Learner
-from clickfleet.training.metrics import Metrics
+from clickfleet.training.metrics import Metrics, distance, metric_name
 from clickfleet.training.monitor import PHASES, Monitor, Progress
 from clickfleet.training.optimizer import clip
 from clickfleet.training.predict import Results
 from clickfleet.training.saving import Saver
 from clickfleet.training.sharding import Gradient, Link
 from clickfleet.training.step import Result, Step
+from clickfleet.training.validation import keeps_best
 
 S = TypeVar("S")
+FEW_STEPS = 100
+"""A run of fewer steps is warned about."""
+SMALL_BATCH = 256
+"""Up to this many rows, one thread computes a step. More would wait for each other longer than they compute."""
 
 
 class Loop(ABC, Generic[S]):
@@ -122,7 +127,8 @@ class Job:
         self.learner, self.source, self.metrics = learner, source, metrics
         self.table, self.optimizer = learner.table, learner.optimizer
         self.trainers = [Trainer(step) for step in learner.steps(trainers)]
-        self.threads_inside = max(1, threads // trainers)
+        small = learner.config.data.batch_rows <= SMALL_BATCH
+        self.threads_inside = 1 if small else max(1, threads // trainers)
         self.steps = 0
         """Batches handed out since the run began."""
         self.rows = 0
@@ -266,7 +272,8 @@ class RunProgress:
     """How far a run has come, besides its steps. Part of every checkpoint."""
 
     epoch: int = 0
-    best_auc: float | None = None
+    best_value: float | None = None
+    """The best train.monitor on validation data."""
     best_step: int | None = None
     waited: int = 0
     """Evaluations since the best."""
@@ -274,14 +281,16 @@ class RunProgress:
     stopped_early: bool = False
     train: Results | None = None
     """Metrics of the last whole epoch."""
+    valid: Results | None = None
+    best_valid: Results | None = None
+    """The validation metrics behind best_value."""
     test: Results | None = None
-    best_test: Results | None = None
-    """The test metrics behind best_auc."""
 
     @classmethod
     def resumed(cls, saved: Mapping[str, Any], config: Config) -> RunProgress:
         """Return the progress of a checkpoint. The patience may have changed since it was written."""
-        progress, patience = cls(**saved), config.train.patience
+        known = {field.name for field in fields(cls)}  # older versions also kept the best test AUC
+        progress, patience = cls(**{key: value for key, value in saved.items() if key in known}), config.train.patience
         progress.stopped_early = patience is not None and progress.waited >= patience
         return progress
 
@@ -291,29 +300,48 @@ class RunProgress:
             raise DataError("there are no rows to train on", "check data.train: the files are empty")
         self.train = dict(metrics.results())
         monitor.end_epoch(run, {"epoch": self.epoch, "step": run.steps, **self.train}, trained_s)
-        monitor.log(f"epoch {self.epoch} done: step {run.steps:,}, {summary(self.train)}")
+        monitor.log(f"epoch {self.epoch} done: step {run.steps:,}, {run.rows:,} rows, {summary(self.train)}")
         self.epoch += 1
 
-    def take_test(self, results: Results, epoch: int, step: int, patience: int | None, monitor: Monitor) -> None:
-        """Record the results of an evaluation. Stop the run early if the best one is too long ago."""
-        self.test, self.evaluated_at = results, step
-        if self.best_auc is None or results["auc"] > self.best_auc:
-            self.best_auc, self.best_step, self.waited, self.best_test = results["auc"], step, 0, results
+    def take_validation(self, results: Results, epoch: int, step: int, config: Config, monitor: Monitor) -> None:
+        """Record the results of an evaluation on validation data. Stop the run early if the best one is too long ago."""
+        self.valid, self.evaluated_at = results, step
+        name, patience = config.train.monitor, config.train.patience
+        value = results.get(name)
+        if distance(name, value) < distance(name, self.best_value):
+            self.best_value, self.best_step, self.waited, self.best_valid = value, step, 0, results
         else:
             self.waited += 1
-        shown = {key: value for key, value in results.items() if key != "slices"}
-        monitor.record("test", {"epoch": epoch, "step": step, **shown})
-        monitor.log(f"test after step {step:,}: {summary(results)}")
+        record(monitor, "valid", results, epoch, step, name)
         if patience is not None and self.waited >= patience:
             self.stopped_early = True
+            best = "" if self.best_value is None else f" than {self.best_value:.4f} of step {self.best_step:,}"
+            monitor.log(f"stopped: no better validation {metric_name(name)}{best} in {self.waited} evaluations")
+
+    def warn_of_few_steps(self, steps: int, monitor: Monitor) -> None:
+        """Warn of a run that has ended after too few steps to learn much."""
+        if 0 < steps < FEW_STEPS:
             monitor.log(
-                f"stopped: no better test AUC than {self.best_auc:.4f} of step {self.best_step:,} in {self.waited} evaluations"
+                f"warning: only {steps} step{'s' * (steps > 1)}, too few to learn much; lower data.batch_size or raise "
+                "train.epochs (`auto` chooses both by the rows)"
             )
 
+    def take_test(self, results: Results, epoch: int, step: int, monitor: Monitor) -> None:
+        """Record the results of an evaluation on test data. They influence nothing."""
+        self.test, self.evaluated_at = results, step
+        record(monitor, "test", results, epoch, step)
 
-def keeps_best(config: Config) -> bool:
-    """Return whether a run keeps its checkpoint with the best test AUC. If so, the run folder names that model."""
-    return config.train.patience is not None if config.run.keep_best is None else config.run.keep_best
+
+def record(
+    monitor: Monitor, kind: Literal["valid", "test"], results: Results, epoch: int, step: int, metric: str = "auc"
+) -> None:
+    """Record and log the results of an evaluation. The log shows `metric` too."""
+    shown = {key: value for key, value in results.items() if key != "slices"}
+    monitor.record(kind, {"epoch": epoch, "step": step, "trained_rows": monitor.trained_rows, **shown})
+    value = results.get(metric)
+    more = f", {metric_name(metric)} {value:.4f}" if metric not in ("auc", "logloss") and value is not None else ""
+    data = "validation" if kind == "valid" else kind
+    monitor.log(f"{data} after step {step:,}: {results['rows']:,} rows, {summary(results)}{more}")
 
 
 class Arrangement(TypedDict, total=False):
@@ -374,7 +402,11 @@ class Session(Loop[J]):
 
     def _start(self) -> None:
         self._saved_at, self._saved_step, self._begun = time.monotonic(), self.job.steps, False
-        self.job.stop_when = lambda: self.signal is not None or self._time_is_due()
+        self.job.stop_when = lambda: self.signal is not None or self.progress.stopped_early or self._time_is_due()
+
+    def stop(self) -> None:
+        """End the run after this step, as early stopping does."""
+        self.progress.stopped_early = True
 
     def _time_is_due(self) -> bool:
         every = self.config.run.checkpoint_every
@@ -449,7 +481,11 @@ def is_due(every: int | None, steps: int) -> bool:
 
 
 class TrainingSession(Session[Job]):
-    """Epochs over the training data. `evaluate` returns the test metrics; it is None without test data."""
+    """Epochs over the training data.
+
+    `validate` and `test` return the metrics on validation and test data; they are None without such data. With validation data,
+    the test data is evaluated once, at the end. Otherwise it is evaluated after each epoch.
+    """
 
     def __init__(
         self,
@@ -459,10 +495,11 @@ class TrainingSession(Session[Job]):
         monitor: Monitor,
         saver: Saver | None,
         arrangement: Arrangement,
-        evaluate: Callable[[], Results] | None,
+        validate: Callable[[], Results] | None,
+        test: Callable[[], Results] | None,
     ) -> None:
         super().__init__(config, job, mode, monitor, saver, arrangement)
-        self.evaluate = evaluate
+        self.validate, self.test = validate, test
         self._keeps_best = keeps_best(config)
         self._ended: int | None = None
         """The epoch that has just ended."""
@@ -479,7 +516,7 @@ class TrainingSession(Session[Job]):
         job, config = self.job, self.config
         self._begun = True
         while True:
-            periods = [config.train.eval_every if self.evaluate else None]
+            periods = [config.train.eval_every if self.validate else None]
             periods.append(config.run.checkpoint_every_steps if self.saves else None)
             job.stop_at = min(((job.steps // every + 1) * every for every in periods if every), default=None)
             yield job
@@ -507,22 +544,26 @@ class TrainingSession(Session[Job]):
         self._ended = None
         if self.job.epoch_ended:
             self._end_epoch()
-        elif is_due(self.config.train.eval_every, steps) and self.progress.evaluated_at != steps:
-            self._test(self.progress.epoch)
+        elif self.progress.evaluated_at == steps:
+            return
+        elif is_due(self.config.train.eval_every, steps) or self.progress.stopped_early:
+            self._evaluate(self.progress.epoch)
 
     def _end_epoch(self) -> None:
         job = self.job
         self._ended = epoch = self.progress.epoch
         self.progress.end_epoch(job, job.metrics, self.monitor, self.trained_s)
         if self.progress.evaluated_at != job.steps:
-            self._test(epoch)
+            self._evaluate(epoch)
         if not self.config.train.metrics.continuous:
             job.metrics.reset()
         job.begin_epoch()
 
-    def _test(self, epoch: int) -> None:
-        if self.evaluate is not None:
-            self.progress.take_test(self.evaluate(), epoch, self.job.steps, self.config.train.patience, self.monitor)
+    def _evaluate(self, epoch: int) -> None:
+        if self.validate is not None:
+            self.progress.take_validation(self.validate(), epoch, self.job.steps, self.config, self.monitor)
+        elif self.test is not None:
+            self.progress.take_test(self.test(), epoch, self.job.steps, self.monitor)
 
     def save_if_due(self) -> None:
         if self._ended is not None and self.config.run.keep_epochs and not self._over():
@@ -533,8 +574,20 @@ class TrainingSession(Session[Job]):
 
     def finish(self) -> None:
         if self._begun:
-            epochs = self.progress.epoch
-            self._save(epoch=epochs - 1 if epochs and self.signal is None else None, last=True)
+            if self.signal is None:
+                self.progress.warn_of_few_steps(self.job.steps, self.monitor)
+            if self.validate is not None and self.test is not None and self.signal is None and self.is_chosen:
+                self.progress.take_test(self.test(), self.progress.epoch - 1, self.job.steps, self.monitor)
+            self._save(epoch=self._ended if self.signal is None else None, last=True)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the model of this moment is the one that the run folder names at the end of the run."""
+        return self.saver is None or not self._keeps_best or self.progress.best_step in (None, self.job.steps)
+
+    def state(self) -> State:
+        split = self.job.source.split
+        return {**super().state(), **({} if split is None else {"split": split.to_dict()})}
 
     def _is_best(self) -> bool:
         return self._keeps_best and self.progress.best_step == self.job.steps
@@ -558,7 +611,7 @@ def summary(results: Results) -> str:
     """Return the most important metrics in a few words, for a log line."""
     loss = "" if results["logloss"] is None else f", log loss {results['logloss']:.4f}"
     sliding = f", last batches {results['sliding_auc']:.4f}" if "sliding_auc" in results else ""
-    return f"{results['rows']:,} rows, AUC {results['auc']:.4f}{loss}{sliding}"
+    return f"AUC {results['auc']:.4f}{loss}{sliding}"
 
 
 class WorkerJob(Job):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from clickfleet.config import sections
+from clickfleet.config.plugins import find_function
 from clickfleet.errors import ConfigError
 
 
@@ -32,6 +33,11 @@ def l2(tensors: Iterable[Tensor], strength: float) -> Tensor:
 
 
 Config = sections.LossSettings
+LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A user's loss: `function(logits, labels, weights)`, all of shape [B].
+
+It returns the loss of each row, which is then multiplied by its weight, or one number: the sum over all rows, weights included.
+"""
 
 
 class Loss:
@@ -50,6 +56,7 @@ class Loss:
         self.config = config
         self.epsilon = model_epsilon if config.epsilon is None else config.epsilon
         self.shift = -math.log(config.negatives_kept)
+        self._function: LossFunction | None = None
 
     def total(
         self,
@@ -63,12 +70,34 @@ class Loss:
 
         `extra` is the model's `extra_loss()`; `matrices` are the weights to which `l2` applies.
         """
-        loss = log_loss(self.sampled(logits), labels, weights, self.epsilon)
+        if self.config.function is None:
+            loss = log_loss(self.sampled(logits), labels, weights, self.epsilon)
+        else:
+            loss = self._own(self.sampled(logits), labels, weights)
         penalty = extra
         if self.config.l2:
             decay = l2(matrices, self.config.l2)
             penalty = decay if penalty is None else penalty + decay
         return loss if penalty is None else loss + penalty * self.rows(labels, weights)
+
+    def load(self) -> None:
+        """Find the user's function, if there is one. A model that only scores needs none."""
+        if self.config.function is not None:
+            self._function = find_function("loss function", self.config.function)
+
+    def _own(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        if self._function is None:
+            self.load()
+        assert self._function is not None
+        each = torch.ones_like(labels) if weights is None else weights
+        loss = self._function(logits, labels, each)
+        if not isinstance(loss, Tensor) or loss.shape not in ((), labels.shape):
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(
+                f"the loss function returned {found} for {len(labels)} rows",
+                "return a tensor with one loss per row, or their sum",
+            )
+        return (loss * each).sum() if loss.ndim else loss
 
     def sampled(self, logits: Tensor) -> Tensor:
         """Return the logits on the scale of the down-sampled data, for metrics on training data."""

@@ -7,6 +7,7 @@ A score outside [0, 1] counts only as invalid. Updates run in the native core wi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.config.load import Config
+from clickfleet.config.plugins import closest
 from clickfleet.data.batch import Floats, Keys
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError, ConfigError
@@ -38,6 +40,52 @@ class MetricResults(TypedDict):
     rmse: float | None
     sliding_auc: NotRequired[float]
     gauc: NotRequired[float]
+
+
+MONITORS: dict[str, float] = {
+    "auc": math.inf,
+    "gauc": math.inf,
+    "accuracy": math.inf,
+    "logloss": -math.inf,
+    "ne": -math.inf,
+    "mae": -math.inf,
+    "rmse": -math.inf,
+    "bucket_error": -math.inf,
+    "calibration": 1.0,
+}
+"""Metrics that tell which model is better, each with its best value."""
+NAMES = {"auc": "AUC", "gauc": "GAUC", "logloss": "log loss", "bucket_error": "bucket error"}
+
+
+def check_monitor(name: str, grouped: bool, key: str = "train.monitor", own: Iterable[str] = ()) -> None:
+    """Refuse a metric that evaluation does not return. `grouped`: the schema has a group column. `own`: the user's metrics."""
+    if name not in {*MONITORS, *own}:
+        raise ConfigError(f"unknown metric {name!r} in {key}{closest(name, [*own, *MONITORS])}")
+    if name == "gauc" and not grouped:
+        raise ConfigError(f"{key}={name} needs a group column", "name one in the schema, such as group: user")
+
+
+def metric_name(name: str) -> str:
+    """Return the name of a metric for people.
+
+    >>> metric_name("auc"), metric_name("logloss"), metric_name("rmse")
+    ('AUC', 'log loss', 'rmse')
+    """
+    return NAMES.get(name, name)
+
+
+def distance(name: str, value: float | None) -> float:
+    """Return how far a value of a metric is from its best value, for comparisons: smaller is better.
+
+    >>> distance("auc", 0.8) < distance("auc", 0.7), distance("logloss", 0.3) < distance("logloss", 0.4)
+    (True, True)
+    >>> distance("calibration", 0.95) < distance("calibration", 1.1), distance("ne", None)
+    (True, inf)
+    """
+    best = MONITORS.get(name, math.inf)  # of the user's own metrics, the largest value is the best
+    if value is None or not math.isfinite(value):
+        return math.inf
+    return -value if best == math.inf else value if best == -math.inf else abs(value - best)
 
 
 TOTALS = ("rows", "invalid", "weight", "clicks", "predicted", "absolute", "squared", "correct", "loss")
@@ -282,6 +330,8 @@ class Metrics:
         self.sliding = Sliding(sliding, thresholds) if sliding else None
         self.groups = Groups() if groups else None
         self.slices = Slices() if slices else None
+        self.own: dict[str, float] = {}
+        """Results of the user's metric functions."""
 
     def update(
         self,

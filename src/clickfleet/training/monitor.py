@@ -7,9 +7,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, cast
+from typing import IO, Any, Literal, NamedTuple, Protocol, cast
 
 from clickfleet.data.progress import INTERVAL_S, LiveBar, amount
 from clickfleet.store import atomic
@@ -19,6 +19,10 @@ from clickfleet.training.tensorboard import Events
 BAR_INTERVAL_S = 0.5
 MARK = "checkpoint"
 """The kind of the line that marks a checkpoint."""
+END = "end"
+"""The kind of the line that tells how a run ended."""
+EndState = Literal["finished", "stopped", "failed"]
+"""How a run ended: by itself, by a signal, or by an error."""
 
 
 class Progress(Protocol):
@@ -70,8 +74,11 @@ class Monitor:
         epochs: int = 1,
         quiet: bool = False,
         stream: IO[str] | None = None,
+        print_every: int | None = None,
     ) -> None:
         self.folder, self.total_bytes, self.epochs, self.quiet = folder, total_bytes, epochs, quiet
+        self.print_every = print_every
+        """Steps between two lines. None: a line every ten seconds."""
         self.stream = stream or sys.stderr
         self.live = self.stream.isatty() and not quiet
         self._metrics_file = None if folder is None else Appender(folder / "metrics.jsonl")
@@ -83,14 +90,16 @@ class Monitor:
         self._bar: LiveBar | None = None
         self._begin = self._lined = self._pointed = Mark()
         self._shown = 0.0
-        self._first_bytes = self._steps = self._pointed_step = 0
+        self._first_bytes = self._steps = self._pointed_step = self._lined_step = 0
         self._epoch_rows: int | None = None
+        self._run: Progress | None = None
 
     def start(self, run: Progress) -> None:
         """Start to measure speed."""
+        self._run = run
         self._begin = self._lined = self._pointed = Mark.of(run, time.monotonic())
         self._first_bytes, self._steps = run.bytes_read, run.steps
-        self._pointed_step = run.steps
+        self._pointed_step = self._lined_step = run.steps
         if self.live:
             self._bar = LiveBar(self.stream)
 
@@ -102,17 +111,28 @@ class Monitor:
             self._shown = now
             facts = self.facts(run, now, self._lined)
             self._bar.show(self._share_done(run), self.words(facts))
-        if now - self._lined.time >= INTERVAL_S:
+        if self._line_due(now):
             facts = self.facts(run, now, self._lined)
-            self._lined = Mark.of(run, now)
-            self.log(self.words(facts), show=not self.live)
+            self._lined, self._lined_step = Mark.of(run, now), self._steps
+            self.log(self.words(facts), show=not self.live or self.print_every is not None)
             self._point(run, now)
         elif last_on_curve(self._steps) > self._pointed_step:
             self._point(run, now)
 
+    def _line_due(self, now: float) -> bool:
+        if self.print_every is None:
+            return now - self._lined.time >= INTERVAL_S
+        return self._steps // self.print_every > self._lined_step // self.print_every
+
     def words(self, facts: dict[str, object]) -> str:
         """Return the facts as one line."""
         return describe(facts)
+
+    def evaluation(self) -> EvaluationLines:
+        """Return what reports the progress of an evaluation that begins now."""
+        return EvaluationLines(
+            lambda text: self.log(text, show=not self.live or bool(self.print_every)), self.print_every
+        )
 
     def point(self, run: Progress) -> None:
         """Add a point to the curves unless this step has one. Call it when a run stops early."""
@@ -132,6 +152,16 @@ class Monitor:
         more = {"table_rows": table["rows"], "table_bytes": table["bytes"], "rows_per_s": rate, "shares": run.shares()}
         # `rows` counts the whole run, as in other records; the metrics cover `epoch_rows`
         self.record("epoch", {**facts, "rows": run.rows, "epoch_rows": facts["rows"], **more})
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows trained since the run began."""
+        return 0 if self._run is None else self._run.rows
+
+    def end(self, state: EndState, **facts: object) -> None:
+        """Record how the run ended. A run without this line is running, or was killed."""
+        if self._run is not None:
+            self.record(END, {"step": self._run.steps, "rows": self._run.rows, "state": state, **facts})
 
     def _share_done(self, run: Progress) -> float | None:
         if self.total_bytes:
@@ -235,6 +265,25 @@ class Monitor:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class EvaluationLines:
+    """Logs the progress of an evaluation: a line every `print_every` batches, or every ten seconds."""
+
+    def __init__(self, log: Callable[[str], None], print_every: int | None = None) -> None:
+        self._log, self._print_every = log, print_every
+        self._begin = self._lined = time.monotonic()
+        self._batches = self._rows = 0
+
+    def __call__(self, batch: Sized) -> None:
+        """Count a batch that was scored."""
+        self._batches, self._rows = self._batches + 1, self._rows + len(batch)
+        now = time.monotonic()
+        every = self._print_every
+        if self._batches % every == 0 if every is not None else now - self._lined >= INTERVAL_S:
+            self._lined = now
+            rate = self._rows / max(now - self._begin, 1e-9)
+            self._log(f"evaluating: batch {self._batches:,}  {self._rows:,} rows  {rate:,.0f} rows/s")
 
 
 def end_of_checkpoint(path: Path, step: int) -> int:

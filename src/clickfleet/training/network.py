@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -61,6 +62,10 @@ SMALL = "small"
 """In a `TableInit`: the initial values of most originals, normal with σ = 0.1/√d, truncated at 2σ."""
 
 
+NARROW: Mapping[str, object] = MappingProxyType({"hidden": [128, 64]})
+"""Settings for small logs of models whose MLP has several hundred units per layer."""
+
+
 class Model(nn.Module):
     """Base class of networks. The nested `Config` holds the settings; `__init__(config, shape)` builds the network."""
 
@@ -78,6 +83,8 @@ class Model(nn.Module):
     """Whether the model scores rows of data. If not, it cannot be evaluated on test rows, exported or published."""
     reads_vocabulary: ClassVar[bool] = False
     """Whether the model needs `data.vocabulary`."""
+    small: ClassVar[Mapping[str, object]] = {}
+    """Settings of the model for small logs that differ from its defaults."""
     row_rule: ClassVar[Mapping[str, object]] = {}
     """The default of `table.rule` for this model."""
 
@@ -119,6 +126,10 @@ class Model(nn.Module):
         """Return the regularisers of the last forward pass, on the scale of the mean loss of a row."""
         return None
 
+    def findings(self) -> dict[str, float]:
+        """Return what training has found out, as named numbers, most important first. `clickfleet inspect` shows them."""
+        return {}
+
     def steps(self, learner: Learner, flats: list[Flat]) -> list[Step]:
         """Return one step per trainer thread; each has its own `Flat`. Override it if the model is not a function of `Inputs`."""
         from clickfleet.training.step import Step
@@ -135,4 +146,5 @@ class Model(nn.Module):
         def __call__(self, x: Inputs) -> Tensor: ...
 
     def forward(self, x: Inputs) -> Tensor:  # logits [B]
+        """Return one logit per row. Every model defines it."""
         raise NotImplementedError

@@ -13,13 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from clickfleet.config.load import Config
+from clickfleet.config.plugins import PASSED, find_function
 from clickfleet.data.batch import Batch, Floats
+from clickfleet.data.names import Names
 from clickfleet.data.schema import Schema
 from clickfleet.errors import ConfigError
 from clickfleet.store.onnx import Engine
 from clickfleet.training.embedding import Embedding
 from clickfleet.training.learner import Learner
-from clickfleet.training.metrics import Metrics
+from clickfleet.training.metrics import MetricResults, Metrics
 from clickfleet.training.network import Model
 from clickfleet.training.onnx_graph import Graph
 
@@ -104,15 +107,62 @@ def measure(
     engine: Engine | None = None,
 ) -> Metrics:
     """Evaluate and return sums and buckets, which can be merged and drawn. `on_batch` is called with every batch."""
-    metrics = metrics_of(learner)
+    metrics, own = metrics_of(learner), MetricFunctions(learner.config)
     slot = slice_slot(learner.schema, learner.config.train.metrics.slices)
     for batch, scores in Scorer(learner, threads, engine)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
+        own.add(batch, scores)
         if on_batch is not None:
             on_batch(batch)
+    metrics.own = own.results()
     return metrics
+
+
+MetricFunction = Callable[[Floats, Floats, Floats], float]
+"""A user's metric: `function(labels, scores, weights)`, arrays with one number per row of the evaluation data."""
+
+
+class MetricFunctions:
+    """Collects the rows of an evaluation for the user's metric functions. Without functions, it collects nothing."""
+
+    def __init__(self, config: Config, missing_ok: bool = True) -> None:
+        """`missing_ok` leaves out functions that were passed in Python when the model was trained and are not saved with it."""
+        given = config.train.metrics.functions
+        if missing_ok:
+            given = {
+                name: plugin for name, plugin in given.items() if plugin.passed or not plugin.name.startswith(PASSED)
+            }
+        taken = [name for name in given if name in MetricResults.__annotations__ or name in RESERVED]
+        if taken:
+            raise ConfigError(f"{taken[0]} is a built-in name", "give your metric another name")
+        self.functions = {name: find_function("metric function", plugin) for name, plugin in given.items()}
+        self._parts: list[tuple[Floats, Floats, Floats]] = []
+
+    def add(self, batch: Batch, scores: Floats) -> None:
+        if self.functions:
+            assert batch.labels is not None
+            weights = np.ones(len(batch), np.float32) if batch.weights is None else batch.weights
+            self._parts.append((batch.labels, scores, weights))
+
+    def results(self) -> dict[str, float]:
+        """Return the result of each function on all rows."""
+        if not self.functions:
+            return {}
+        empty = (np.empty(0, np.float32),) * 3
+        labels, scores, weights = (np.concatenate(part) for part in zip(empty, *self._parts, strict=True))
+        results = {}
+        for name, function in self.functions.items():
+            value = function(labels, scores, weights)
+            if not np.isscalar(value) and np.ndim(value):
+                raise ConfigError(f"the metric {name} returned an array", "return one number")
+            results[name] = float(value)
+        return results
+
+
+RESERVED = ("epoch", "step", "slices", "kind", "time")
+"""Names that records of metrics use besides those of metrics."""
 
 
 def metrics_of(learner: Learner) -> Metrics:
@@ -123,10 +173,47 @@ def metrics_of(learner: Learner) -> Metrics:
 
 def results(metrics: Metrics) -> Results:
     """Return the metrics by name."""
-    out: Results = dict(metrics.results())
+    out: Results = {**metrics.results(), **metrics.own}
     if metrics.slices is not None:
-        out["slices"] = {"other" if key is None else str(key): part for key, part in metrics.slices.results().items()}
+        parts = sorted(metrics.slices.results().items(), key=lambda item: (item[0] is None, -item[1]["rows"]))
+        out["slices"] = {OTHER if key is None else str(key): {"key": key, **part} for key, part in parts}
     return out
+
+
+OTHER = "other"
+"""The slice of all values beyond the limit."""
+
+
+def name_slices(results: Results, names: Names | None, slot: str | None) -> Results:
+    """Return the results with the value of each slice in place of its key, where it is known."""
+    if names is None or slot is None or "slices" not in results:
+        return results
+    named: Results = {}
+    for text, part in results["slices"].items():
+        name = None if part["key"] is None else names.name(slot, part["key"])
+        name = text if name is None else name
+        if part["key"] is not None and (name == OTHER or name in named):  # a value that looks like another slice
+            name = f"{name} (key {part['key']})"
+        named[name] = part
+    return {**results, "slices": named}
+
+
+def top_slices(results: Results, top: int = 20) -> list[tuple[str, Results]]:
+    """Return the slices with the most rows, and all others summed up. The sum has no AUC, which cannot be added."""
+    slices: list[tuple[str, Results]] = [(name, part) for name, part in results.get("slices", {}).items()]
+    slices.sort(key=lambda item: (item[1]["key"] is None, -item[1]["rows"]))
+    beyond = any(part["key"] is None for _, part in slices)
+    if len(slices) <= top + 1 and not beyond:
+        return slices
+    named = [item for item in slices if item[1]["key"] is not None]
+    shown, rest = named[:top], named[top:]
+    parts = [part for _, part in slices[len(shown) :]]
+    rows = sum(part["rows"] for part in parts)
+    loss = sum(part["logloss"] * part["rows"] for part in parts if part["logloss"] is not None)
+    many = (
+        f"{len(rest):,} values" + (" and more" if beyond else "") if rest else f"beyond the first {len(shown):,} values"
+    )
+    return [*shown, (f"{OTHER} ({many})", {"rows": rows, "auc": None, "logloss": loss / rows if rows else None})]
 
 
 def slice_slot(schema: Schema, name: str | None) -> int | None:

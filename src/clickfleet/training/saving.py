@@ -6,6 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from clickfleet.store.table import Table
 from clickfleet.training import devices
 from clickfleet.training.learner import Learner, model_spec, network_of, table_spec
 from clickfleet.training.metrics import Metrics
+from clickfleet.training.network import Model
 from clickfleet.training.onnx_graph import read_weights
 
 ROW_FILES = 8
@@ -120,15 +122,29 @@ def capture(learner: Learner, metrics: Metrics, state: State) -> dict[str, bytes
     }
 
 
-def load(path: Path, trust: bool = False) -> Learner:
-    """Load the model at a resolved path, to score with it or inspect it. `trust` allows code that the model names."""
+def load(path: Path, trust: bool = False, model_class: type[Model] | None = None, run: Config | None = None) -> Learner:
+    """Load the model at a resolved path, to score with it or inspect it. `trust` allows code that the model names.
+
+    `model_class` is the class of the network, if it cannot be imported. `run` is the configuration of the run in this process
+    that wrote the model; it has the classes and functions that were passed in Python.
+    """
     chain = entries(path)
     if chain is not None:
-        return load_published(chain, trust)
+        return load_published(chain, trust, model_class)
     config, schema = read_config(path, trust), read_schema(path)
+    config = replace(config, model=replace(config.model, passed=model_class))
+    config = config if run is None else with_passed_code(config, run)
     learner = Learner(config, schema, checkpoint.load(path), devices.or_cpu(config.train.device))
     learner.restore_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
     return learner
+
+
+def with_passed_code(config: Config, run: Config) -> Config:
+    """Return a saved configuration with the class and functions that a run was given in Python."""
+    loss = replace(config.train.loss, function=run.train.loss.function)
+    metrics = replace(config.train.metrics, functions=run.train.metrics.functions)
+    model = replace(config.model, passed=run.model.passed)
+    return replace(config, model=model, train=replace(config.train, loss=loss, metrics=metrics))
 
 
 def resume(path: Path, config: Config, schema: Schema, metrics: Metrics) -> tuple[Learner, State]:
@@ -223,7 +239,7 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def load_published(entries: Sequence[Entry], trust: bool = False) -> Learner:
+def load_published(entries: Sequence[Entry], trust: bool = False, model_class: type[Model] | None = None) -> Learner:
     """Load a base and the deltas after it, with every checksum verified. Code that they name runs only with `trust`."""
     last = entries[-1]
     if "pruned_from" in last.manifest:
@@ -238,7 +254,7 @@ def load_published(entries: Sequence[Entry], trust: bool = False) -> Learner:
     origin = "" if trust else str(last.path)
     config = Config(
         data=sections.Data(format=Plugin.parse(last.info["format"], origin)),
-        model=Plugin(name, settings, origin),
+        model=Plugin(name, settings, origin, passed=model_class),
         table=sections.TableSettings(dim=dim, rule=Plugin("sgd", {})),
     )
     learner = Learner(config, Schema.from_dict(last.manifest["schema"], str(last.path)), rows(entries))

@@ -125,9 +125,12 @@ class Step:
         """Write to the table what `train` has kept back. Call it before anyone else reads the table."""
 
     def is_noisy(self) -> bool:
-        """Return whether scores differ between training and evaluation mode, because of dropout or batch norm."""
+        """Return whether scores differ between training and evaluation mode: dropout, batch norm, or a model that draws samples."""
         kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-        return any(isinstance(part, kinds) or getattr(part, "dropout", 0.0) for part in self.model.modules())
+        return any(
+            isinstance(part, kinds) or getattr(part, "dropout", 0.0) or getattr(part, "samples", False)
+            for part in self.model.modules()
+        )
 
     @torch.no_grad()
     def _evaluate(self, x: Inputs) -> Tensor:

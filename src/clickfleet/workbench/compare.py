@@ -23,22 +23,28 @@ import clickfleet
 from clickfleet.config.check import check, configure
 from clickfleet.config.load import Config, override, plain, read
 from clickfleet.config.plugins import Plugin, find
+from clickfleet.data.dataset import settle_in
 from clickfleet.errors import ConfigError
 from clickfleet.store.lock import Lock
-from clickfleet.training import modes
+from clickfleet.training import modes, validation
 from clickfleet.training.loop import interruptible
+from clickfleet.training.metrics import distance, metric_name
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import KINDS, Series
-from clickfleet.training.report.evidence import curve, read_lines
-from clickfleet.workbench.runner import Facts, Order, RunEnd, RunResult, TrialRunner, count, share_cores
+from clickfleet.training.report.evidence import read_lines
+from clickfleet.training.report.stream import numbered
+from clickfleet.workbench.runner import Facts, Order, RunEnd, RunResult, TrialRunner, count, remove_results, share_cores
 from clickfleet.workbench.tables import Column, TextTable, environment
 
 NUMBERS = (
     Column("train_loss", "training loss", "{:.4f}"),
     Column("train_auc", "training AUC", "{:.4f}"),
+    Column("valid_auc", "validation AUC", "{:.4f}"),
+    Column("valid_auc_std", "±", "{:.4f}"),
+    Column("valid_logloss", "validation log loss", "{:.4f}"),
     Column("test_auc", "test AUC", "{:.4f}"),
     Column("test_auc_std", "±", "{:.4f}"),
-    Column("logloss", "log loss", "{:.4f}"),
+    Column("logloss", "test log loss", "{:.4f}"),
     Column("rows_per_s", "rows/s", "{:,.0f}"),
     Column("parameters", "parameters", "{:,.0f}"),
     Column("seconds", "seconds", "{:.1f}"),
@@ -97,13 +103,13 @@ def curves(comparison: Comparison) -> list[str]:
     """Plot the curves of every model with its first seed over the rows trained on."""
     figures = []
     for title, kind, key in (
-        ("Test AUC", "test", "auc"),
+        ("Validation AUC", "valid", "auc"),
         ("Training AUC", "train", "auc"),
-        ("Test log loss", "test", "logloss"),
+        ("Validation log loss", "valid", "logloss"),
         ("Training loss", "train", "loss"),
     ):
         series = [
-            Series(line.model, _points(line.orders[0], kind, key), KINDS[i % len(KINDS)], dots=kind == "test")
+            Series(line.model, points(line.orders[0], kind, key), KINDS[i % len(KINDS)], dots=kind == "valid")
             for i, line in enumerate(comparison.plan.models)
         ]
         series = [one for one in series if one.points]
@@ -112,11 +118,11 @@ def curves(comparison: Comparison) -> list[str]:
     return figures
 
 
-def _points(order: Order, kind: str, key: str) -> list[tuple[float, float]]:
+def points(order: Order, kind: str, key: str) -> list[tuple[float, float]]:
+    """Return a curve of a run over the rows trained on."""
     if not (order.folder / "metrics.jsonl").is_file():
         return []
-    size = order.config.data.batch_rows
-    return [(step * size, value) for step, value in curve(read_lines(order.folder)[kind], key)]
+    return numbered(read_lines(order.folder)[kind], key, "trained_rows" if kind == "test" else "rows")
 
 
 def study_charts(key: str, rows: list[Facts]) -> list[str]:
@@ -124,7 +130,12 @@ def study_charts(key: str, rows: list[Facts]) -> list[str]:
     values = list(dict.fromkeys(str(row["value"]) for row in rows))
     names = list(dict.fromkeys(str(row["model"]) for row in rows))
     figures = []
-    for title, measure in (("Test AUC", "test_auc"), ("Test log loss", "logloss"), ("Training AUC", "train_auc")):
+    for title, measure in (
+        ("Validation AUC", "valid_auc"),
+        ("Validation log loss", "valid_logloss"),
+        ("Test AUC", "test_auc"),
+        ("Training AUC", "train_auc"),
+    ):
         series = []
         for i, name in enumerate(names):
             points = [
@@ -140,7 +151,10 @@ def study_charts(key: str, rows: list[Facts]) -> list[str]:
 
 
 RESULT, ORDER = "result.json", "order.json"
-MEASURED = ("train_loss", "train_auc", "test_auc", "logloss", "rows_per_s", "parameters", "seconds")
+MEASURED = (
+    *("train_loss", "train_auc", "valid_auc", "valid_logloss", "test_auc", "logloss"),
+    *("rows_per_s", "parameters", "seconds"),
+)
 
 
 @dataclass
@@ -150,7 +164,7 @@ class Comparison:
     plan: ComparisonPlan
     out: Path
     rows: list[Facts] = field(default_factory=list)
-    """The models as configured."""
+    """The models as configured, the best on validation data first."""
     studies: dict[str, list[Facts]] = field(default_factory=dict)
     """For each studied setting, the models with each of its values."""
     runs: list[Facts] = field(default_factory=list)
@@ -175,6 +189,17 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True)
+class OtherKeys:
+    """Keys of a file of another system, which a study may vary like ours."""
+
+    includes: Callable[[str], bool]
+    current: Callable[[str], Any]
+    """key -> its value in the file"""
+    changed: Callable[[str, Any], Config]
+    """(key, value) -> the configuration of the file with that value"""
+
+
 def compare(
     config: Config | Mapping[str, Any] | str | Path | None,
     *overrides: str,
@@ -182,27 +207,36 @@ def compare(
     sets: Sequence[str] = (),
     seeds: Sequence[int] = (),
     jobs: int | None = None,
+    recipe: str | None = None,
+    overwrite: bool = False,
     out: str | Path = "compare",
     say: Callable[[str], None] = print,
+    other_keys: OtherKeys | None = None,
 ) -> Comparison:
     """Train every model with every setting and seed, skip finished runs, and write the results to `out`.
 
-    Each of `sets` is a study `key=a,b,c`: one setting varies, the others stay as configured.
+    Each of `sets` is a study `key=a,b,c`: one setting varies, the others stay as configured. `overwrite` trains all runs anew.
+    `other_keys` may be varied too.
     """
     folder = Path(out).absolute()
-    base = configure(config, overrides)
+    base = configure(config, overrides, recipe)
     check(base)
-    comparison = Comparison(plan(base, models, sets, seeds, folder, say), folder)
+    metric = base.train.monitor
+    base = validation.required(settle_in(base, folder, say))
+    comparison = Comparison(plan(base, models, sets, seeds, folder, say, other_keys), folder)
     orders = comparison.plan.orders
     jobs, threads = share_cores(base, len(orders), jobs, modes.distributed(base))
     with Lock(folder / ".lock", "compares"):
+        if overwrite:
+            remove_results(folder, f"runs/*/{ORDER}", ("runs", "compare.csv", "compare.md", "compare.html"))
         results = {order.name: done for order in orders if (done := finished(order)) is not None}
         waiting = [order for order in orders if order.name not in results]
         before = f", {len(results)} already done" if results else ""
         say(f"{count(len(orders), 'run')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
         _train([_with_threads(order, threads) for order in waiting], jobs, results, comparison, say)
         comparison.runs = [{"run": name, **dataclasses.asdict(one)} for name, one in results.items()]
-        comparison.rows = [_row(line, results) for line in comparison.plan.models]
+        rows = [_row(line, results) for line in comparison.plan.models]
+        comparison.rows = sorted(rows, key=lambda row: distance(metric, row["monitored"]))
         comparison.studies = {
             key: [_row(line, results) for line in lines] for key, lines in comparison.plan.studies.items()
         }
@@ -238,8 +272,9 @@ def _record(
     if end.result is not None:
         results[order.name] = end.result
         page.write(order.folder / RESULT, json.dumps(dataclasses.asdict(end.result)))
-        auc = "" if end.result.test_auc is None else f"test AUC {end.result.test_auc:.4f}, "
-        say(f"{place} {order.name}: {auc}{end.result.seconds:.1f} s")
+        value, name = end.result.value, metric_name(order.config.train.monitor)
+        shown = "" if value is None else f"validation {name} {value:.4f}, "
+        say(f"{place} {order.name}: {shown}{end.result.seconds:.1f} s")
     elif end.stopped is not None:
         if comparison.signal is None:
             comparison.failed[order.name] = f"stopped by signal {end.stopped}; the same command resumes it"
@@ -267,13 +302,16 @@ def _with_threads(order: Order, threads: int) -> Order:
 def _row(line: ComparisonRow, results: Mapping[str, RunResult]) -> Facts:
     """Return the means over the seeds that succeeded; None where none did."""
     each = [results[order.name] for order in line.orders if order.name in results]
-    aucs = [one.test_auc for one in each if one.test_auc is not None]
     row: Facts = {"model": line.model}
     if line.setting is not None:
         row |= {"setting": line.setting, "value": line.value}
     row |= {key: mean(getattr(one, key) for one in each) for key in MEASURED}
+    row["monitored"] = mean(one.value for one in each)
     if len(line.orders) > 1:
-        row |= {"seeds": len(each), "test_auc_std": statistics.stdev(aucs) if len(aucs) > 1 else None}
+        row["seeds"] = len(each)
+        for key in ("valid_auc", "test_auc"):
+            aucs = [auc for one in each if (auc := getattr(one, key)) is not None]
+            row[f"{key}_std"] = statistics.stdev(aucs) if len(aucs) > 1 else None
     return row
 
 
@@ -322,6 +360,7 @@ def plan(
     seeds: Sequence[int],
     out: Path,
     say: Callable[[str], None],
+    other_keys: OtherKeys | None = None,
 ) -> ComparisonPlan:
     """Plan all runs. Raise at once for unknown settings."""
     planner = _Planner(out, tuple(seeds) or (base.train.seed,))
@@ -336,12 +375,18 @@ def plan(
         first = planner.row(config, None, None)
         alone.append(first)
         for key, values in grids.items():
-            if not has_setting(config, key):
+            if other_keys is not None and other_keys.includes(key):
+                variants = [with_model(other_keys.changed(key, value), name, lambda _: None) for value in values]
+                now = other_keys.current(key)
+            elif has_setting(config, key):
+                variants = [changed(config, key, value) for value in values]
+                now = current(config, key)
+            else:
                 say(f"{first.model} has no {key}; left out of that study")
                 continue
-            lines = [planner.row(changed(config, key, value), key, value) for value in values]
+            lines = [planner.row(variant, key, value) for variant, value in zip(variants, values, strict=True)]
             if all(line.orders != first.orders for line in lines):
-                lines.insert(0, replace(first, setting=key, value=f"{text_of(current(config, key))} (as configured)"))
+                lines.insert(0, replace(first, setting=key, value=f"{text_of(now)} (as configured)"))
             studies[key] += lines
     for key, lines in studies.items():
         if not lines:

@@ -9,24 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import clickfleet
 from clickfleet.config.load import load
 from clickfleet.data.progress import amount
 from clickfleet.errors import ClickfleetError, ConfigError, ServeError
+from clickfleet.store.lock import is_held
+from clickfleet.training.monitor import END
 from clickfleet.training.report import charts, page, stream
 from clickfleet.training.report.charts import KINDS, Series
 from clickfleet.training.report.evidence import curve
 
 Line = dict[str, Any]
+Status = Literal["waiting", "running", "finished", "stopped", "failed", "crashed", "unknown"]
+"""Unknown: another machine may be training."""
 KEPT = 256
 """Bytes kept to recognise a file."""
 
@@ -85,18 +91,51 @@ update();
 """
 
 
+MOST_RUNS, DEEPEST = 500, 6
+"""How many runs are found in a folder, and how deep below it."""
+SCAN_S = 5.0
+"""Seconds between two searches for new run folders."""
+NOT_RUNS = {"checkpoints", "published", "tensorboard", "spool", "quarantine", "logs", "model"}
+"""Folders inside a run."""
+
+
 def folders(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the run folders; for a folder of compare or tune, all of its runs."""
+    """Return the run folders at and below these folders. A folder without any is taken for a run that has not begun."""
     runs: list[Path] = []
     for path in map(Path, paths):
-        inside = [one for name in ("runs", "trials") for one in sorted((path / name).glob("*")) if one.is_dir()]
-        if inside:
-            runs += inside
-        elif path.is_dir():
-            runs.append(path)
-        else:
-            raise ConfigError(f"there is no folder {path}", "give run folders; a folder without metrics yet is fine")
-    return runs
+        if not path.is_dir():
+            raise ConfigError(f"there is no folder {path}", "give run folders, or a folder that holds runs")
+        runs += _runs_in(path) or [path]
+    return list(dict.fromkeys(runs))[:MOST_RUNS]
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether training has written to a folder."""
+    return any((folder / name).exists() for name in ("metrics.jsonl", ".lock", "checkpoints"))
+
+
+def _has_not_begun(folder: Path) -> bool:
+    return (folder / "config.yaml").exists() or not any(folder.iterdir())
+
+
+def _runs_in(folder: Path, depth: int = 0) -> list[Path]:
+    if is_run(folder):
+        return [folder]
+    if depth == DEEPEST:
+        return []
+    try:
+        inside = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+    except OSError:
+        return []
+    found: list[Path] = []
+    for one in inside:
+        if one.name not in NOT_RUNS and not one.is_symlink():
+            # In a folder of compare or tune, runs that have not begun are shown too.
+            unbegun = [one] if folder.name in ("runs", "trials") and _has_not_begun(one) else []
+            found += _runs_in(one, depth + 1) or unbegun
+        if len(found) >= MOST_RUNS:
+            break
+    return found
 
 
 class Dashboard:
@@ -106,7 +145,7 @@ class Dashboard:
         self.paths, self.every_s = list(runs), every_s
         self._runs: dict[Path, FollowedRun] = {}
         self._reading = threading.Lock()
-        folders(self.paths)
+        self._found, self._scanned = folders(self.paths), time.monotonic()
         try:
             self._server = ThreadingHTTPServer((HOST, port), _handler(self))
         except OSError as error:
@@ -123,8 +162,14 @@ class Dashboard:
 
     def read(self) -> list[FollowedRun]:
         """Read the new lines of all runs, including runs that started since the last call."""
-        for folder in folders(self.paths):
+        if time.monotonic() - self._scanned > SCAN_S:
+            with suppress(ConfigError):  # a folder that was removed meanwhile
+                self._found = folders(self.paths)
+            self._scanned = time.monotonic()
+        for folder in self._found:
             self._runs.setdefault(folder, FollowedRun(folder))
+        for folder in [folder for folder in self._runs if folder not in self._found]:  # the parent of runs that began
+            del self._runs[folder]
         names = [folder.absolute().name for folder in self._runs]
         for folder, run in self._runs.items():
             run.name = folder.absolute().name if names.count(folder.absolute().name) == 1 else str(folder)
@@ -207,7 +252,7 @@ class FollowedRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, folder.absolute().name
-        self.lines: dict[str, list[Line]] = {"train": [], "test": [], "epoch": []}
+        self.lines: dict[str, list[Line]] = {"train": [], "valid": [], "test": [], "epoch": []}
         self._tail = MetricsTail(folder / "metrics.jsonl")
         self._restarts = 0
         self._config: Any = None
@@ -217,7 +262,7 @@ class FollowedRun:
         new = self._tail.lines()
         if self._tail.restarts != self._restarts:  # resumed from a checkpoint: later lines are void
             self._restarts = self._tail.restarts
-            self.lines = {"train": [], "test": [], "epoch": []}
+            self.lines = {"train": [], "valid": [], "test": [], "epoch": []}
         for line in new:
             kept = self.lines.setdefault(line["kind"], [])
             kept.append(line)
@@ -237,8 +282,10 @@ class FollowedRun:
 
     @property
     def last(self) -> Line:
-        """Return the newest line of training metrics."""
-        return max((kind[-1] for name in ("train", "epoch") if (kind := self.lines[name])), key=_time, default={})
+        """Return the newest line of training metrics, with the rows of the end of the run if that is newer."""
+        newest = max((kind[-1] for name in ("train", "epoch") if (kind := self.lines[name])), key=_time, default={})
+        ended = self.lines.get(END)
+        return {**newest, "rows": ended[-1].get("rows", newest.get("rows"))} if ended and newest else newest
 
     @property
     def silence_s(self) -> float | None:
@@ -247,23 +294,75 @@ class FollowedRun:
         return None if newest is None else max(0.0, time.time() - newest)
 
     @property
-    def state(self) -> str:
+    def step(self) -> int | None:
+        """Return the newest step of any line, as the report does."""
+        return max(
+            (line["step"] for kind in self.lines.values() if kind and (line := kind[-1]).get("step") is not None),
+            default=None,
+        )
+
+    @property
+    def status(self) -> Status:
+        """Return whether the run is running, or how it ended."""
+        held = is_held(self.folder / ".lock")
         silence = self.silence_s
-        if silence is None:
+        ended = self.lines.get(END)
+        if held or (held is None and not ended and silence is not None and silence < LIVE_S):
+            return "running"
+        if ended:
+            return str(ended[-1].get("state"))  # type: ignore[return-value]
+        if silence is None and held is None:
+            return "waiting"
+        return "unknown" if held is None else "crashed"
+
+    @property
+    def resume(self) -> str | None:
+        """Return the command that resumes the run, if it has not finished."""
+        if self.status not in ("crashed", "stopped", "failed"):
+            return None
+        online = self.config is not None and (self.config.online.dir or self.config.online.kafka)
+        path = shlex.quote(str(self.folder / "config.yaml"))
+        return f"clickfleet online {path}" if online else f"clickfleet train {path} --resume"
+
+    @property
+    def state(self) -> str:
+        """Describe the status in a few words."""
+        silence, status = self.silence_s, self.status
+        quiet = "" if silence is None or silence < LIVE_S else f"quiet for {stream.span(silence)}"
+        step = "" if self.step is None else f" at step {self.step:,}"
+        if status == "running":
+            words = "running" if silence is not None else "running; no metrics yet"
+            return f"{words}, {quiet}" if quiet else words
+        if status == "waiting":
             return "waiting for its first metrics"
-        return "live" if silence < LIVE_S else f"quiet for {stream.span(silence)}"
+        if status == "unknown":
+            return quiet or "unknown"
+        if status == "failed":
+            return f"failed{step}: {self.lines[END][-1].get('error')}"
+        return f"{status}{step}"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the time left: that of the newest line, less the time since."""
+        left = self.last.get("seconds_left")
+        if left is None or self.status != "running":
+            return None
+        return max(0.0, float(left) - max(0.0, time.time() - _time(self.last)))
 
     def facts(self) -> Line:
         """Return the newest metrics for /data.json."""
-        last, test = self.last, self.lines["test"]
+        last, valid, test = self.last, self.lines["valid"], self.lines["test"]
         entry = (self.lines.get("published") or [{}])[-1]
         return {
             "run": str(self.folder),
+            "status": self.status,
             "state": self.state,
+            "resume": self.resume,
             "silence_s": self.silence_s,
-            **{
-                key: last.get(key) for key in ("step", "rows", "rows_per_s", "auc", "loss", "table_rows", "table_bytes")
-            },
+            "step": self.step,
+            "seconds_left": self.seconds_left,
+            **{key: last.get(key) for key in ("rows", "rows_per_s", "auc", "loss", "table_rows", "table_bytes")},
+            "valid_auc": valid[-1].get("auc") if valid else None,
             "test_auc": test[-1].get("auc") if test else None,
             "passes": len(self.lines.get("pass", [])),
             **{key: entry.get(key) for key in ("sequence", "entry_kind", "entry_rows", "entry_bytes")},
@@ -282,7 +381,7 @@ def draw(runs: Sequence[FollowedRun]) -> str:
 def _overview(runs: Sequence[FollowedRun]) -> str:
     if len(runs) < 2:
         return ""
-    head = ("run", "state", "step", "rows", "rows/s", "AUC", "test AUC", "rows in the table")
+    head = ("run", "state", "step", "rows", "rows/s", "AUC", "validation AUC", "test AUC", "rows in the table")
     cells = []
     for run in runs:
         facts = run.facts()
@@ -295,14 +394,20 @@ def _overview(runs: Sequence[FollowedRun]) -> str:
                 page.number(facts["rows"]) or "–",
                 "–" if speed is None else f"{speed:,.0f}",
                 page.number(facts["auc"]) or "–",
+                page.number(facts["valid_auc"]) or "–",
                 page.number(facts["test_auc"]) or "–",
                 page.number(facts["table_rows"]) or "–",
             ]
         )
     figures = []
-    for title, kind, key in (("Test AUC", "test", "auc"), ("Training AUC", "train", "auc"), ("Loss", "train", "loss")):
+    for title, kind, key in (
+        ("Validation AUC", "valid", "auc"),
+        ("Test AUC", "test", "auc"),
+        ("Training AUC", "train", "auc"),
+        ("Loss", "train", "loss"),
+    ):
         series = [
-            Series(run.name, curve(run.lines[kind], key), KINDS[i % len(KINDS)], dots=kind == "test")
+            Series(run.name, curve(run.lines[kind], key), KINDS[i % len(KINDS)], dots=kind != "train")
             for i, run in enumerate(runs)
         ]
         series = [one for one in series if one.points]
@@ -312,20 +417,21 @@ def _overview(runs: Sequence[FollowedRun]) -> str:
 
 
 def _run(run: FollowedRun) -> str:
-    last, test = run.last, run.lines["test"]
-    speed, loss, left = last.get("rows_per_s"), last.get("loss"), last.get("seconds_left")
+    last, valid, test = run.last, run.lines["valid"], run.lines["test"]
+    speed, loss, left = last.get("rows_per_s"), last.get("loss"), run.seconds_left
     size = last.get("table_bytes")
     entry = run.lines.get("published", [])
     tiles = {
-        "step": page.number(last.get("step")),
+        "step": page.number(run.step),
         "rows trained on": page.number(last.get("rows")),
         "rows per second": None if speed is None else f"{speed:,.0f}",
         "loss": page.number(loss),
         "AUC": page.number(last.get("auc")),
+        "validation AUC": page.number(valid[-1].get("auc")) if valid else None,
         "test AUC": page.number(test[-1].get("auc")) if test else None,
         "rows in the table": page.number(last.get("table_rows")),
         "table memory": None if size is None else amount(int(size), "bytes"),
-        "time left": None if left is None or run.state != "live" else stream.span(left),
+        "time left": None if left is None else stream.span(left),
         "staleness": page.number(last.get("staleness"), 1),
         "failed processes": page.number(last.get("losses")),
         "age of the last entry": stream.span(time.time() - _time(entry[-1])) if entry else None,
@@ -333,8 +439,16 @@ def _run(run: FollowedRun) -> str:
     }
     train = run.lines["train"] or run.lines["epoch"]
     curves = [
-        _curves("AUC", [("training", train, "auc"), ("last batches", train, "sliding_auc"), ("test", test, "auc")]),
-        _curves("Loss", [("training", train, "loss"), ("test", test, "logloss")]),
+        _curves(
+            "AUC",
+            [
+                ("training", train, "auc"),
+                ("last batches", train, "sliding_auc"),
+                ("validation", valid, "auc"),
+                ("test", test, "auc"),
+            ],
+        ),
+        _curves("Loss", [("training", train, "loss"), ("validation", valid, "logloss"), ("test", test, "logloss")]),
         _curves("Rows per second", [("rows/s", train, "rows_per_s")]),
         _curves("Table size, rows", [("rows", train, "table_rows")]),
         _curves("Table size, bytes", [("bytes", train, "table_bytes")]),
@@ -351,12 +465,15 @@ def _run(run: FollowedRun) -> str:
         page.shares(last["shares"]) if last.get("shares") else "",
     ]
     state = f'<p class="soft"><b class="state">{escape(run.state)}</b> {escape(str(run.folder))} {escape(shown)}</p>'
+    resume = run.resume
+    if resume is not None:
+        state += f'<p class="soft">resume with <code>{escape(resume)}</code></p>'
     return f'<section class="run" id="{escape(run.name)}"><h2>{escape(run.name)}</h2>{state}{"".join(parts)}</section>'
 
 
 def _curves(title: str, wanted: Sequence[tuple[str, list[Line], str]]) -> str:
     series = [
-        Series(name, points, KINDS[i], dots=name == "test")
+        Series(name, points, KINDS[i], dots=name in ("validation", "test"))
         for i, (name, lines, key) in enumerate(wanted)
         if (points := curve(lines, key))
     ]

@@ -23,6 +23,7 @@ def diff(model: str | Path, against: str | Path, top: int = 20, trust: bool = Fa
         )
     kept, moved, born = 0, 0, 0
     statistics = run_folder.entries(run_folder.resolve(model)) is None  # published rows have none
+    names = run_folder.read_names(run_folder.resolve(model), now.schema)
     best: list[tuple[float, Facts]] = []
     with now.table.snapshot() as rows:
         for columns in rows:
@@ -40,6 +41,8 @@ def diff(model: str | Path, against: str | Path, top: int = 20, trust: bool = Fa
             far = [int(i) for i in np.argsort(-distance)[:top] if distance[i] > 0]
             best += [(float(distance[i]), _changed_row(now, columns, i, float(distance[i]), statistics)) for i in far]
             best = sorted(best, key=lambda item: -item[0])[:top]
+    for _, facts in best:
+        facts["value"] = None if names is None or facts["slot"] is None else names.name(facts["slot"], facts["key"])
     return {
         "rows": kept + born,
         "moved": moved,

@@ -9,45 +9,84 @@ from typing import Any
 
 import numpy as np
 
-from clickfleet.data.batch import Batch, concatenate
+from clickfleet.config.plugins import shown
+from clickfleet.data.batch import Batch, Floats, concatenate
+from clickfleet.data.dataset import Source
+from clickfleet.data.names import Names, collect, keys_of, undo
 from clickfleet.errors import DataError
 from clickfleet.serve.features import Fields, overlay
 from clickfleet.store import run_folder
 from clickfleet.training.learner import Learner
 from clickfleet.training.model import SavedModel, load
 from clickfleet.training.predict import Scorer
-from clickfleet.training.report.evidence import EvidenceSample, Importance, importance
+from clickfleet.training.report.evidence import Importance
 from clickfleet.workbench.runner import Facts
+
+Rows = str | Path | Mapping[str, Any] | Sequence[Any]
 
 
 def explain(
+    model: str | Path | SavedModel, row: Rows, line: int = 1, form: str | None = None, trust: bool = False
+) -> Facts:
+    """Return the contribution of each field to the score of one row; see `explain_rows`."""
+    return explain_rows(model, row, line, 1, form, trust)[0]
+
+
+def explain_rows(
     model: str | Path | SavedModel,
-    row: str | Path | Mapping[str, Any],
+    rows: Rows,
     line: int = 1,
+    count: int | None = None,
     form: str | None = None,
     trust: bool = False,
-) -> Facts:
-    """Return the contribution of each field: the score minus the score with that field missing.
+) -> list[Facts]:
+    """Return, for each row, the contribution of each field: the score minus the score with that field missing.
 
-    `row` is a mapping of features, the same as JSON, or data files, whose row number `line` (from 1) is explained.
+    `rows` is a mapping of features or a list of them, the same as JSON, or data files. Of files, `count` rows (default: one)
+    from row number `line` (from 1) are explained. Values of file rows are those that the file or the run knows by name.
     """
     loaded = model if isinstance(model, SavedModel) else load(model, trust)
-    learner, fields = loaded.learner, Fields(loaded.schema)
-    features = _features(row)
-    batch = fields.rows([features]) if features is not None else _read_row(loaded.reading(form, 1), row, line)
+    fields = Fields(loaded.schema)
+    features = _features(rows)
+    if features is not None:
+        if count is not None:
+            features = features[:count]
+        batch, names = fields.rows(features), loaded.names
+    else:
+        source = loaded.reading(form, 1).source(rows, 1000)
+        batch = _read_rows(source, rows, line, count or 1)
+        names = _known(loaded, source)
+    (missing_score,) = _scores(loaded.learner, fields.rows([{}]))
+    statistics = _statistics(loaded.learner, batch)
+    explanations = []
+    for i in range(len(batch)):
+        given = None if features is None else features[i]
+        facts = _explain(loaded, fields, batch[i : i + 1], given, names, statistics)
+        facts["score_of_nothing"] = float(missing_score)
+        explanations.append(facts if features is not None else {"line": line + i, **facts})
+    return explanations
+
+
+def _explain(
+    loaded: SavedModel,
+    fields: Fields,
+    batch: Batch,
+    given: Facts | None,
+    names: Names | None,
+    statistics: dict[int, tuple[float, float]],
+) -> Facts:
+    row = _features_only(batch)
     missing = fields.rows([{}])
-    without = [overlay(fields, missing, _features_only(batch), {name}) for name in fields.names]
-    every = concatenate([_features_only(batch), *without])
-    ((_, output),) = list(Scorer(learner)([every]))
-    chances = output.astype(np.float64)
+    chances = _scores(
+        loaded.learner, concatenate([row, *(overlay(fields, missing, row, {name}) for name in fields.names)])
+    ).astype(np.float64)
     logits = np.log(chances) - np.log1p(-chances)
-    statistics = _statistics(learner, batch)
     parts = []
     for place, name in enumerate(fields.names, 1):
         parts.append(
             {
                 "field": name,
-                "value": None if features is None else features.get(name),
+                "value": _value(fields, row, name, names) if given is None else given.get(name),
                 "contribution": float(chances[0] - chances[place]),
                 "logit": float(logits[0] - logits[place]),
                 **_field_statistics(loaded, batch, name, statistics),
@@ -58,31 +97,64 @@ def explain(
         "score": float(chances[0]),
         "logit": float(logits[0]),
         "label": None if batch.labels is None else float(batch.labels[0]),
-        "score_of_nothing": _score(learner, missing),
         "contributions": parts,
     }
 
 
-def _features(row: Any) -> Facts | None:
-    if isinstance(row, Mapping):
-        return dict(row)
-    if not str(row).lstrip().startswith("{"):
-        return None
-    try:
-        return dict(json.loads(str(row)))
-    except ValueError as error:
-        raise DataError(
-            f"the row is not valid JSON: {error}", 'write it as \'{"feature": "value", "other": 3}\''
-        ) from None
+def _features(rows: Any) -> list[Facts] | None:
+    """Return the rows that are given as features; None if `rows` names files."""
+    if isinstance(rows, str) and rows.lstrip()[:1] in ("{", "["):
+        try:
+            rows = json.loads(rows)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"the row is not valid JSON: {error}", 'write it as \'{"feature": "value", "other": 3}\''
+            ) from None
+    if isinstance(rows, Mapping):
+        return [dict(rows)]
+    if isinstance(rows, Sequence) and not isinstance(rows, str):
+        if not rows:
+            raise DataError("there are no rows to explain", 'write rows as \'[{"feature": "value"}, …]\'')
+        if all(isinstance(row, Mapping) for row in rows):
+            return [dict(row) for row in rows]
+        if not all(isinstance(row, str | Path) for row in rows):
+            raise DataError("a row is not a mapping of features", 'write rows as \'[{"feature": "value"}, …]\'')
+    return None
 
 
-def _read_row(loaded: SavedModel, data: Any, line: int) -> Batch:
-    left = line
-    for batch in loaded.source(str(data), 1000):
-        if left <= len(batch):
-            return batch[left - 1 : left]
-        left -= len(batch)
-    raise DataError(f"{data} has only {line - left} rows", f"choose --line between 1 and {line - left}")
+def _read_rows(source: Source, data: Any, line: int, count: int) -> Batch:
+    parts, seen = [], 0
+    for batch in source:
+        first, last = max(line - 1 - seen, 0), min(line - 1 + count - seen, len(batch))
+        if first < last:
+            parts.append(batch[first:last])
+        seen += len(batch)
+        if seen >= line - 1 + count:
+            break
+    if not parts:
+        raise DataError(f"{data} has only {seen} rows", f"choose --line between 1 and {seen}")
+    return concatenate(parts)
+
+
+def _known(loaded: SavedModel, source: Source) -> Names | None:
+    """Return the names of the run together with those of the data at hand."""
+    here, known = collect(source), loaded.names
+    return known if here is None else here if known is None else known.merge(here)
+
+
+def _value(fields: Fields, row: Batch, name: str, names: Names | None) -> Any:
+    """Return the value of a field of a row, as in the data; None if it is not known."""
+    schema = fields.schema
+    if name in fields.dense:
+        numbers = [float(f"{undo(schema.dense[i], float(row.dense[0, i])):.6g}") for i in fields.dense[name]]
+        return numbers[0] if len(numbers) == 1 else numbers
+    for place, slot in enumerate(schema.slots):
+        if slot.bucket is None and slot.source_name == name and names is not None:
+            known = [names.name(slot.name, key) for key in keys_of(row, place).tolist()]
+            if any(text is None for text in known):
+                return None
+            return known if slot.multi else known[0] if known else None
+    return None
 
 
 def _features_only(batch: Batch) -> Batch:
@@ -90,9 +162,9 @@ def _features_only(batch: Batch) -> Batch:
     return Batch(batch.dense, batch.keys, batch.slots, batch.offsets, values=batch.values)
 
 
-def _score(learner: Learner, missing: Batch) -> float:
-    ((_, output),) = list(Scorer(learner)([missing]))
-    return float(output[0])
+def _scores(learner: Learner, batch: Batch) -> Floats:
+    ((_, output),) = list(Scorer(learner)([batch]))
+    return output
 
 
 def _statistics(learner: Learner, batch: Batch) -> dict[int, tuple[float, float]]:
@@ -126,11 +198,12 @@ def _field_statistics(loaded: SavedModel, batch: Batch, name: str, statistics: d
 def explanation_text(explanation: Facts, top: int = 20) -> list[str]:
     """Format the result of `explain`, largest contributions first."""
     label = "" if explanation["label"] is None else f", label {explanation['label']:g}"
-    lines = [f"score {explanation['score']:.6f} (logit {explanation['logit']:+.4f}){label}"]
+    row = f"row {explanation['line']}: " if "line" in explanation else ""
+    lines = [f"{row}score {explanation['score']:.6f} (logit {explanation['logit']:+.4f}){label}"]
     lines.append(f"a row without any field scores {explanation['score_of_nothing']:.6f}")
     moved = [part for part in explanation["contributions"] if part["logit"]]
     for part in moved[:top]:
-        value = "" if part["value"] is None else f" = {part['value']}"
+        value = "" if part["value"] is None else f" = {shown(str(part['value']))}"
         if part["value"] is None and part.get("keys"):  # from a file: `inspect --key` shows the row
             value = f" (key {', '.join(map(str, part['keys'][:3]))}{', …' if len(part['keys']) > 3 else ''})"
         seen = ""
@@ -153,10 +226,4 @@ def field_importance(
     trust: bool = False,
 ) -> list[Importance]:
     """Return the importance of fields, or of groups of fields shuffled together, on a sample of labelled data."""
-    loaded = load(model, trust).reading(form)
-    sample = EvidenceSample.for_importance(loaded.learner)
-    for batch in loaded.source(data, labels=True):
-        sample.add(batch)
-    if not len(sample):
-        raise DataError("the data holds no rows")
-    return importance(loaded.learner, sample.rows, groups, threads=loaded.threads)
+    return load(model, trust).reading(form).importance(data, groups)

@@ -25,11 +25,11 @@ import torch
 from clickfleet.data.batch import Batch, Floats, concatenate
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.store.onnx import LEVELS, Engine, providers
-from clickfleet.training import model, predict
+from clickfleet.training import predict
 from clickfleet.training.embedding import Embedding
 from clickfleet.training.learner import Learner
 from clickfleet.training.metrics import Metrics
-from clickfleet.training.model import load
+from clickfleet.training.model import SavedModel, load
 from clickfleet.training.network import Inputs
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import KINDS, Series
@@ -195,7 +195,7 @@ class Inference:
 
 
 def measure(
-    model: str | Path,
+    model: str | Path | SavedModel,
     data: Any,
     *,
     engines: Sequence[str] = (),
@@ -212,7 +212,8 @@ def measure(
     for level in graph:
         if level not in LEVELS:
             raise ConfigError(f"unknown graph optimisation {level!r}", f"choose among {', '.join(LEVELS)}")
-    loaded = load(model, trust).reading(form, 1)
+    saved = model if isinstance(model, SavedModel) else load(model, trust)
+    loaded = saved.reading(form, 1)
     learner = loaded.learner
     sample = _read(loaded, data, rows)
     skipped: dict[str, str] = {}
@@ -242,7 +243,7 @@ def measure(
     return Inference(measured, accuracy, about, skipped)
 
 
-def _read(loaded: model.SavedModel, data: Any, rows: int) -> Batch:
+def _read(loaded: SavedModel, data: Any, rows: int) -> Batch:
     parts, left = [], rows
     for batch in loaded.source(data, min(rows, 1000)):
         parts.append(batch[: min(left, len(batch))])

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from clickfleet.config.plugins import shown
+from clickfleet.data.names import Names
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.store import atomic, checkpoint, published, run_folder
@@ -21,6 +23,7 @@ from clickfleet.training.learner import Learner
 from clickfleet.training.model import facts
 from clickfleet.workbench.runner import Facts, count
 
+TOP_ROWS = 20
 SCORE_EDGES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, float("inf"))
 
 
@@ -48,6 +51,7 @@ class _Survey:
     published: int = 0
     shown: float = 0.0
     sampled: list[Any] = field(default_factory=list)
+    top: list[tuple[float, Facts]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rows, self.full = np.zeros(self.slots, np.int64), np.zeros(self.slots, np.int64)
@@ -68,16 +72,33 @@ class _Survey:
         self.removable += int(removable(policy, score, columns["unseen_days"]).sum())
         self.published += int((columns["published"] != 0).sum())
         self.shown += float(columns["show"].sum())
+        rank = columns["show"] if columns["show"].any() else np.abs(columns["embed_w"])  # published rows have no shows
+        for i in np.argsort(-rank, kind="stable")[:TOP_ROWS]:
+            facts = {name: float(columns[name][i]) for name in ("show", "click", "embed_w")}
+            self.top.append((float(rank[i]), {"key": int(columns["key"][i]), "slot": int(columns["slot"][i]), **facts}))
+        self.top = sorted(self.top, key=lambda item: -item[0])[:TOP_ROWS]
+
+    def largest(self, schema: Schema, names: Names | None) -> list[Facts]:
+        """Return the rows with the most shows, or the largest weights if there are no shows, and the values behind them."""
+        slots = [slot.name for slot in schema.slots]
+        rows = []
+        for _, row in self.top:
+            slot = slots[row["slot"]] if row["slot"] < len(slots) else None
+            value = None if names is None or slot is None else names.name(slot, row["key"])
+            counts = {name: row[name] if self.shown > 0 else None for name in ("show", "click")}
+            rows.append({"key": row["key"], "slot": slot, "value": value, **counts, "embed_w": row["embed_w"]})
+        return rows
 
 
 def describe(model: str | Path, trust: bool = False) -> Facts:
     """Return the facts of a saved model. `trust` allows code named by the model to run."""
     path = run_folder.resolve(model)
     learner = saving.load(path, trust)
-    return {**facts(path, learner), **survey(learner), **entries(path)}
+    names = run_folder.read_names(path, learner.schema)
+    return {**facts(path, learner), "findings": learner.model.findings(), **survey(learner, names), **entries(path)}
 
 
-def survey(learner: Learner) -> Facts:
+def survey(learner: Learner, names: Names | None = None) -> Facts:
     """Return statistics of the rows. Scores are None for a published model: its entries hold no shows and clicks."""
     schema, policy = learner.schema, learner.table.policy
     found = _Survey(max(len(schema.slots), 1))
@@ -99,6 +120,7 @@ def survey(learner: Learner) -> Facts:
     return {
         "per_slot": slots,
         "bytes_per_row": stats["bytes"] / max(stats["rows"], 1),
+        "top_rows": found.largest(schema, names),
         "norms": {f"p{p}": float(np.percentile(norms, p)) for p in (50, 90, 99, 100)} if len(norms) else None,
         "scores": {_bin(i): int(n) for i, n in enumerate(found.histogram)} if known else None,
         "removed_at_next_shrink": found.removable if known else None,
@@ -163,7 +185,9 @@ def look_up(model: str | Path, key: int) -> Facts:
     facts: Facts = {"model": str(path), "key": key, "found": row is not None}
     if row is not None:
         slot = row.pop("slot")
-        facts |= {"slot": schema.slots[slot].name if slot < len(schema.slots) else None, **row}
+        name = schema.slots[slot].name if slot < len(schema.slots) else None
+        known = None if name is None else run_folder.read_names(path, schema)
+        facts |= {"slot": name, "value": None if known is None or name is None else known.name(name, key), **row}
     facts["admitted"] = first_seen(path, key) if row is not None else None
     if chain is None:
         policy = Policy.from_dict(atomic.read_manifest(path, "checkpoint")["table"]["policy"])
@@ -288,7 +312,8 @@ def row_text(facts: Facts) -> list[str]:
         lines = [f"key {facts['key']} has no row: it counts as zeros"]
     else:
         kind = "with factors" if facts["full"] else "without factors"
-        lines = [f"key {facts['key']}, slot {facts['slot']}, {kind}", f"weight {facts['embed_w']:.6g}"]
+        value = "" if facts["value"] is None else f" = {shown(facts['value'])}"
+        lines = [f"key {facts['key']}, slot {facts['slot']}{value}, {kind}", f"weight {facts['embed_w']:.6g}"]
         if facts["full"]:
             lines.append(f"factors (norm {facts['norm']:.4g}) {' '.join(f'{x:.4g}' for x in facts['embedx'])}")
         if "score" in facts:

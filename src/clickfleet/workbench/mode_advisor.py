@@ -6,6 +6,7 @@ with N equally fast workers in async, about N − 1 pushes of others lie between
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,18 +22,23 @@ from clickfleet.errors import ConfigError
 from clickfleet.training import predict
 from clickfleet.workbench.runner import Facts
 
-BASELINE, RECOMMENDED = "local", "async"
+BASELINE, ASYNC = "local", "async"
+FIRST_CHOICE = "half_async"
+"""What docs/modes.md recommends to start with."""
 STALE_DENSE = "async, dense every 8"
 TRIALS: dict[str, tuple[str, Facts]] = {
     "sync": ("sync", {}),
     "half_async": ("half_async", {}),
-    RECOMMENDED: ("async", {"pull_every": 1}),
+    ASYNC: ("async", {"pull_every": 1}),
     STALE_DENSE: ("async", {"pull_every": 8, "independent_recv": True}),
     "geo, k 25": ("geo", {"k_steps": 25}),
 }
 """Name of a trial -> the mode and its settings."""
 NOTICEABLE = 0.005
 """A difference of AUC that matters."""
+UNCERTAIN = 0.025
+"""If test rows are so few that only larger differences of AUC can be seen, there is no advice."""
+FEW_STEPS = 300
 
 
 @dataclass(frozen=True)
@@ -46,11 +52,20 @@ class Trial:
     logloss: float = float("nan")
     staleness: float = 0.0
     rows_per_s: float = 0.0
+    steps: int = 0
+    """Batches trained on, by all workers together."""
+    clicks: int = 0
+    """Test rows with a click."""
+    others: int = 0
+    """Test rows without a click."""
 
 
 def measure(config: Config, workers: Sequence[int], rows: int, seed: int, say: Callable[[str], None]) -> list[Trial]:
     """Run each mode with each number of workers. Every worker trains on whole batches of its share of the rows."""
-    source = dataset.open_source(config, config.data.train, None, labels=True)
+    config, guess = dataset.settle(config)
+    if guess is not None:
+        say(guess.text())
+    source = dataset.open_source(config, config.data.train, None if guess is None else guess.schema, labels=True)
     size = config.data.batch_rows
     batches = list(islice(iter(source), max(1, rows // size)))
     test = (
@@ -81,9 +96,9 @@ def measure(config: Config, workers: Sequence[int], rows: int, seed: int, say: C
         small = max(1, size // count)
         if small < size:
             split = [[batch[i : i + small] for batch in share for i in range(0, len(batch), small)] for share in shares]
-            mode, settings = TRIALS[RECOMMENDED]
-            trial = run(f"{RECOMMENDED}, batch {small}", with_mode(config, mode, **settings), split, small)
-            say(f"{RECOMMENDED} with batches of {small}, {count} workers: AUC {trial.auc:.4f}")
+            mode, settings = TRIALS[ASYNC]
+            trial = run(f"{ASYNC}, batch {small}", with_mode(config, mode, **settings), split, small)
+            say(f"{ASYNC} with batches of {small}, {count} workers: AUC {trial.auc:.4f}")
     return trials
 
 
@@ -103,6 +118,7 @@ def _run(
     seconds = time.monotonic() - begin
     rows = sum(len(batch) for share in shares for batch in share)
     metrics = predict.evaluate(model, test)
+    clicks = sum(int(batch.labels.sum()) for batch in test if batch.labels is not None)
     return Trial(
         mode=name,
         workers=len(shares),
@@ -111,6 +127,9 @@ def _run(
         logloss=metrics["logloss"],
         staleness=cluster.staleness,
         rows_per_s=rows / max(seconds, 1e-9),
+        steps=sum(map(len, shares)),
+        clicks=clicks,
+        others=sum(map(len, test)) - clicks,
     )
 
 
@@ -125,35 +144,81 @@ def table(trials: Sequence[Trial]) -> str:
 
 
 def advise(trials: Sequence[Trial]) -> list[str]:
-    """Return a recommendation for each number of workers.
+    """Return a recommendation for each number of workers, or why the results support none.
 
-    >>> local, slow = Trial("local", 1, 0.76), Trial("async", 16, 0.60, staleness=15.0)
-    >>> print(advise([local, slow, Trial("async, batch 62", 16, 0.758)])[0])
-    16 workers: async collapses (AUC 0.6000, local 0.7600; gradients miss 15 pushes of others). Use async, batch 62 (0.7580).
-    >>> advise([local, Trial("async", 2, 0.757), Trial(STALE_DENSE, 2, 0.51)])[1].split(": ")[1]
-    'pulling dense weights only every eighth step costs async 0.2470 of AUC (0.5100)'
+    >>> from dataclasses import replace
+    >>> local = Trial("local", 1, 0.76, steps=400, clicks=9000, others=31000)
+    >>> slow = Trial("async", 16, 0.60, staleness=15.0)
+    >>> print("\\n".join(advise([local, slow, Trial("half_async", 16, 0.758), Trial("sync", 16, 0.74)])))
+    16 workers: use half_async: AUC 0.7580, one machine 0.7600.
+    16 workers: more than 0.0050 is lost by async (0.6000; gradients miss 15 pushes of others), sync (0.7400).
+    >>> advise([replace(local, clicks=30, others=70), slow])
+    ['no advice: 100 test rows with 30 clicks distinguish only AUCs that differ by more than 0.0562; give more test rows']
+    >>> advise([replace(local, auc=0.5), slow])[0].partition(";")[0]
+    'no advice: the model on one machine has learned nothing after 400 steps (AUC 0.5000)'
     """
-    local = next(each.auc for each in trials if each.mode == BASELINE)
+    local = next(each for each in trials if each.mode == BASELINE)
+    error = standard_error(local.auc, local.clicks, local.others)
+    margin = max(NOTICEABLE, error)
+    if margin > UNCERTAIN:
+        rows = f"{local.clicks + local.others:,} test rows with {local.clicks:,} clicks"
+        return [f"no advice: {rows} distinguish only AUCs that differ by more than {margin:.4f}; give more test rows"]
+    if local.auc < 0.5 + 3 * margin:
+        return [
+            f"no advice: the model on one machine has learned nothing after {local.steps:,} steps (AUC {local.auc:.4f}); "
+            "use more rows (--rows), smaller batches or another learning rate"
+        ]
     advice = []
     for count in sorted({each.workers for each in trials if each.mode != BASELINE}):
         by_name = {each.mode: each for each in trials if each.workers == count and each.mode != BASELINE}
-        plain, stale = by_name.get(RECOMMENDED), by_name.pop(STALE_DENSE, None)
-        others = [each for each in by_name.values() if each is not plain]
-        best = max(others, key=lambda each: each.auc, default=plain)
-        if plain is not None and plain.auc < local - NOTICEABLE and best is not None:
-            verb = "collapses" if plain.auc < local - 4 * NOTICEABLE else "loses"
-            advice.append(
-                f"{count} workers: async {verb} (AUC {plain.auc:.4f}, local {local:.4f}; gradients miss "
-                f"{plain.staleness:.0f} pushes of others). Use {best.mode} ({best.auc:.4f})."
-                if best.auc >= plain.auc + NOTICEABLE
-                else f"{count} workers: async {verb} (AUC {plain.auc:.4f}, local {local:.4f}), and so do the other modes. "
-                "Use more rows for a reliable comparison."
-            )
-        else:
-            advice.append(f"{count} workers: use async: it loses no AUC here.")
-        if plain is not None and stale is not None and stale.auc < plain.auc - NOTICEABLE:
+        stale = by_name.pop(STALE_DENSE, None)
+        advice += [f"{count} workers: {line}" for line in _advise(by_name, local, margin)]
+        plain = by_name.get(ASYNC)
+        if plain is not None and stale is not None and stale.auc < plain.auc - margin:
             advice.append(
                 f"{count} workers: pulling dense weights only every eighth step costs async {plain.auc - stale.auc:.4f} of AUC "
                 f"({stale.auc:.4f}): keep mode.pull_every at 1 or 2 and mode.independent_recv off."
             )
+    if advice and local.steps < FEW_STEPS:
+        advice.append(
+            f"only {local.steps:,} steps: staleness costs most in the first few hundred, so a longer run loses less; see --rows."
+        )
     return advice
+
+
+def _advise(trials: dict[str, Trial], local: Trial, margin: float) -> list[str]:
+    """Recommend one of the trials: the first choice if it keeps the AUC of one machine, else the best."""
+    keep = [each for each in trials.values() if each.auc >= local.auc - margin]
+    lose = [each for each in trials.values() if each not in keep]
+    best = max(trials.values(), key=lambda each: each.auc)
+    choice = trials[FIRST_CHOICE] if trials.get(FIRST_CHOICE) in keep else best
+    scores = f"AUC {choice.auc:.4f}, one machine {local.auc:.4f}"
+    if not keep:
+        return [
+            f"no mode keeps the AUC of one machine; the closest is {choice.mode}: {scores}. "
+            "Divide data.batch_size by the number of workers, or train on more rows."
+        ]
+    lines = [f"use {choice.mode}: {scores}."]
+    if also := [f"{each.mode} ({each.auc:.4f})" for each in keep if each is not choice]:
+        lines.append(
+            f"{', '.join(also)} {'keeps' if len(also) == 1 else 'keep'} it too; measure the speed on your cluster."
+        )
+    if lose:
+        plain = trials.get(ASYNC)
+        missed = "" if plain is None else f"; gradients miss {plain.staleness:.0f} pushes of others"
+        names = ", ".join(f"{each.mode} ({each.auc:.4f}{missed if each is plain else ''})" for each in lose)
+        lines.append(f"more than {margin:.4f} is lost by {names}.")
+    return lines
+
+
+def standard_error(auc: float, clicks: int, others: int) -> float:
+    """Return the standard error of an AUC (Hanley and McNeil, 1982). It grows as the test rows become few.
+
+    >>> round(standard_error(0.75, 250, 750), 4), standard_error(0.75, 0, 1000)
+    (0.0193, inf)
+    """
+    if not clicks or not others:
+        return math.inf
+    same_click, same_other = auc / (2 - auc), 2 * auc**2 / (1 + auc)
+    spread = auc * (1 - auc) + (clicks - 1) * (same_click - auc**2) + (others - 1) * (same_other - auc**2)
+    return math.sqrt(max(spread, 0.0) / (clicks * others))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from clickfleet.data.batch import Batch, Floats
-from clickfleet.data.dataset import with_format
+from clickfleet.data.dataset import Source, with_format
 from clickfleet.data.formats import load as load_format
 from clickfleet.data.schema import Schema
 from clickfleet.errors import ConfigError
@@ -23,9 +23,10 @@ from clickfleet.serve.predictor import Version, open_version
 from clickfleet.serve.uploads import TEXT_FORMATS
 from clickfleet.store import redis_rows, run_folder
 from clickfleet.store.published import Entry
-from clickfleet.training import model, saving
 from clickfleet.training.embedding import Embedding
 from clickfleet.training.learner import Learner
+from clickfleet.training.model import SavedModel
+from clickfleet.training.model import load as load_model
 from clickfleet.training.onnx_graph import read_weights
 from clickfleet.training.predict import Scorer
 from clickfleet.workbench.runner import Facts
@@ -63,7 +64,7 @@ class ParityReport:
 
 
 def check_parity(
-    model: str | Path,
+    model: str | Path | SavedModel,
     server: str | None,
     data: Sequence[str],
     *,
@@ -78,14 +79,15 @@ def check_parity(
 ) -> ParityReport:
     """Compare a model with a server, an artifact and Redis, whichever are given.
 
-    `sample` limits the table rows compared (0: all). `trust` allows code named by the model to run.
+    `data` is read as `evaluate` and `predict` read it. `sample` limits the table rows compared (0: all). `trust` allows code
+    named by the model to run.
     """
     if server is None and artifact is None and redis is None:
         raise ConfigError("nothing to compare with", "give --server, --artifact or --redis")
-    path = run_folder.resolve(model)
-    learner = saving.load(path, trust)
+    saved = model if isinstance(model, SavedModel) else load_model(model, trust)
+    learner = saved.learner
     learner.config = with_format(learner.config, form)
-    report = ParityReport(run_folder.describe(path))
+    report = ParityReport("" if saved.path is None else run_folder.describe(saved.path))
     if server is not None:
         with Client(server, token, certificate=certificate) as client:
             _compare_settings(report, learner, client.model())
@@ -129,7 +131,10 @@ def _compare_settings(report: ParityReport, learner: Learner, served: Facts) -> 
 
 def read_batches(learner: Learner, data: Sequence[str], limit: int) -> Iterator[Batch]:
     """Yield the first `limit` rows of the data, in their order."""
-    source = model.SavedModel(learner, threads=1).source(list(data), CHUNK_ROWS)
+    return _first_rows(SavedModel(learner, threads=1).source(list(data), CHUNK_ROWS), limit)
+
+
+def _first_rows(source: Source, limit: int) -> Iterator[Batch]:
     left = limit
     for batch in source:
         yield batch[: min(left, len(batch))]
@@ -139,16 +144,19 @@ def read_batches(learner: Learner, data: Sequence[str], limit: int) -> Iterator[
 
 
 def _compare_scores(report: ParityReport, learner: Learner, client: Client, data: Sequence[str], limit: int) -> None:
-    scorer = Scorer(learner)
-    offline = np.concatenate([scores.copy() for _, scores in scorer(read_batches(learner, data, limit))])
+    source = SavedModel(learner, threads=1).source(list(data), CHUNK_ROWS)
+    batches = _first_rows(source, limit)
+    offline = np.concatenate([np.empty(0, np.float32), *(scores.copy() for _, scores in Scorer(learner)(batches))])
     form = learner.config.data.format.name
-    # The server parses uploaded lines itself, which also tests its transforms and key hash. Groups of lines repeat no header.
+    # The server parses uploaded lines itself, which also tests its transforms and key hash. Groups of lines repeat no header,
+    # and the server skips no bad lines.
     texts = form in TEXT_FORMATS and not load_format(learner.config.data.format).header_lines
+    texts = texts and not source.counters.bad_lines
     if texts:
         online = [client.upload(lines, form).scores for lines in groups_of_lines(data, CHUNK_ROWS, limit)]
     else:
         online = [client.score(batch).scores for batch in read_batches(learner, data, limit)]
-    served = np.concatenate(online)
+    served = np.concatenate([np.empty(0, np.float32), *online])
     if len(served) != len(offline):
         report.add("scores", False, f"{len(offline)} rows offline, {len(served)} online")
         return

@@ -12,14 +12,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from clickfleet.config.load import Config, checked, dump, read
-from clickfleet.errors import ClickfleetError
+from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.store import atomic
 from clickfleet.store.lock import Lock
 
 Facts = dict[str, Any]
@@ -46,8 +47,13 @@ class RunResult:
 
     train_loss: float | None
     train_auc: float | None
+    value: float | None
+    """train.monitor on validation data, which ranks runs."""
+    valid_auc: float | None
+    valid_logloss: float | None
     test_auc: float | None
     logloss: float | None
+    """On test data."""
     rows_per_s: float | None
     parameters: int
     """Dense parameters and the weights of all table rows."""
@@ -211,6 +217,17 @@ def share_cores(config: Config, runs: int, jobs: int | None, distributed: bool =
     return jobs, each or max(1, cores // jobs)
 
 
+def remove_results(folder: Path, mark: str, names: Sequence[str]) -> None:
+    """Remove the results of an earlier call from a folder. Files of others stay. `mark` is a pattern of files that only we write."""
+    if not any(os.path.lexists(folder / name) for name in names):
+        return
+    if any((folder / name).is_symlink() for name in names) or not any(folder.glob(mark)):
+        raise CheckpointError(f"{folder} is not replaced: it holds no results of this command", "choose another --out")
+    for name in names:
+        if (folder / name).exists():
+            atomic.remove(folder / name)
+
+
 POLL_S = 0.5
 LOCK_S = 60.0
 """Seconds to wait for a process of a killed comparison that still writes its last checkpoint."""
@@ -269,6 +286,9 @@ def train(config: Config, folder: Path) -> RunEnd:
     result = RunResult(
         train_loss=done.train.get("logloss"),
         train_auc=done.train.get("auc"),
+        value=None if done.valid is None else done.valid.get(config.train.monitor),
+        valid_auc=None if done.valid is None else done.valid["auc"],
+        valid_logloss=None if done.valid is None else done.valid["logloss"],
         test_auc=None if done.test is None else done.test["auc"],
         logloss=None if done.test is None else done.test["logloss"],
         rows_per_s=speed,

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import clickfleet
+from clickfleet.config.plugins import shown
 from clickfleet.training.report import page
 
 
@@ -115,7 +116,7 @@ class TextTable:
         return [any(isinstance(row.get(column.key), str) for row in self.rows) for column in self.columns]
 
     def text(self) -> str:
-        lines = [[column.head for column in self.columns], *self.cells()]
+        lines = [[column.head for column in self.columns], *([shown(cell) for cell in line] for line in self.cells())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         left = self._left()
         return "\n".join(

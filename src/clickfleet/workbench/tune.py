@@ -22,37 +22,44 @@ from typing import TYPE_CHECKING, Any
 import clickfleet
 from clickfleet.config.check import check, configure
 from clickfleet.config.load import Config, dump
+from clickfleet.config.plugins import find
 from clickfleet.config.sections import Dimension, Tune
+from clickfleet.data.dataset import settle_in
 from clickfleet.data.files import check_name, inside
 from clickfleet.errors import ConfigError, MissingError, TrainingError
 from clickfleet.store.lock import Lock
-from clickfleet.training import modes
+from clickfleet.training import defaults, modes, validation
 from clickfleet.training.loop import interruptible
+from clickfleet.training.metrics import check_monitor, distance, metric_name
+from clickfleet.training.network import Model
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import Series
-from clickfleet.workbench.compare import MEASURED, changed, fingerprint, text_of
+from clickfleet.workbench.compare import MEASURED, changed, current, fingerprint, settings_of, text_of
 from clickfleet.workbench.dashboard import MetricsTail
-from clickfleet.workbench.runner import Facts, Order, RunEnd, TrialRunner, count, share_cores
+from clickfleet.workbench.runner import Facts, Order, RunEnd, TrialRunner, count, remove_results, share_cores
 from clickfleet.workbench.tables import Column, TextTable, environment
 
 if TYPE_CHECKING:
     import optuna
 
 
-def trial_table(search: Search, config: Config) -> TextTable:
+def trial_table(search: Search) -> TextTable:
     """Return the table of all trials, the best first."""
-    sign = -1 if search.metric == "auc" else 1
-    ranked = sorted(search.rows, key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0)))
-    shown = [{**row, **{key: _short(row[key]) for key in config.tune.space}} for row in ranked]
-    keys = [Column(key) for key in config.tune.space]
+    ranked = sorted(search.rows, key=lambda row: distance(search.metric, row["value"]))
+    shown = [{**row, **{key: _short(row[key]) for key in search.space}} for row in ranked]
+    keys = [Column(key) for key in search.space]
+    name = metric_name(search.metric)
+    others = [] if search.metric in ("auc", "logloss") else [Column("value", f"validation {name}", "{:.4f}")]
     return TextTable(
         [
             Column("folder", "trial"),
             Column("state"),
             *keys,
             Column("train_auc", "training AUC", "{:.4f}"),
+            *others,
+            Column("valid_auc", "validation AUC", "{:.4f}"),
+            Column("valid_logloss", "validation log loss", "{:.4f}"),
             Column("test_auc", "test AUC", "{:.4f}"),
-            Column("logloss", "log loss", "{:.4f}"),
             Column("seconds", "seconds", "{:.1f}"),
         ],
         shown,
@@ -74,20 +81,20 @@ def importances(study: optuna.Study) -> dict[str, float]:
 
 
 def write_all(search: Search, study: optuna.Study, config: Config) -> None:
-    whole = trial_table(search, config)
+    whole = trial_table(search)
     page.write(search.out / "tune.csv", TextTable([], search.rows).csv())
     page.write(search.out / "tune.md", f"## Trials\n\n{whole.markdown()}\n")
     best, now = search.best, time.strftime("%Y-%m-%d %H:%M")
     summary = (
         "no trial has succeeded yet"
         if best is None
-        else f"best: {best['folder']}, test {NAMES[search.metric]} {best['value']:.5f}"
+        else f"best: {best['folder']}, validation {metric_name(search.metric)} {best['value']:.5f}"
     )
     parts = [
         f"<h1>{escape(search.out.name)}</h1>",
         f'<p class="soft">{len(search.rows)} trials, {escape(summary)}, {now}, clickfleet {clickfleet.__version__}</p>',
         page.section("History", page.charts(*history(search))),
-        page.section("Importance", _importance(importances(study))),
+        page.section("Importance", _importance(search.importances)),
         page.section("Settings", page.charts(*slices(search, config))),
         page.section("Trials", whole.html()),
         page.section("Failed", _failed(search.rows)),
@@ -103,10 +110,10 @@ def history(search: Search) -> list[str]:
     done = [(float(row["trial"]), float(row["value"])) for row in search.rows if row["state"] == "done"]
     if not done:
         return []
-    better = max if search.metric == "auc" else min
     best: list[tuple[float, float]] = []
     for place, value in done:
-        best.append((place, better(value, best[-1][1]) if best else value))
+        better = not best or distance(search.metric, value) < distance(search.metric, best[-1][1])
+        best.append((place, value if better else best[-1][1]))
     series = [Series("trials", done, "a", line=False), Series("best so far", best, "b")]
     given_up = [
         (float(row["trial"]), float(row["value"]))
@@ -115,7 +122,7 @@ def history(search: Search) -> list[str]:
     ]
     if given_up:
         series.append(Series("given up", given_up, "d", line=False))
-    return [charts.lines(f"Test {NAMES[search.metric]}", series, "trial")]
+    return [charts.lines(f"Validation {metric_name(search.metric)}", series, "trial")]
 
 
 def slices(search: Search, config: Config) -> list[str]:
@@ -135,7 +142,9 @@ def slices(search: Search, config: Config) -> list[str]:
             ]
             if points:
                 parts.append(Series(state, points, kind, line=False))
-        figures.append(charts.lines(key, parts, key, f"test {NAMES[search.metric]}", log=one.log, names=names))
+        figures.append(
+            charts.lines(key, parts, key, f"validation {metric_name(search.metric)}", log=one.log, names=names)
+        )
     return figures
 
 
@@ -151,8 +160,8 @@ def _failed(rows: list[Facts]) -> str:
 
 
 STUDY, BEST = "study.db", "best.yaml"
-MEASURES = {"auc": "test_auc", "logloss": "logloss"}
-NAMES = {"auc": "AUC", "logloss": "log loss"}
+MOST_TRIALS = 10_000
+"""Trials of a search that ends by the clock."""
 
 
 @dataclass
@@ -164,6 +173,10 @@ class Search:
     rows: list[Facts] = field(default_factory=list)
     best: Facts | None = None
     signal: int | None = None
+    space: Mapping[str, Dimension] = field(default_factory=dict)
+    """The settings that were searched."""
+    importances: dict[str, float] = field(default_factory=dict)
+    """How much of the difference between trials each setting explains; empty if there are too few trials."""
 
     @property
     def config(self) -> Path:
@@ -175,37 +188,71 @@ class Search:
         return self.out / "tune.html"
 
     def to_dict(self) -> Facts:
-        return {"rows": self.rows, "best": self.best, "config": str(self.config), "out": str(self.out)}
+        return {
+            "rows": self.rows,
+            "best": self.best,
+            "importances": self.importances,
+            "config": str(self.config),
+            "out": str(self.out),
+        }
 
 
 def tune(
     config: Config | Mapping[str, Any] | str | Path | None,
     *overrides: str,
     trials: int | None = None,
+    minutes: float | None = None,
     jobs: int | None = None,
+    recipe: str | None = None,
+    overwrite: bool = False,
     out: str | Path = "tune",
     say: Callable[[str], None] = print,
 ) -> Search:
-    """Try settings of the section `tune` until there are `trials` trials, including those of earlier calls."""
-    settings = configure(config, overrides)
+    """Try settings of the section `tune` until there are `trials` trials, including those of earlier calls.
+
+    Without tune.space, the search starts from the automatic settings for the data and tries values around them. `minutes` ends it
+    after that time, without waiting for running trials, whatever their number. `overwrite` starts a new search in place of an
+    earlier one.
+    """
+    settings = configure(config, overrides, recipe)
+    guessed = not settings.tune.space
+    metric = settings.tune.metric or settings.train.monitor
+    key = "tune.metric" if settings.tune.metric else "train.monitor"
+    check_monitor(metric, grouped=True, key=key, own=settings.train.metrics.functions)
+    settings = replace(
+        settings,
+        train=replace(settings.train, monitor=metric),
+        tune=replace(settings.tune, metric=metric),
+    )
     check(settings)
-    check_space(settings)
-    if not settings.data.test:
-        raise ConfigError("a search needs test data", "set data.test")
-    if settings.tune.pruner != "none" and settings.train.eval_every is None:
-        say("train.eval_every is not set: trials can be stopped early only at the end of an epoch")
+    if not guessed:
+        check_space(settings)
+    if not settings.data.valid and settings.data.valid_share == 0:
+        raise ConfigError("a search needs validation data", "set data.valid, or data.valid_share above 0")
     folder = Path(out).absolute()
-    wanted = trials or settings.tune.trials
+    settings = validation.required(settle_in(settings, folder, say))
+    validation.check_enough(settings, "a search", local=not modes.distributed(settings))
+    if guessed:
+        settings = with_space(settings, say)
+    elif settings.tune.pruner != "none" and settings.train.eval_every is None:
+        say("train.eval_every is not set: trials can be stopped early only at the end of an epoch")
+    wanted = trials or (settings.tune.trials if minutes is None else MOST_TRIALS)
     jobs, threads = share_cores(settings, wanted, jobs, modes.distributed(settings))
     with Lock(folder / ".lock", "tunes"):
+        if overwrite:
+            remove_results(folder, STUDY, (STUDY, "trials", BEST, "tune.csv", "tune.md", "tune.html"))
         study = open_study(settings, folder)
         runner = StudyRunner(study, settings, folder, threads, say)
+        if guessed and not study.trials:
+            study.enqueue_trial(start_values(settings))
         before = f", {runner.ended} already ended" if runner.ended else ""
-        say(f"{count(wanted, 'trial')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
+        planned = count(wanted, "trial") if minutes is None else f"{minutes:g} minutes of trials"
+        say(f"{planned}{before}; {jobs} at a time, {count(threads, 'thread')} each")
         try:
-            runner.run(wanted, jobs)
+            runner.run(wanted, jobs, None if minutes is None else 60 * minutes)
         finally:
-            search = Search(folder, settings.tune.metric, runner.rows(), signal=runner.signal)
+            search = Search(folder, metric, runner.rows(), signal=runner.signal, space=settings.tune.space)
+            search.importances = importances(study)
             search.best = next((row for row in search.rows if row["trial"] == runner.best()), None)
             if search.best is not None:
                 page.write(search.config, dump(runner.best_config()))
@@ -214,6 +261,59 @@ def tune(
         errors = [row["error"] for row in search.rows if row.get("error")]
         raise TrainingError("no trial succeeded", f"the first failed with: {errors[0]}" if errors else "raise --trials")
     return search
+
+
+def with_space(config: Config, say: Callable[[str], None]) -> Config:
+    """Return the configuration with its automatic settings as plain numbers, and a search space around them."""
+    chosen = defaults.choose(config)
+    for note in chosen.notes:
+        say(note)
+    config = defaults.fixed(chosen.config)
+    rule, first = config.table.rule.settings, (config.table.embed_rule or config.table.rule).settings
+    batch = config.data.batch_rows
+    l2 = config.train.loss.l2_rows or 0.0
+    known, given = settings_of(config.model.name), config.model.settings
+    space = {
+        "data.batch_size": Dimension(choices=(max(batch // 4, 1), max(batch // 2, 1), batch, 2 * batch)),
+        "dense.lr": _around(config.dense.lr, 5),
+    }
+    rate, first_rate = rule.get("lr"), first.get("lr")
+    if rate and first_rate:
+        space |= {"table.rule.lr": _around(rate, 4), "table.embed_rule.lr": _around(first_rate, 4)}
+    if l2:
+        space["train.loss.l2_rows"] = _around(l2, 10)
+    if config.table.dim:
+        space["table.dim"] = Dimension(choices=tuple(sorted({4, config.table.dim, 16})))
+    if "hidden" in known:
+        hidden = given.get("hidden") or _default(config, "hidden")
+        widths = {tuple(hidden), (64, 32), (128, 64), (400, 400, 400)}
+        space["model.hidden"] = Dimension(choices=tuple(list(width) for width in sorted(widths)))
+    if "dropout" in known:
+        space["model.dropout"] = Dimension(choices=tuple(sorted({0.0, 0.2, float(given.get("dropout", 0.0))})))
+    say(f"no search space given: trying {', '.join(space)}")
+    return replace(config, tune=replace(config.tune, space=space))
+
+
+def _default(config: Config, name: str) -> Any:
+    """Return the default of a setting of the model."""
+    model: type[Model] = find("models", config.model, Model)
+    return getattr(model.Config(), name)
+
+
+def _around(value: float, factor: float) -> Dimension:
+    return Dimension(low=value / factor, high=value * factor, log=True)
+
+
+def start_values(config: Config) -> dict[str, Any]:
+    """Return the settings of the configuration as the parameters of the first trial."""
+    params: dict[str, Any] = {}
+    for key, one in config.tune.space.items():
+        value: Any = current(config, key)
+        if value is None and one.choices is not None:  # the default of the model
+            value = _default(config, key.rpartition(".")[2])
+        value = list(value) if isinstance(value, tuple) else value
+        params[key] = json.dumps(value) if one.choices is not None else value
+    return params
 
 
 def open_study(config: Config, folder: Path) -> optuna.Study:
@@ -229,7 +329,7 @@ def open_study(config: Config, folder: Path) -> optuna.Study:
     study = optuna.create_study(
         storage=f"sqlite:///{folder / STUDY}",
         study_name="clickfleet",
-        direction="maximize" if settings.metric == "auc" else "minimize",
+        direction="minimize",  # the distance from the best value of the metric
         load_if_exists=True,
         pruner={
             "median": optuna.pruners.MedianPruner(n_startup_trials=settings.warmup_trials),
@@ -244,7 +344,7 @@ def open_study(config: Config, folder: Path) -> optuna.Study:
         else optuna.samplers.RandomSampler(seed=seed)
     )
     space = {key: vars(one) for key, one in settings.space.items()}
-    mark = json.dumps([fingerprint(config), settings.metric, space], sort_keys=True)
+    mark = json.dumps([fingerprint(config), settings.metric or config.train.monitor, space], sort_keys=True)
     if study.user_attrs.setdefault("clickfleet", mark) != mark:
         raise ConfigError(f"{folder / STUDY} holds a search with other settings", "choose another --out")
     study.set_user_attr("clickfleet", mark)
@@ -258,6 +358,7 @@ class StudyRunner:
         self, study: optuna.Study, config: Config, folder: Path, threads: int, say: Callable[[str], None]
     ) -> None:
         self.study, self.config, self.folder, self.threads, self.say = study, config, folder, threads, say
+        self.metric = config.train.monitor
         self.signal: int | None = None
         self.space = {key: distribution(one) for key, one in config.tune.space.items()}
         self._running: dict[str, tuple[optuna.Trial, Order, MetricsTail]] = {}
@@ -280,7 +381,8 @@ class StudyRunner:
     def ended(self) -> int:
         return len(self.rows())
 
-    def run(self, wanted: int, jobs: int) -> None:
+    def run(self, wanted: int, jobs: int, limit_s: float | None = None) -> None:
+        """Run trials until `wanted` have ended. After `limit_s`, give up the running ones, but let the first one succeed."""
         from optuna.trial import TrialState
 
         def stop(number: int) -> None:
@@ -294,8 +396,13 @@ class StudyRunner:
                     for order, _ in processes.stop_all():  # they stay RUNNING; the next call resumes them
                         self.say(f"{order.name} stopped with a checkpoint")
                     return
-                if timeout is not None and time.monotonic() - begin > timeout:
+                elapsed = time.monotonic() - begin
+                if any(limit is not None and elapsed > limit for limit in (timeout, limit_s)):
                     left = 0
+                if limit_s is not None and elapsed > limit_s and self.best() is not None:
+                    for name in self._running.keys() - self._pruned:
+                        self._pruned.add(name)
+                        processes.stop(self._running[name][1])
                 while left > 0 and processes.free:
                     processes.start(self.ask())
                     left -= 1
@@ -309,10 +416,11 @@ class StudyRunner:
         """Report new evaluations of a run, and stop it if it is not promising."""
         trial, order, tail = self._running[name]
         for line in tail.lines():
-            value = line.get(self.config.tune.metric)
-            if line["kind"] == "test" and value is not None and (name, line["step"]) not in self._reported:
+            value = line.get(self.metric)
+            if line["kind"] == "valid" and value is not None and (name, line["step"]) not in self._reported:
                 self._reported.add((name, line["step"]))
-                trial.report(value, line["step"])
+                trial.report(distance(self.metric, value), line["step"])
+                trial.set_user_attr("value", value)
                 if name not in self._pruned and trial.should_prune():
                     self._pruned.add(name)
                     stop(order)
@@ -325,7 +433,7 @@ class StudyRunner:
         config = with_settings(self.config, values(self.config.tune.space, trial.params))
         config = replace(
             config,
-            train=replace(config.train, threads=self.threads),
+            train=replace(config.train, threads=self.threads, average=False),  # averages need every epoch
             run=replace(config.run, dir=str(self.folder / "trials" / name), keep=1, keep_epochs=False, report=False),
         )
         order = Order(name, config)
@@ -341,18 +449,22 @@ class StudyRunner:
             f"{key}={f'{value:.4g}' if isinstance(value, float) else value}"
             for key, value in values(self.config.tune.space, trial.params).items()
         )
-        metric = self.config.tune.metric
-        value = None if end.result is None else getattr(end.result, MEASURES[metric])
+        name = metric_name(self.metric)
+        value = None if end.result is None else end.result.value
         if end.stopped is not None and order.name in self._pruned:
             self.study.tell(trial, state=TrialState.PRUNED)
             self.say(f"{order.name} stopped early ({tried})")
         elif end.result is not None and value is not None and value == value:
             for key, fact in asdict(end.result).items():
                 trial.set_user_attr(key, fact)
-            self.study.tell(trial, value)
-            self.say(f"{order.name}: test {NAMES[metric]} {value:.5f} ({tried})")
+            self.study.tell(trial, distance(self.metric, value))
+            self.say(f"{order.name}: validation {name} {value:.5f} ({tried})")
         else:
-            stopped = "stopped by a signal" if end.stopped is not None else f"the test {metric} is not a number"
+            stopped = (
+                "stopped by a signal"
+                if end.stopped is not None
+                else f"there is no validation {name}; see {order.folder}/log.txt"
+            )
             error = end.error or stopped
             trial.set_user_attr("error", error)
             self.study.tell(trial, state=TrialState.FAIL)
@@ -391,20 +503,16 @@ class StudyRunner:
             if trial.state.is_finished():
                 state = {TrialState.COMPLETE: "done", TrialState.PRUNED: "given up"}.get(trial.state, "failed")
                 tried = values(self.config.tune.space, trial.params)
-                row = {"trial": trial.number, "state": state, "value": trial.value, **tried}
+                row = {"trial": trial.number, "state": state, **tried}
                 row["model"] = Path(str(tried.get("model.name", self.config.model.name))).stem
                 row |= {key: facts.get(key) for key in (*MEASURED, "error", "folder")}
+                row["value"] = facts.get("value") if state != "failed" else None
                 rows.append(row)
         return rows
 
 
 def check_space(config: Config) -> None:
-    """Raise if the space is empty or contradictory, or holds a value that the configuration rejects."""
-    if not config.tune.space:
-        raise ConfigError(
-            "tune.space is empty",
-            "add settings, e.g. tune: {space: {dense.lr: {low: 1e-4, high: 1e-2, log: true}}}",
-        )
+    """Raise if the space is contradictory, or holds a value that the configuration rejects."""
     for key, one in config.tune.space.items():
         where = f"tune.space.{key}"
         ranged = (one.low, one.high)

@@ -127,7 +127,7 @@ def test_raw_keys_from_integers_and_digits(tmp_path):
         ({"label": [1, 1], "a": ["1", "x"]}, "t:2: a: x is not an unsigned 64-bit integer"),
         ({"label": [1, 1], "a": [1, -2]}, "t:2: a: -2 is negative"),
         ({"label": [1, 1e300], "a": [1, 2]}, "t:2: label: 1e+300 is out of range"),
-        ({"label": [1, 1], "a": [0.5, 1.5]}, "column 'a' has type double; expected text or integers"),
+        ({"label": [1, 1], "a": [0.5, 1.5]}, "a: 0.5 is not an id; expected text or integers"),
         ({"label": ["x", "y"], "a": [1, 2]}, "column 'label' has type string; expected a number"),
         ({"label": [1, 1], "a": [[1], [2, 3]]}, "t:2: a: has several values, but the slot is single-valued"),
         ({"label": [1, 1], "b": [1, 1]}, "there is no column 'a'"),

@@ -48,6 +48,21 @@ class TestCriteo:
             assert (whole[rows].dense == other.dense).all()
             assert (whole[rows].labels == other.labels).all()
 
+    def test_a_blank_is_a_missing_value(self, write):
+        lines = [criteo_line(i) for i in range(20)]
+        fields = [line.split("\t") for line in lines]
+        for line in fields:
+            line[3], line[5], line[20], line[39] = "", "", "", ""
+        empty = read(write("a", "".join("\t".join(line) + "\n" for line in fields)), "criteo")[0]
+        for line in fields:
+            line[3], line[5], line[20], line[39] = " ", "   ", " ", " "
+        blank = read(write("b", "".join("\t".join(line) + "\n" for line in fields)), "criteo")[0]
+        assert (blank.dense == empty.dense).all()
+        assert (blank.keys == empty.keys).all()
+        fields[7][4] = "1 2"
+        with pytest.raises(DataError, match="b:8"):
+            read(write("b", "".join("\t".join(line) + "\n" for line in fields)), "criteo")
+
     def test_negative_and_fractional_counts(self, write):
         line = GOLDEN_LINE.split("\t")
         line[1:6] = ["-3", "0.5", "1e3", "16383", "16384.0"]
@@ -84,6 +99,16 @@ class TestCriteo:
 
 
 class TestSlots:
+    def test_tabs_between_tokens(self, write):
+        (spaces,) = read(write("a", SLOTS_LINE + "\n"), "slots")
+        for text in (SLOTS_LINE.replace(" ", "\t"), SLOTS_LINE.replace(" ", "\t", 5)):
+            (tabs,) = read(write("b", f"{text}\n{SLOTS_LINE}\n"), "slots")
+            assert tabs.labels.tolist() == spaces.labels.tolist() * 2
+            assert (tabs[:1].keys == spaces.keys).all()
+            assert (tabs[:1].dense == spaces.dense).all()
+        with pytest.raises(DataError, match="b:1"):
+            read(write("b", SLOTS_LINE.replace(" ", "\t\t", 1) + "\n"), "slots")
+
     def test_the_published_line(self, write):
         (batch,) = read(write("a", SLOTS_LINE), "slots")
         assert batch.keys.tolist() == GOLDEN_IDS

@@ -258,12 +258,11 @@ def test_other_models_have_no_vectors(tmp_path):
 
 
 def test_the_recipe(corpus, tmp_path):
-    recipe = Path(__file__).parents[3] / "runs/word2vec.yaml"
     data = [
         f"data.train={corpus}/p/train",
         f"data.vocabulary={corpus}/p/vocabulary.txt",
         "table.dim=8",
         "train.epochs=1",
     ]
-    done = clickfleet.train(recipe, *data, f"run.dir={tmp_path}/r", "run.report=false", quiet=True)
+    done = clickfleet.train(None, *data, f"run.dir={tmp_path}/r", "run.report=false", recipe="word2vec", quiet=True)
     assert done.rows == Vocabulary.read(corpus / "p/vocabulary.txt").sentences

@@ -60,6 +60,8 @@ class Format(ABC):
     """The default schema."""
     header_lines: ClassVar[int] = 0
     """Number of lines before the first row of every file."""
+    named_columns: ClassVar[bool] = False
+    """Whether columns are found by name, so that files may lack those that nobody asks for."""
 
     @abstractmethod
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
@@ -103,6 +105,8 @@ def load(name: str | Format | Mapping[str, Any] | Plugin, base: str | Path = "."
     if isinstance(name, UserFormat):
         return UserFormatLines(name)
     chosen = name if isinstance(name, Plugin) else Plugin(name) if isinstance(name, str) else Plugin.parse(name)
+    if chosen.automatic:  # there are no files yet to recognise a format from
+        chosen = Plugin("criteo", chosen.settings)
     options = dict(chosen.settings)
     if chosen.name.endswith(".py"):
         file = module("formats", chosen, base)

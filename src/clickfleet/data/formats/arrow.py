@@ -13,6 +13,8 @@ from clickfleet.data.schema import Schema
 class Arrow(Format):
     """Reads record batches. A position is a row number."""
 
+    named_columns = True
+
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
         from clickfleet.data.arrow_ipc import open_ipc
 

@@ -1,4 +1,4 @@
-"""criteo: a label, 13 counts and 26 categories per tab-separated line. The label may be omitted."""
+"""criteo: a label, 13 counts and 26 categories per tab-separated line. The label may be omitted. Blank is missing."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from clickfleet.data.schema import preset
 @dataclass(frozen=True)
 class _Criteo(Delimited):
     schema = preset("criteo")
+    blank_is_missing = True
 
 
 criteo = _Criteo(

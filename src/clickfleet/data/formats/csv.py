@@ -11,7 +11,7 @@ from clickfleet.errors import DataError
 
 @dataclass(frozen=True)
 class Csv(Delimited):
-    """The schema selects columns by name. An empty field is a missing value."""
+    """The schema selects columns by name. An empty field is a missing value, and so is NA, null, None or \\N in a dense column."""
 
     separator: str = ","
     """Separator between two columns."""
@@ -19,10 +19,11 @@ class Csv(Delimited):
     """Names of the columns, for files without a header line."""
     list_separator: str = "|"
     quotes: bool = True
+    missing_words = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "columns", tuple(map(str, self.columns)))
         object.__setattr__(self, "header_lines", 0 if self.columns else 1)
 
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:

@@ -14,6 +14,8 @@ from clickfleet.data.schema import Schema
 class Parquet(Format):
     """Reads row groups. A position is a row number."""
 
+    named_columns = True
+
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
         import pyarrow.parquet as pq
 

@@ -15,7 +15,7 @@ from typing import IO
 from weakref import WeakSet
 
 from clickfleet.config.machine import WINDOWS
-from clickfleet.config.plugins import shown
+from clickfleet.config.plugins import extensions, shown
 from clickfleet.data.files import ByteStream, Unpacked
 from clickfleet.data.formats.multislot import Multislot as _Multislot
 from clickfleet.errors import ConfigError, DataError
@@ -32,6 +32,8 @@ class Pipe(_Multislot):
     """Command that reads a file from standard input and prints multislot lines. Its exit status is checked."""
     folder: str = ""
     """Working directory of the command. Default: the current one. A relative path is relative to the configuration file."""
+    hash_seed: int = 0
+    """PYTHONHASHSEED of the command, so that hash() gives a reader in Python the same ids in every process."""
 
     def __post_init__(self) -> None:
         for name in ("command", "folder"):
@@ -39,18 +41,26 @@ class Pipe(_Multislot):
                 raise ConfigError(f"data.format.{name} must be text, not {getattr(self, name)!r:.80}")
         if not self.command.strip():
             raise ConfigError("data.format.command is empty")
+        if not isinstance(self.hash_seed, int) or not 0 <= self.hash_seed < 2**32:
+            raise ConfigError(f"data.format.hash_seed must be from 0 to 4294967295, not {self.hash_seed!r:.80}")
 
     def runs(self) -> str:
         command = " ".join(part if part.isprintable() else repr(part) for part in map(shlex.quote, _argv(self.command)))
         return f"{command}  (in {shown(str(Path(self.folder).absolute()))})"
 
     def stream(self, path: str) -> ByteStream:
-        return _CommandOutput(path, self.command, self.folder or None)
+        return _CommandOutput(path, self.command, self.folder or None, self.hash_seed)
 
     def cancel(self, paths: Collection[str]) -> None:
         for output in list(_running):
             if output.path in paths:
                 output.end()
+
+
+def _environment(hash_seed: int) -> dict[str, str]:
+    """Return the environment of a command: a fixed hash seed, and modules for readers written for another system."""
+    modules = [*(folder() for folder in extensions("reader_modules")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(map(str, modules))}
 
 
 def _argv(command: str) -> list[str]:
@@ -60,7 +70,7 @@ def _argv(command: str) -> list[str]:
 class _CommandOutput(ByteStream):
     """The output of a command for a file. If the command fails, the end of its output raises an error."""
 
-    def __init__(self, path: str, command: str, folder: str | None) -> None:
+    def __init__(self, path: str, command: str, folder: str | None, hash_seed: int) -> None:
         self.path, self._command = path, command
         self._source = Unpacked(path)  # opened first: a missing file is not a failure of the command
         self._failure: Exception | None = None
@@ -75,6 +85,7 @@ class _CommandOutput(ByteStream):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
+            env=_environment(hash_seed),
             bufsize=0,
             start_new_session=True,
         )

@@ -1,4 +1,4 @@
-"""slots: `name:value` tokens in any order, separated by single spaces: `click:0 dense_feature:0.05 … 1:715353`."""
+"""slots: `name:value` tokens in any order, separated by single spaces or tabs: `click:0 dense_feature:0.05 … 1:715353`."""
 
 from dataclasses import dataclass
 
@@ -15,5 +15,5 @@ class Slots(Slotted):
     shape = "name:value"
 
     def labelled(self, schema: Schema, first_line: bytes) -> bool:
-        names = [token.partition(b":")[0] for token in first_line.strip().split(b" ")]
+        names = [token.partition(b":")[0] for token in first_line.replace(b"\t", b" ").strip().split(b" ")]
         return schema.label.encode() in names

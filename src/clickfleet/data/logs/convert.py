@@ -8,7 +8,7 @@ from pathlib import Path
 from clickfleet.data.bad_lines import Policy
 from clickfleet.data.files import PACKED, expand
 from clickfleet.data.formats import load
-from clickfleet.data.logs.source import COLUMNAR, LogReport, LogSource, progress_of, schema_for
+from clickfleet.data.logs.source import COLUMNAR, LogReport, LogSource, progress_of, recognise
 from clickfleet.data.logs.target import ENDINGS, OutputFile, Target
 from clickfleet.data.schema import Schema, write_schema
 
@@ -30,10 +30,13 @@ def convert(
     values unchanged. Default: raw between formats of raw columns, else the rule of the schema.
     """
     files = expand(inputs)
+    form, read_as, _ = recognise(files, source, schema)
+    source = form.name
     raw = source in COLUMNAR and target in COLUMNAR and keys in (None, "raw")
-    read_as = schema_for(source, schema, None if raw else keys)
+    if keys is not None and not raw:
+        _, read_as, _ = recognise(files, form, schema, keys)
     goal = Target(target, read_as, raw, drop_dense)
-    log = LogSource(files, source, read_as, bad_lines)
+    log = LogSource(files, form, read_as, bad_lines)
     columns = raw or (source in ("criteo", "csv") and bool(read_as.dense))
     written: list[str] = []
     rows = 0

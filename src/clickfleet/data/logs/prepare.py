@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from clickfleet.config.plugins import AUTO, Plugin
 from clickfleet.data.bad_lines import Policy
 from clickfleet.data.files import expand, move, open_bytes, packing, reading
 from clickfleet.data.formats import load
@@ -29,7 +30,7 @@ from clickfleet.data.logs.source import (
     numbers,
     progress_of,
     read_chunks,
-    schema_for,
+    recognise,
     shuffled,
     text_columns,
 )
@@ -45,9 +46,12 @@ Fit = Literal["minmax", "standard", "log1p", "none"]
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    format: str = "criteo"
-    transform: Fit = "minmax"
-    """Transform to fit. minmax maps the minimum and the 95th percentile to 0 and 1, without clipping."""
+    format: str = AUTO
+    transform: Fit | None = None
+    """Transform to fit. minmax maps the minimum and the 95th percentile to 0 and 1, without clipping.
+
+    Default: minmax; with a guessed schema, its own transforms.
+    """
     test_share: float = 0.1
     part_rows: int = 200_000
     shuffle: bool = False
@@ -60,7 +64,7 @@ class PrepareOptions:
             raise ConfigError(f"--test-share must be at least 0 and less than 1, not {self.test_share}")
         if self.part_rows < 1:
             raise ConfigError(f"--part-rows must be at least 1, not {self.part_rows}")
-        if self.transform not in ("minmax", "standard", "log1p", "none"):
+        if self.transform not in (None, "minmax", "standard", "log1p", "none"):
             raise ConfigError(f"unknown transform {self.transform!r}", "choose minmax, standard, log1p or none")
 
 
@@ -74,14 +78,18 @@ def prepare(
     options, out = options or PrepareOptions(), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} already exists", "choose a new folder, or remove it first")
-    schema = schema_for(options.format, schema, options.keys)
     files = expand(inputs)
-    train_rows = round(_count(files, options.format) * (1 - options.test_share))
+    form, schema, found = recognise(files, options.format, schema, options.keys)
+    guessed = found is not None and any(slot.bucket for slot in schema.slots)
+    if guessed and options.transform is not None:  # the buckets belong to the guessed transforms
+        schema = replace(schema, slots=schema.read_slots)
+    options = replace(options, format=form.name, transform=options.transform or (None if guessed else "minmax"))
+    train_rows = round(_count(files, form) * (1 - options.test_share))
     beside = out.with_name(f".{out.name}.writing")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
-        log = _Log(files, schema, options)
+        log = _Log(files, schema, options, form)
         rows: Iterator[LogRows] = log.rows()
         if options.shuffle:
             rows = shuffled(rows, _size(files), options.seed, beside / "shuffling")
@@ -117,9 +125,10 @@ class _Log:
     files: list[str]
     schema: Schema
     options: PrepareOptions
+    form: Plugin
 
     def __post_init__(self) -> None:
-        self.source = LogSource(self.files, self.options.format, self.schema, self.options.bad_lines)
+        self.source = LogSource(self.files, self.form, self.schema, self.options.bad_lines)
         self._form = self.source.form
         self._fits = self.options.format in COLUMNAR and self.options.transform in ("minmax", "standard")
         self._spreads = [Quantiles() for _ in self.schema.dense]
@@ -157,12 +166,11 @@ class _Log:
 
     def fitted(self) -> Schema:
         """Return the schema with the fitted transforms."""
-        if self.options.format not in COLUMNAR:  # these formats store transformed values
+        transform = self.options.transform
+        if transform is None or self.options.format not in COLUMNAR:  # other formats store transformed values
             return self.schema
         dense = zip(self.schema.dense, self._spreads, strict=True)
-        return replace(
-            self.schema, dense=tuple(_fitted(column, spread, self.options.transform) for column, spread in dense)
-        )
+        return replace(self.schema, dense=tuple(_fitted(column, spread, transform) for column, spread in dense))
 
 
 def _fitted(column: Dense, spread: Quantiles, kind: Fit) -> Dense:
@@ -183,9 +191,9 @@ def _size(files: list[str]) -> int:
     )
 
 
-def _count(files: list[str], kind: str) -> int:
+def _count(files: list[str], plugin: Plugin) -> int:
     """Return the number of rows, including bad ones."""
-    form = load(kind)
+    form, kind = load(plugin), plugin.name
     rows = 0
     with progress("counting rows in files", len(files), "files") as bar:
         for path in files:

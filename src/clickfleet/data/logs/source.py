@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clickfleet.config.plugins import Plugin
 from clickfleet.data.bad_lines import BadLines, Counters, Policy
 from clickfleet.data.batch import Batch
 from clickfleet.data.files import Unpacked, decompressed_size
 from clickfleet.data.formats import Block, load
 from clickfleet.data.formats.csv import Csv
+from clickfleet.data.guess import Guess, guess
 from clickfleet.data.parsing.columns import TableBlock
 from clickfleet.data.parsing.delimited import Delimited
 from clickfleet.data.parsing.lines import LineBlock
 from clickfleet.data.progress import Bar, progress
+from clickfleet.data.recognition import sample
 from clickfleet.data.schema import Dense, Schema, preset
 from clickfleet.errors import ConfigError, DataError
 
@@ -39,6 +42,7 @@ LogReport = dict[str, Any]
 _BUCKET_BYTES = 32 << 20
 _MAX_BUCKETS = 512  # files open at once
 _SHUFFLED_ROWS = 4096  # rows returned at once
+_MOST_BLANKS = 33
 
 
 class LogRows(ABC):
@@ -192,12 +196,13 @@ class LogSource:
     """Reads files of one format in pieces, in order."""
 
     files: Sequence[str]
-    format: str
+    plugin: Plugin
     schema: Schema
     bad_lines: Policy = "error"
 
     def __post_init__(self) -> None:
-        self.form = load(self.format)
+        self.format = self.plugin.name
+        self.form = load(self.plugin)
         self.counters = Counters()
         self._bad = BadLines(self.bad_lines, 0.1, None)
 
@@ -254,6 +259,22 @@ def _plain_type(kind: Any) -> Any:
     if pa.types.is_dictionary(kind):
         return kind.value_type
     return pa.list_(_plain_type(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def recognise(
+    files: Sequence[str], given: str | Plugin, schema: Schema | None = None, keys: str | None = None
+) -> tuple[Plugin, Schema, Guess | None]:
+    """Return the format and schema to read files with, and the guess if the schema comes from one. `given` may be auto."""
+    form = given if isinstance(given, Plugin) else Plugin(given)
+    found = None
+    if schema is not None and form.automatic:
+        form = sample(files, form, schema).format
+    elif schema is None and (form.automatic or load(form).schema is None):
+        found = guess(list(files), None, form, need_label=False)
+        form = found.format
+        if not found.of_format and found.schema != preset("criteo"):
+            schema = found.schema
+    return form, schema_for(form.name, schema, keys), found
 
 
 def schema_for(kind: str, schema: Schema | None = None, keys: str | None = None) -> Schema:
@@ -353,7 +374,7 @@ def text_columns(
             csv.ConvertOptions(
                 column_types={name: pa.float64() if name in real else pa.binary() for name in names},
                 include_columns=list(only) or None,
-                null_values=[""],
+                null_values=["", *(" " * n for n in range(1, _MOST_BLANKS))] if form.blank_is_missing else [""],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=True,
             ),

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clickfleet import _core
-from clickfleet.config.plugins import closest
+from clickfleet.config.plugins import AUTO, closest
 from clickfleet.data.bad_lines import Policy
 from clickfleet.data.batch import concatenate
 from clickfleet.data.files import expand
 from clickfleet.data.logs.sketch import Distinct, Frequent, Quantiles
-from clickfleet.data.logs.source import COLUMNAR, LogPiece, LogReport, LogSource, progress_of, schema_for
+from clickfleet.data.logs.source import COLUMNAR, LogPiece, LogReport, LogSource, progress_of, recognise
 from clickfleet.data.logs.target import slot_keys
 from clickfleet.data.schema import Schema, Slot
 from clickfleet.errors import DataError
@@ -270,17 +270,18 @@ class Summary:
 
 def stats(
     inputs: str | Path | Iterable[str | Path],
-    format: str = "criteo",  # noqa: A002
+    format: str = AUTO,  # noqa: A002
     schema: Schema | None = None,
     bad_lines: Policy = "error",
 ) -> Summary:
     """Summarize all rows of `inputs` in bounded memory."""
     files = expand(inputs)
-    log = LogSource(files, format, schema_for(format, schema), bad_lines)
+    form, read_as, _ = recognise(files, format, schema)
+    log = LogSource(files, form, read_as, bad_lines)
     summary = Summary(log.schema)
     with progress_of(files, "reading") as bar:
         for path in files:
-            for piece in _gathered(log.pieces(path, columns=format in COLUMNAR, bar=bar)):
+            for piece in _gathered(log.pieces(path, columns=log.format in COLUMNAR, bar=bar)):
                 summary.add(piece)
     return summary
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.config.plugins import closest
-from clickfleet.data.batch import NOT_A_LABEL, Batch, Floats, Keys
+from clickfleet.data.batch import Batch, Floats, Keys
 from clickfleet.data.formats import Bad, Block, OnBad, Parsed
-from clickfleet.data.parsing.layout import dense_groups, layout
+from clickfleet.data.parsing.layout import dense_groups, layout, not_a_label, without_absent_sides
 from clickfleet.data.schema import Schema, Slot
 from clickfleet.errors import DataError
 
@@ -27,12 +27,11 @@ class Columns:
     """Converts record batches to rows of a schema. Columns that the schema does not need are ignored."""
 
     def __init__(self, schema: Schema, present: Collection[str], where: str) -> None:
-        self.schema = schema
         self.labelled = schema.label in present
+        self.schema = schema = schema if self.labelled else without_absent_sides(schema, present)
         self._where = where
         self._layout = layout(schema, label=self.labelled)
-        slots = [slot.source_name for slot in schema.read_slots]
-        needed = [*schema.sides.values(), *dense_groups(schema), *slots]
+        needed = self.names(schema)
         for name in needed:
             if name not in present:
                 raise DataError(
@@ -41,6 +40,11 @@ class Columns:
                 )
         self.needed = [*([schema.label] if self.labelled else []), *dict.fromkeys(needed)]
         """Names of the columns to read."""
+
+    @staticmethod
+    def names(schema: Schema) -> list[str]:
+        """Return the names of the columns that rows without a label have."""
+        return [*schema.sides.values(), *dense_groups(schema), *(slot.source_name for slot in schema.read_slots)]
 
     def parse(self, table: pa.RecordBatch, on_bad: OnBad = "all") -> Parsed:
         """Convert a record batch. `line` of a bad row is its index in the record batch."""
@@ -141,25 +145,58 @@ class _Conversion:
 
     def _labels(self, name: str) -> Floats:
         labels = self._numbers(name, "the label is missing")
-        for row in np.flatnonzero((labels != 0) & (labels != 1)):
-            self.bad.setdefault(int(row), (name, f"{labels[row]:g} {NOT_A_LABEL}"))
-        return labels
+        for row in np.flatnonzero((labels != self.schema.negative) & (labels != 1)):
+            self.bad.setdefault(int(row), (name, f"{labels[row]:g} {not_a_label(self.schema)}"))
+        return np.asarray(labels == 1, np.float32)
 
     def _times(self, name: str) -> NDArray[np.int64]:
         column = self._column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
         if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
             column = column.cast(pa.timestamp("s"), safe=False)
-        elif not pa.types.is_integer(column.type):
-            raise self._wrong(name, column.type, "an integer or a timestamp")
+        elif pa.types.is_floating(column.type):
+            column = self._whole_times(name, column)
+        elif _is_text(column.type):
+            column = self._parsed_times(name, column)
+        elif not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
+            raise self._wrong(name, column.type, "an integer, a timestamp or text")
         for row in np.flatnonzero(column.is_null()):
             self.bad.setdefault(int(row), (name, "the time is missing"))
         times: NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         return times
 
+    def _whole_times(self, name: str, column: pa.Array) -> pa.Array:
+        """Return times stored as floats as integers, as pandas stores them if some are missing."""
+        numbers = np.floor(self._floats(name, column))
+        far = np.abs(numbers) >= 2.0**53
+        for row in np.flatnonzero(far):
+            self.bad.setdefault(int(row), (name, f"{numbers[row]:g} is out of range"))
+        missing = np.isnan(numbers) | far
+        return pa.array(np.where(missing, 0, numbers).astype(np.int64), mask=missing)
+
+    def _parsed_times(self, name: str, column: pa.Array) -> pa.Array:
+        """Return times stored as text as integers. Empty text is a missing value."""
+        missing = pc.equal(pc.binary_length(column).fill_null(0), 0).to_numpy(zero_copy_only=False)
+        ends, data = text_buffers(column.fill_null(""))
+        out = np.zeros(self.rows, np.int64)
+        at = 0
+        while at < self.rows:
+            at += int(_core.text_times(np.ascontiguousarray(ends[at:]), data, out[at:]))
+            if at < self.rows:
+                if not missing[at]:
+                    self.bad.setdefault(at, (name, f"{column[at].as_py()!r:.42} is not a time"))
+                out[at] = 0
+                at += 1
+        return pa.array(out, mask=missing)
+
     def _groups(self, name: str) -> Keys:
-        text = self._column(name).cast(pa.string()).fill_null("")
+        column = self._column(name)
+        if pa.types.is_floating(column.type):
+            column = self._whole(name, column, None)
+        text = column.cast(pa.string()).fill_null("")
         out = np.empty((self.rows, 1), np.uint64)
-        self.plan.group_keys(*_text(text), out)
+        self.plan.group_keys(*text_buffers(text), out)
         return out[:, 0]
 
     def _dense(self) -> Floats:
@@ -294,6 +331,20 @@ class _Conversion:
             counts = np.maximum(counts, 1)
         return keys, counts, values
 
+    def _whole(self, name: str, column: pa.Array, rows: Any) -> pa.Array:
+        """Return ids stored as floats as integers; NaN is a missing value. pandas stores ids so if some are missing."""
+        numbers = self._floats(name, column)
+        missing = np.isnan(numbers)
+        with np.errstate(invalid="ignore"):
+            odd = ~missing & ((numbers != np.floor(numbers)) | (np.abs(numbers) >= 2.0**53))
+        for at in np.flatnonzero(odd):
+            self.bad.setdefault(
+                int(at if rows is None else rows[at]),
+                (name, f"{numbers[at]:g} is not an id; expected text or integers"),
+            )
+        absent = missing | odd
+        return pa.array(np.where(absent, 0, numbers).astype(np.int64), mask=absent)
+
     def _slot_keys(self, i: int, slot: Slot, column: pa.Array, out: Keys, rows: Any) -> None:
         """Write the key of each entry of `column` to `out`. `rows` is the row of each entry."""
         kind, n = column.type, len(column)
@@ -306,6 +357,8 @@ class _Conversion:
             column, kind = column.dictionary_decode(), kind.value_type
         if pa.types.is_boolean(kind):
             column, kind = column.cast(pa.int8()), pa.int8()
+        if pa.types.is_floating(kind):
+            column, kind = self._whole(name, column, rows), pa.int64()
         if pa.types.is_integer(kind):
             wide = column.cast(pa.uint64() if pa.types.is_unsigned_integer(kind) else pa.int64())
             numbers = np.ascontiguousarray(wide.fill_null(0).to_numpy(zero_copy_only=False))
@@ -316,7 +369,7 @@ class _Conversion:
         elif _is_text(kind) or pa.types.is_null(kind):
             text = column if _is_text(kind) else column.cast(pa.string())
             text = text.fill_null("") if text.null_count else text
-            ends, data = _text(text)
+            ends, data = text_buffers(text)
             reason = "is not an unsigned 64-bit integer, as the key rule raw requires"
             self._each(name, n, lambda at: self.plan.text_keys(i, ends[at:], data, out[at:]), out, reason, text, rows)
         else:
@@ -353,7 +406,7 @@ def _without_views(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_binary()) if pa.types.is_binary_view(column.type) else column
 
 
-def _text(column: pa.Array) -> tuple[Any, NDArray[np.uint8]]:
+def text_buffers(column: pa.Array) -> tuple[Any, NDArray[np.uint8]]:
     """Return the offsets and bytes of a text column."""
     large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     _, ends, data = column.buffers()

@@ -2,30 +2,44 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clickfleet import _core
 from clickfleet.config.plugins import closest
-from clickfleet.data.parsing.layout import NativeParser, layout
+from clickfleet.data.parsing.layout import NativeParser, layout, without_absent_sides
 from clickfleet.data.parsing.lines import Lines, Parser
 from clickfleet.data.schema import Schema
 from clickfleet.errors import ConfigError, DataError
+
+SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
+"""Names of separators that are hard to write on a command line."""
 
 
 @dataclass(frozen=True)
 class Delimited(Lines):
     """Columns by position. The schema defines their meaning by name."""
 
+    named_columns = True
     separator: str = "\t"
     columns: tuple[str, ...] = ()
     list_separator: str = ""
     """Separator between the values of a multi-valued slot."""
     quotes: bool = False
     """Fields in double quotes may contain separators."""
+    missing_words: ClassVar[bool] = False
+    """NA, N/A, NaN, nan, NULL, null, None, ? and \\N are missing values of dense columns."""
+    blank_is_missing: ClassVar[bool] = False
+    """A field of spaces is a missing value."""
 
     def __post_init__(self) -> None:
-        for name, text in (("separator", self.separator), ("list_separator", self.list_separator)):
+        for name in ("separator", "list_separator"):
+            given = getattr(self, name)
+            text = SEPARATORS.get(given, given) if isinstance(given, str) else "??"
+            object.__setattr__(self, name, text)
             if len(text.encode()) > 1 or text in ("\n", "\r", '"') or (name == "separator" and not text):
-                raise ConfigError(f"data.format.{name} must be one ASCII character, not {text!r}")
+                raise ConfigError(
+                    f"data.format.{name} must be one ASCII character or {', '.join(SEPARATORS)}, not {given!r}"
+                )
         if self.separator == self.list_separator:
             raise ConfigError("data.format.separator and data.format.list_separator must differ")
 
@@ -55,6 +69,7 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
         uses[columns.index(name)].append((kind, index))
 
     has_label = schema.label in columns
+    schema = schema if has_label else without_absent_sides(schema, columns)
     if has_label:
         place(schema.label, role.label, 0, "the label")
     for kind, column in schema.sides.items():
@@ -65,7 +80,13 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
         if slot.bucket is None:
             place(slot.source_name, role.slot, i, f"the slot {slot.name}")
     plan = _core.Delimited(
-        layout(schema, label=has_label), uses, form.separator, form.list_separator or "\0", form.quotes
+        layout(schema, label=has_label),
+        uses,
+        form.separator,
+        form.list_separator or "\0",
+        form.quotes,
+        form.missing_words,
+        form.blank_is_missing,
     )
     what = {"\t": "tab", ",": "comma"}.get(form.separator, repr(form.separator))
     expected = f"{len(columns)} {what}-separated fields"

@@ -1,6 +1,7 @@
 """Translate a schema to the native layout, and the results of the native parsers to Parsed, with a reason per bad line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,23 @@ _REASONS = (
     "comes after the last field",
     "the line contains a NUL byte; this is not a text file",
     "has a quotation mark that is not closed on the line or not followed by a separator",
-    NOT_A_LABEL,
+    "{not_a_label}",
+    "is not a time: an integer, or a date such as 2026-01-31 or 2026-01-31T10:20:30",
+    "has a value other than 1, but the schema has no values (values: true allows them)",
 )
+
+
+def not_a_label(schema: Schema) -> str:
+    """Return the reason why a label is bad."""
+    if not schema.negative:
+        return NOT_A_LABEL
+    return f"is not a label; labels must be 1 (click) or {schema.negative} (no click), as the schema says (negative)"
+
+
+def without_absent_sides(schema: Schema, present: Collection[str]) -> Schema:
+    """Return the schema to read rows without labels with. They are only scored, which needs no side columns."""
+    absent: dict[str, Any] = {kind: None for kind, name in schema.sides.items() if name not in present}
+    return replace(schema, **absent)
 
 
 def layout(schema: Schema, *, label: bool) -> Any:
@@ -49,6 +65,7 @@ def layout(schema: Schema, *, label: bool) -> Any:
     if schema.group is not None:
         plan.group_by(schema.group)
     plan.values = schema.values
+    plan.negative = schema.negative
     columns = [column.name for column in schema.dense]
     for column in schema.dense:
         scale = getattr(_core.Scale, column.transform.name)
@@ -85,6 +102,7 @@ class NativeParser:
         self._dense, self._slots = len(schema.dense), len(schema.slots)
         self._names = names
         self._expected = expected
+        self._not_a_label = not_a_label(schema)
 
     def __call__(self, lines: Text, on_bad: OnBad) -> Parsed:
         columns, rows, seen, bad_lines, bad = self._plan.parse(lines, _ON_BAD[on_bad])
@@ -106,7 +124,7 @@ class NativeParser:
         why: int,
         detail: int,
     ) -> Bad:
-        reason = _REASONS[why].format(detail=detail, expected=self._expected)
+        reason = _REASONS[why].format(detail=detail, expected=self._expected, not_a_label=self._not_a_label)
         if reason.startswith(("is ", "has ", "comes ")):
             reason = f"{shorten(bytes(lines[value : value + value_length]))} {reason}"
         return Bad(line, bytes(lines[at : at + length]), "" if field == -1 else self._names(field), reason)

@@ -86,6 +86,10 @@ class Directories:
             raise ConfigError(
                 f"online.splits_per_pass is {config.splits_per_pass}, but a day has only {1440 // self.minutes} splits"
             )
+        if config.start_pass > self.passes_per_day:
+            raise ConfigError(
+                f"online.start_pass is {config.start_pass}, but a day has only {self.passes_per_day} passes"
+            )
         if config.done_file is None:
             warn(f"without online.done_file, a folder is read after {config.quiet:g} s without changes (online.quiet)")
         if left := 1440 // self.minutes % config.splits_per_pass:
@@ -94,7 +98,7 @@ class Directories:
         self.end = None if config.end_day is None else parse_day(config.end_day, "online.end_day")
 
     def after(self, position: Position | None, patience: Patience) -> Pass | None:
-        day, number = self.first, 1
+        day, number = self.first, self.config.start_pass
         if position is not None:
             day, number = parse_day(position["day"], "the position"), position["pass"] + 1
         if number > self.passes_per_day:
@@ -116,7 +120,8 @@ class Directories:
             known = dict(zip(one.data, one.sizes, strict=True))
             for folder in self._folders(parse_day(one.day, "the plan"), one.number):
                 listing = _list(folder) or Listing({})
-                files = {f"{folder}/{name}": listing.files[name].size for name in listing.data}
+                names = [name for name in listing.data if name != self.config.done_file]
+                files = {f"{folder}/{name}": listing.files[name].size for name in names}
                 late = {item for item in files.items() if known.get(item[0]) != item[1]} - self._reported
                 if late:
                     self._reported |= late

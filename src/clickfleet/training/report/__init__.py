@@ -11,9 +11,11 @@ import clickfleet
 from clickfleet.config.machine import free_memory
 from clickfleet.data.dataset import Data
 from clickfleet.data.progress import amount
+from clickfleet.data.split import RowSplit
 from clickfleet.errors import CheckpointError, hide
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.training.model import SavedModel, load, rows_per_slot
+from clickfleet.training.predict import top_slices
 from clickfleet.training.report import charts, page, stream
 from clickfleet.training.report.charts import Series
 from clickfleet.training.report.evidence import Evidence, Importance, calibration, curve, read_lines, roc, scores
@@ -35,7 +37,22 @@ def rebuild(
     test = data or model.config.data.test or None
     if test is not None:
         evidence.gather(model, test)
+    elif (valid := validation_data(model)) is not None:
+        evidence.gather(model, valid, "validation")
     return write(folder, model, evidence)
+
+
+def validation_data(model: SavedModel) -> Data:
+    """Return the validation data of the run that wrote a checkpoint; None if it has none."""
+    config, path = model.config, model.path
+    if config.data.valid:
+        return config.data.valid
+    split = None if path is None or run_folder.entries(path) is not None else run_folder.read_state(path).get("split")
+    if split is None or not config.data.train:
+        return None
+    source = model.source(config.data.train, labels=True)
+    source.split, source.validation = RowSplit.from_dict(split), True
+    return source
 
 
 def write(folder: Path, model: SavedModel, evidence: Evidence) -> Path:
@@ -46,7 +63,7 @@ def write(folder: Path, model: SavedModel, evidence: Evidence) -> Path:
     name = model.config.model.name
     now = time.strftime("%Y-%m-%d %H:%M")
     best = model.path is not None and checkpoint.is_named(model.path, checkpoint.BEST)
-    of = f", model of {model.path.name}, the best on test data" if best and model.path is not None else ""
+    of = f", model of {model.path.name}, the best on validation data" if best and model.path is not None else ""
     parts = [
         f"<h1>{escape(Path(name).stem)} — {escape(folder.absolute().name)}</h1>",
         f'<p class="soft">{escape(str(folder.absolute()))}, step {step:,}{of}, {now}, clickfleet {clickfleet.__version__}</p>',
@@ -57,7 +74,8 @@ def write(folder: Path, model: SavedModel, evidence: Evidence) -> Path:
         page.section(
             "Freshness", page.charts(*stream.freshness(lines, model.config.publish.freshness_slo)), stream.alarms(lines)
         ),
-        page.section("On test data", page.charts(*_test(evidence))),
+        page.section(f"On {evidence.of} data", page.charts(*_test(evidence))),
+        page.section("Slices", _slices(model, evidence)),
         page.section("Fields", _fields(model, evidence)),
         page.section("Where the time went", _shares(lines)),
         page.section("Configuration", page.details("config.yaml", hide(config)) if config else ""),
@@ -73,8 +91,8 @@ def _numbers(model: SavedModel, evidence: Evidence, lines: Lines) -> dict[str, s
     stats = model.learner.table.stats()
     rows = max((line["rows"] for kind in ("train", "epoch") for line in lines[kind]), default=None)
     return {
-        "test AUC": page.number(test.get("auc")),
-        "test log loss": page.number(test.get("logloss")),
+        f"{evidence.of} AUC": page.number(test.get("auc")),
+        f"{evidence.of} log loss": page.number(test.get("logloss")),
         "normalised entropy": page.number(test.get("ne")),
         "calibration (actual / predicted)": page.number(test.get("calibration"), 3),
         "training AUC": page.number(trained.get("auc")),
@@ -88,15 +106,17 @@ def _numbers(model: SavedModel, evidence: Evidence, lines: Lines) -> dict[str, s
 
 
 def _learning(lines: Lines) -> list[str]:
-    train, test = lines["train"], lines["test"]
+    train, valid, test = lines["train"], lines["valid"], lines["test"]
     auc = [
         Series("training", curve(train, "auc") or curve(lines["epoch"], "auc"), "a"),
         Series("last batches", curve(train, "sliding_auc"), "c"),
-        Series("test", curve(test, "auc"), "b", dots=True),
+        Series("validation", curve(valid, "auc"), "b", dots=True),
+        Series("test", curve(test, "auc"), "d" if valid else "b", dots=True),
     ]
     loss = [
         Series("training", curve(train, "loss") or curve(lines["epoch"], "logloss"), "a"),
-        Series("test", curve(test, "logloss"), "b", dots=True),
+        Series("validation", curve(valid, "logloss"), "b", dots=True),
+        Series("test", curve(test, "logloss"), "d" if valid else "b", dots=True),
     ]
     return [charts.lines("AUC", auc, "step"), charts.lines("Log loss", loss, "step")]
 
@@ -126,6 +146,18 @@ def _test(evidence: Evidence) -> list[str]:
     return figures
 
 
+def _slices(model: SavedModel, evidence: Evidence) -> str:
+    slices = top_slices(evidence.results)
+    if not slices:
+        return ""
+    slot = escape(str(model.config.train.metrics.slices))
+    cells = (
+        (escape(name), f"{part['rows']:,}", page.number(part["auc"]) or "–", page.number(part["logloss"]) or "–")
+        for name, part in slices
+    )
+    return page.table((slot, "rows", "AUC", "log loss"), cells)
+
+
 def _fields(model: SavedModel, evidence: Evidence) -> str:
     rows, ranking = rows_per_slot(model.learner), evidence.importance(model)
     if not ranking:  # no test data
@@ -136,7 +168,8 @@ def _fields(model: SavedModel, evidence: Evidence) -> str:
     sample = 0 if evidence.sample is None else len(evidence.sample)
     largest_drop = max(abs(field.auc_drop) for field in ranking) or 1.0
     text = (
-        f'<p class="soft">Importance is the drop in test AUC when the values of a field are shuffled among {sample:,} test rows. '
+        f'<p class="soft">Importance is the drop in {evidence.of} AUC when the values of a field are shuffled among '
+        f"{sample:,} {evidence.of} rows. "
         "Fields that carry the same information share their importance.</p>"
     )
     head = ("field", "rows in the table", "AUC lost", "", "log loss gained")
@@ -155,28 +188,22 @@ def _shares(lines: Lines) -> str:
     return page.shares(shares) if shares else ""
 
 
+def too_large(table_bytes: int) -> str | None:
+    """Return the problem if a table that must first be loaded needs more than half of the free memory."""
+    return f"the table needs {amount(table_bytes, 'bytes')} of memory" if table_bytes > free_memory() / 2 else None
+
+
 def write_report(
-    folder: Path,
-    model: SavedModel,
-    evidence: Evidence,
-    log: Callable[[str], None],
-    *,
-    table_bytes: int = 0,
-    test: Data = None,
+    folder: Path, model: SavedModel, evidence: Evidence, log: Callable[[str], None], *, table_bytes: int = 0
 ) -> None:
     """Write the report at the end of a run. A failure is only logged, because the run is complete and saved.
 
-    `table_bytes` is the memory that the table needs if the model must first be loaded. With `test`, evaluate the model first.
+    `table_bytes` is the memory that the table needs if the model must first be loaded.
     """
-    if table_bytes > free_memory() / 2:
-        log(
-            f"no report: the table needs {amount(table_bytes, 'bytes')}; "
-            f"run clickfleet report {folder} on a machine with more memory"
-        )
+    if problem := too_large(table_bytes):
+        log(f"no report: {problem}; run clickfleet report {folder} on a machine with more memory")
         return
     try:
-        if test is not None:
-            evidence.gather(model, test)
         write(folder, model, evidence)
     except Exception as error:
         log(f"no report: {type(error).__name__}: {error}; try again with clickfleet report {folder}")

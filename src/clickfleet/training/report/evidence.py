@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,12 +153,22 @@ class Evidence:
     results: Results = field(default_factory=dict)
     buckets: Buckets | None = None
     sample: EvidenceSample | None = None
+    of: str = "test"
+    """The data that was evaluated: test or validation."""
 
-    def gather(self, model: SavedModel, data: Data) -> Results:
-        """Evaluate the model and keep what the report draws."""
+    def gather(
+        self, model: SavedModel, data: Data, of: str = "test", report: Callable[[Batch], None] = lambda batch: None
+    ) -> Results:
+        """Evaluate the model and keep what the report draws. `report` is called with every batch."""
         sample = EvidenceSample.for_importance(model.learner)
-        metrics = model.measure(data, on_batch=sample.add)
-        self.results, self.buckets, self.sample = predict.results(metrics), metrics.buckets, sample
+
+        def on_batch(batch: Batch) -> None:
+            sample.add(batch)
+            report(batch)
+
+        metrics = model.measure(data, on_batch=on_batch)
+        results = predict.name_slices(predict.results(metrics), model.names, model.config.train.metrics.slices)
+        self.results, self.buckets, self.sample, self.of = results, metrics.buckets, sample, of
         return self.results
 
     def importance(self, model: SavedModel) -> list[Importance]:
@@ -169,7 +179,7 @@ class Evidence:
 
 def read_lines(folder: Path) -> Lines:
     """Return the lines of metrics.jsonl by kind."""
-    lines: Lines = {"train": [], "epoch": [], "test": []}
+    lines: Lines = {"train": [], "epoch": [], "valid": [], "test": []}
     path = folder / "metrics.jsonl"
     if path.is_file():
         for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

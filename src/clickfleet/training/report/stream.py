@@ -18,7 +18,7 @@ def numbered(lines: Sequence[Mapping[str, Any]], key: str, x: str | None = None,
     points = [
         (float(line[x]) if x else float(place), float(line[key]))
         for place, line in enumerate(lines, 1)
-        if line.get(key) is not None
+        if line.get(key) is not None and (x is None or line.get(x) is not None)
     ]
     every = -(-len(points) // limit) or 1
     return points[::-1][::every][::-1]  # keeps the last point

@@ -1,0 +1,222 @@
+"""Show samples as training sees them: for every column its value in the file, its transformed value, or its keys.
+
+>>> from tempfile import NamedTemporaryFile
+>>> from clickfleet.data.schema import Dense, Slot, Transform
+>>> with NamedTemporaryFile("w") as file:
+...     _ = file.write("click:1 age:3 city:Bern\\n"), file.flush()
+...     schema = Schema((Dense("age", Transform("log1p")),), (Slot("city"),), label="click")
+...     (sample,) = read_samples([file.name], Plugin("slots"), schema, rows=1)
+>>> sample.label, sample.dense[0].raw, round(sample.dense[0].value, 4), sample.slots[0].raw
+(1.0, '3', 1.3863, ['Bern'])
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from clickfleet.config.plugins import Plugin
+from clickfleet.data.bad_lines import describe
+from clickfleet.data.batch import AMOUNTS, Batch
+from clickfleet.data.formats import Format, load
+from clickfleet.data.formats.multislot import Multislot
+from clickfleet.data.logs.source import LineRows, TableRows, column_names, stored
+from clickfleet.data.parsing.columns import TableBlock
+from clickfleet.data.parsing.delimited import Delimited
+from clickfleet.data.parsing.lines import LineBlock
+from clickfleet.data.parsing.slotted import Slotted
+from clickfleet.data.repeatable import check_repeatable
+from clickfleet.data.schema import Schema
+
+RawValues = dict[str, list[str]]
+"""Name of a column in the file -> its values as text."""
+MOST_VALUES = 8
+"""Values of a multi-valued slot that the text shows."""
+
+
+@dataclass(frozen=True)
+class DenseSample:
+    """A dense value. `raw` is None if the value is missing in the file, or if the reader does not show it."""
+
+    name: str
+    raw: str | None
+    value: float
+    transform: str
+
+
+@dataclass(frozen=True)
+class SlotSample:
+    """The keys of a slot, with the values in the file they come from."""
+
+    name: str
+    raw: list[str] | None
+    keys: list[int]
+    weights: list[float] | None = None
+
+
+@dataclass
+class LogSample:
+    """One row of a file. `problem` says why it is a bad line; it then has no values."""
+
+    file: str
+    row: int
+    """Number of the row or line in its file, from 1."""
+    label: float | None = None
+    dense: list[DenseSample] = field(default_factory=list)
+    slots: list[SlotSample] = field(default_factory=list)
+    sides: dict[str, float] = field(default_factory=dict)
+    line: str | None = None
+    problem: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_samples(files: Sequence[str], plugin: Plugin, schema: Schema, rows: int = 5) -> Iterator[LogSample]:
+    """Yield the first rows of files as training reads them. Bad lines are samples with a problem."""
+    form = load(plugin)
+    left = rows
+    for path in files:
+        check_repeatable(plugin, form, schema, path)
+        for sample in _samples(form, path, schema):
+            if left <= 0:
+                return
+            yield sample
+            left -= 1
+
+
+def _samples(form: Format, path: str, schema: Schema) -> Iterator[LogSample]:
+    line, raw_of = form.header_lines, None
+    for block in form.blocks(path, schema, 0):
+        texts = stored(block) if isinstance(block, LineBlock | TableBlock) else None
+        parsed = block.parse("all")
+        bad = {item.line: describe(item) for item in parsed.bad}
+        lines = texts.content.splitlines() if isinstance(texts, LineRows) else []
+        good = [i for i in range(parsed.lines) if i not in bad]
+        aligned = len(good) == len(parsed.batch)  # a user's reader may make several rows of a line
+        raw_of = raw_of or _raw_reader(form, path, schema)
+        for place, number in enumerate(good if aligned else range(len(parsed.batch))):
+            text = lines[number] if aligned and number < len(lines) else None
+            raw = None
+            if aligned and isinstance(texts, TableRows):
+                raw = _table_values(texts.content.slice(number, 1).to_pylist()[0])
+            elif text is not None and raw_of is not None:
+                raw = raw_of(text)
+            yield _sample(parsed.batch, place, schema, raw, path, line + number + 1, text)
+        for number, problem in bad.items():
+            text = lines[number] if number < len(lines) else b""
+            yield LogSample(path, line + number + 1, line=text.decode("utf-8", "backslashreplace"), problem=problem)
+        line += parsed.lines
+
+
+def _sample(
+    batch: Batch, place: int, schema: Schema, raw: RawValues | None, path: str, row: int, text: bytes | None
+) -> LogSample:
+    one = batch[place : place + 1]
+    values = raw or {}
+    taken: dict[str, int] = {}
+    dense: list[DenseSample] = []
+    for column, value in zip(schema.dense, one.dense[0].tolist(), strict=True):
+        name = column.source_name if column.source_name in values else "dense"  # one block may hold all dense values
+        at = taken.get(name, 0)  # several columns may share the values of one name
+        taken[name] = at + 1
+        given = values.get(name, [])
+        number = given[at] if at < len(given) else None
+        dense.append(DenseSample(column.name, number, value, str(column.transform)))
+    slots = []
+    for i, slot in enumerate(schema.slots):
+        begin, end = int(one.offsets[i]), int(one.offsets[i + 1])
+        texts = None if raw is None or slot.bucket is not None else raw.get(slot.source_name, [])
+        weights = None if one.values is None else one.values[begin:end].tolist()
+        slots.append(SlotSample(slot.name, texts, one.keys[begin:end].tolist(), weights))
+    sides = {name: float(getattr(one, name)[0]) for name in AMOUNTS if getattr(one, name) is not None}
+    sides |= {"times": int(one.times[0])} if one.times is not None else {}
+    shown = None if text is None else text.decode("utf-8", "backslashreplace")
+    return LogSample(path, row, None if one.labels is None else float(one.labels[0]), dense, slots, sides, shown)
+
+
+def _raw_reader(form: Format, path: str, schema: Schema) -> Callable[[bytes], RawValues] | None:
+    """Return the function that finds the values of a line. None: only the reader itself knows them."""
+    if isinstance(form, Delimited):
+        names = column_names(form, path, schema)
+        return lambda line: _delimited_values(line, names, form)
+    if isinstance(form, Slotted):
+        return lambda line: _slotted_values(line, form, schema)
+    if isinstance(form, Multislot):
+        blocks = [block.name for block in form.block_specs(schema)]
+        unlabelled = [name for name in blocks if name != schema.label]
+        return lambda line: _multislot_values(line, blocks, unlabelled)
+    return None
+
+
+def _delimited_values(line: bytes, names: Sequence[str], form: Delimited) -> RawValues:
+    text = line.decode("utf-8", "backslashreplace")
+    separator = form.separator
+    fields = next(csv.reader([text], delimiter=separator)) if form.quotes and text else text.split(separator)
+    values: RawValues = {}
+    for name, value in zip(names, fields, strict=False):
+        parts = value.split(form.list_separator) if form.list_separator else [value]
+        values[name] = [part for part in parts if part.strip(" ") or not form.blank_is_missing]
+    return {name: [part for part in parts if part] for name, parts in values.items()}
+
+
+def _slotted_values(line: bytes, form: Slotted, schema: Schema) -> RawValues:
+    values: RawValues = {}
+    text = line.decode("utf-8", "backslashreplace")
+    tokens = text.rpartition("\t")[2].split() if form.token == "value_name" else text.split()
+    for token in tokens:
+        parts = token.split(":")
+        if len(parts) == 1:
+            values[schema.label] = parts
+        elif form.token == "value_name":
+            values.setdefault(parts[1], []).append(parts[0])
+        else:
+            values.setdefault(parts[0], []).append(parts[1])
+    return values
+
+
+def _multislot_values(line: bytes, blocks: Sequence[str], unlabelled: Sequence[str]) -> RawValues:
+    tokens, parts, at = line.decode("utf-8", "backslashreplace").split(), list[list[str]](), 0
+    while at < len(tokens):
+        count = int(tokens[at])
+        parts.append(tokens[at + 1 : at + 1 + count])
+        at += 1 + count
+    return dict(zip(blocks if len(parts) == len(blocks) else unlabelled, parts, strict=False))
+
+
+def _table_values(row: dict[str, Any]) -> RawValues:
+    values: RawValues = {}
+    for name, value in row.items():
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        values[name] = [
+            item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else str(item) for item in items
+        ]
+    return values
+
+
+def text_of(sample: LogSample, schema: Schema) -> str:
+    """Return a sample as text, one line per column."""
+    head = f"{sample.file}:{sample.row}"
+    if sample.problem is not None:
+        return f"{head}: bad line: {sample.problem}\n  {(sample.line or '')[:200]}"
+    names = [*(d.name for d in sample.dense), *(s.name for s in sample.slots), schema.label, *sample.sides]
+    width = min(max(map(len, names), default=0), 40)
+    lines = [head, f"  {schema.label:{width}}  {'no label' if sample.label is None else f'{sample.label:g}'}"]
+    lines += [f"  {name:{width}}  {value:g}" for name, value in sample.sides.items()]
+    shows_raw = any(d.raw is not None for d in sample.dense) or any(s.raw is not None for s in sample.slots)
+    for dense in sample.dense:
+        raw = dense.raw if dense.raw is not None else "-" if shows_raw else ""
+        transform = "" if dense.transform == "none" else f"  ({dense.transform})"
+        lines.append(f"  {dense.name:{width}}  {raw}{' -> ' if raw else ''}{dense.value:.6g}{transform}")
+    for slot in sample.slots:
+        pairs = [f"{key}" if slot.weights is None else f"{key}:{slot.weights[i]:g}" for i, key in enumerate(slot.keys)]
+        raw = "" if slot.raw is None else f"{_shortened(slot.raw) or '-'} -> "
+        lines.append(f"  {slot.name:{width}}  {raw}{_shortened(pairs) or 'no key'}")
+    return "\n".join(lines)
+
+
+def _shortened(values: Sequence[str]) -> str:
+    more = f" … {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
+    return " ".join(values[:MOST_VALUES]) + more
