@@ -19,7 +19,9 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels 
 
 FROM python:3.12-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN useradd --system --uid 10001 --create-home clickfleet
+# A new volume at /shared belongs to the user of the image, who may then write to it.
+RUN useradd --system --uid 10001 --create-home clickfleet \
+    && install --directory --owner 10001 /shared
 COPY constraints.txt deploy/serve.lock deploy/train.lock /etc/clickfleet/
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["clickfleet"]

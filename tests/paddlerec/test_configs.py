@@ -335,6 +335,29 @@ def test_the_workbench_takes_a_paddlerec_file(
     parameters = [row["parameters"] for row in found["studies"]["hyper_parameters.fc_sizes"]]
     assert parameters[0] > parameters[1] != parameters[2]
     assert len(found["runs"]) == 4  # two epochs are as configured
+    course = [
+        "--course",
+        "--set",
+        "runner.epochs=1",
+        "--set",
+        "runner.train_batch_size=6,9",
+        "--set",
+        "model.hidden=[4]",
+    ]
+    argv = ["compare", "-m", str(path), "-o", "runner.epochs=1", *course, "--jobs", "1", "--out", "course", "--json"]
+    assert run(build(), argv) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(found["studies"]) == [
+        *("runner.epochs", "runner.train_batch_size", "hyper_parameters.optimizer.learning_rate", "model.hidden"),
+        "hyper_parameters.optimizer.class",
+    ]
+    for name in ("SGD", "Adagrad"):
+        used = yaml.safe_load(
+            Path(f"course/runs/deepfm-hyper_parameters.optimizer.class={name}-seed12345/config.yaml").read_text()
+        )
+        rule = {"SGD": "sgd", "Adagrad": "adagrad_v2"}[name]
+        assert (used["dense"]["optimizer"], used["table"]["rule"]["name"]) == (name.lower(), rule)
+        assert used["dense"]["lr"] == used["table"]["rule"]["lr"] == 0.01
     for key in ("runner.epoch=1,2", "runner.auc_num=1,2", "runner.what=1"):
         assert run(build(), ["compare", str(path), "--set", key, "--out", "other"]) == 1
     assert run(build(), ["bench", "modes", "-m", str(path), "--workers", "1,2", "--json"]) == 0

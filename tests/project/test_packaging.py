@@ -19,6 +19,7 @@ from images import OF_TRAINING
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 MANIFESTS = list(yaml.safe_load_all((ROOT / "deploy/kuberay.yaml").read_text()))
 
 
@@ -171,6 +172,56 @@ def test_the_manifest_serves() -> None:
     assert {port["targetPort"] for port in manifest("Service")["spec"]["ports"]} <= names
     labels = manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
     assert manifest("Service")["spec"]["selector"].items() <= labels.items()
+
+
+def test_the_compose_file_names_what_is_there() -> None:
+    services = COMPOSE["services"]
+    assert COMPOSE.keys() == {"name", "services", "volumes"}
+    known = {"image", "build", "command", "init", "restart", "stop_grace_period", "shm_size", "depends_on", "ports"}
+    for service in services.values():
+        assert service.keys() <= known | {"volumes"}
+        assert f"-t {service['image']} " in DOCKERFILE
+        if "build" in service:
+            assert f" AS {service['build']['target']}\n" in DOCKERFILE
+            assert (ROOT / "deploy" / service["build"]["context"] / "Dockerfile").is_file()
+        assert all(isinstance(word, str) for word in service["command"])
+        _options_exist(service["command"])
+        assert set(service.get("depends_on", {})) <= set(services)
+        for mounted in service["volumes"]:
+            source = mounted.split(":")[0]
+            assert source in COMPOSE["volumes"] or (ROOT / "deploy" / source).is_file(), source
+    built = {service["image"] for service in services.values() if "build" in service}
+    assert built == {service["image"] for service in services.values()}
+    server = services["server"]
+    assert server["volumes"] == ["shared:/shared:ro"]
+    for option, port in zip(("--port", "--grpc-port"), server["ports"], strict=True):
+        number = server["command"][server["command"].index(option) + 1]
+        assert port == f"127.0.0.1:{number}:{number}"  # for this machine only
+    assert "install --directory --owner 10001 /shared" in DOCKERFILE  # or the volume would belong to root
+
+
+def test_the_page_on_docker_names_what_is_there() -> None:
+    """There is no Docker engine here, so that its commands are only looked up."""
+    page = (ROOT / "docs/docker.md").read_text()
+    commands = re.findall(r"^\$ (docker .*)$", page, re.MULTILINE)
+    assert len(commands) >= 10
+    reference = (ROOT / "docs/reference/cli.md").read_text()
+    for line in commands:
+        words = shlex.split(line)
+        if words[1] == "build":
+            target = words[words.index("--target") + 1] if "--target" in words else "serve"
+            assert words[words.index("-t") + 1] == f"clickfleet-{target}"
+            assert f" AS {target}\n" in DOCKERFILE
+            for argument in re.findall(r"--build-arg (\w+)=", line):
+                assert f"ARG {argument}=" in DOCKERFILE
+        elif words[1] == "compose":
+            assert (ROOT / words[words.index("-f") + 1]).is_file()
+            assert set(words[words.index("logs") + 2 :] if "logs" in words else []) <= set(COMPOSE["services"])
+        else:
+            image = next(i for i, word in enumerate(words) if re.fullmatch("clickfleet-(train|serve)", word))
+            if command := words[image + 1 :]:
+                assert f"\n## {command[0]}\n" in reference
+                _options_exist(command)
 
 
 def _check_pod(pod: dict[str, Any], image: str) -> None:

@@ -18,7 +18,8 @@ from clickfleet.cli.frame import run as command
 from clickfleet.config.check import configure
 from clickfleet.config.load import dump
 from clickfleet.errors import CheckpointError, ConfigError
-from clickfleet.workbench.compare import RESULT, compare, fingerprint, grid, plan
+from clickfleet.workbench.compare import RESULT, compare, fingerprint, plan
+from clickfleet.workbench.studies import grid
 
 BROKEN = """
 from clickfleet.training.network import Model
@@ -166,3 +167,94 @@ def test_killed_and_started_again(config: dict[str, Any], tmp_path: Path) -> Non
     assert found.runs[0]["resumed"]
     assert found.runs[0]["rows"] == 40 * 1200 > 100 * step
     assert "resuming from" in (pointer.parents[1] / "log.txt").read_text()
+
+
+def test_settings_that_vary_together(config: dict[str, Any], tmp_path: Path) -> None:
+    key = "dense.optimizer+table.rule.name"
+    found = planned(config, tmp_path, sets=[f"{key}=sgd,[adam,shared_adam]"])
+    assert [line.value for line in found.studies[key]] == [
+        "adam, adagrad_v2 (as configured)",
+        "sgd",
+        "adam, shared_adam",
+    ]
+    trained = [line.orders[0].config for line in found.studies[key]]
+    assert [(one.dense.optimizer, one.table.rule.name) for one in trained] == [
+        ("adam", "adagrad_v2"),
+        ("sgd", "sgd"),
+        ("adam", "shared_adam"),
+    ]
+    with pytest.raises(ConfigError, match=r"\[\"a\", \"b\", \"c\"\] has 3 values for 2 settings"):
+        planned(config, tmp_path, sets=[f"{key}=[a,b,c]"])
+
+
+def test_the_studies_of_the_course(config: dict[str, Any], tmp_path: Path) -> None:
+    found = planned(config, tmp_path, models=["deepfm", "lr"], course=True)
+    rates = "dense.lr+table.rule.lr+table.embed_rule.lr"
+    assert list(found.studies) == [
+        *("train.epochs", "data.batch_size", rates, "model.hidden"),
+        "dense.optimizer+table.rule",
+    ]
+    assert {line.model for line in found.studies["model.hidden"]} == {"deepfm"}  # lr has no layers
+    slow = found.studies[rates][3].orders[0].config
+    assert slow.table.embed_rule is not None
+    assert (slow.dense.lr, slow.table.rule.settings["lr"], slow.table.embed_rule.settings["lr"]) == (1e-4, 1e-4, 1e-4)
+    for line in found.studies["dense.optimizer+table.rule"][1:4]:
+        one = line.orders[0].config
+        assert one.table.rule.name == {"adagrad": "adagrad_v2"}.get(one.dense.optimizer, one.dense.optimizer)
+        assert one.table.embed_rule is None
+        assert one.dense.lr == one.table.rule.settings["lr"] == 0.001
+
+    mine = planned(config, tmp_path, course=True, sets=["model.dropout=0.5", "train.epochs=2,3", "dense.optimizer=sgd"])
+    assert [line.value for line in mine.studies["train.epochs"]] == ["1 (as configured)", "2", "3"]
+    assert list(mine.studies) == [
+        *("train.epochs", "data.batch_size", rates, "model.hidden"),
+        *("dense.optimizer", "model.dropout"),
+    ]
+    named = {**config, "table": {"dim": 4, "rule": "adam"}}
+    assert "dense.lr+table.rule.lr" in planned(named, tmp_path, course=True).studies
+    assert "model.top" in planned({**config, "model": "dlrm"}, tmp_path, course=True).studies
+    assert list(planned({**config, "model": "lr"}, tmp_path, course=True).studies)[2:] == [
+        rates,
+        "dense.optimizer+table.rule",
+    ]
+
+
+def test_the_tables_of_the_course_in_chinese(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command makes all five tables. A failed cell is marked in its table, and a second call trains only what is missing."""
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    argv = ["compare", str(tmp_path / "c.yaml"), "--course", "--jobs", "1", "--out", str(tmp_path / "out"), "--json"]
+    argv += ["--set", "train.epochs=1,2", "--set", "data.batch_size=200,300", "--set", "model.hidden=[4],[3,2]"]
+    argv += ["--set", "dense.lr+table.rule.lr=0.001,1.0e+30"]  # a rate that no run survives
+    assert command(build(), [*argv, "--language", "zh"]) == 1
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(found["studies"]) == 5
+    assert len(found["failed"]) == 1
+    assert [row["without_result"] for row in found["studies"]["dense.lr+table.rule.lr"]] == [None, None, "1 failed"]
+    text = (tmp_path / "out/compare.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## 模型",
+        "## 训练轮数：train.epochs",
+        "## 批次大小：data.batch_size",
+        "## 学习率：dense.lr+table.rule.lr",
+        "## 网络层：model.hidden",
+        "## 稀疏参数与网络的优化器：dense.optimizer+table.rule",
+        "## 失败的训练",
+    ]
+    assert "| 模型 | 训练损失 | 训练集 AUC | 验证集 AUC | 验证集对数损失 | 测试集 AUC |" in text
+    assert "| 100（当前配置） |" in text
+    assert "| 1 失败 |" in text
+    html = (tmp_path / "out/compare.html").read_text()
+    assert '<html lang="zh">' in html
+    assert "测试集 AUC（train.epochs）" in html
+
+    trained = {one: one.stat().st_mtime_ns for one in (tmp_path / "out/runs").glob(f"*/{RESULT}")}
+    assert len(trained) == len(found["runs"]) == 10
+    assert command(build(), argv) == 1
+    assert {one: one.stat().st_mtime_ns for one in (tmp_path / "out/runs").glob(f"*/{RESULT}")} == trained
+    text = (tmp_path / "out/compare.md").read_text()
+    assert "## Epochs: train.epochs" in text
+    assert "| 1 failed |" in text
+    assert command(build(), [*argv, "--language", "fr"]) == 1
+    assert "unknown language 'fr'; choose from en, zh" in capsys.readouterr().err

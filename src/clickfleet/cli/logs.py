@@ -98,7 +98,9 @@ def fetch(
     name: Annotated[
         str,
         typer.Argument(
-            help="Dataset: criteo (raw text, 4 GB) or criteo-slots (slot text, scaled and hashed).", metavar="NAME"
+            help="Dataset: criteo (raw text, 4 GB), criteo-slots (slot text, scaled and hashed; PaddleRec's folder names) "
+            "or one-billion-words (plain text for word2vec, 1.8 GB).",
+            metavar="NAME",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for the data (default: the name of the dataset).")] = None,
@@ -108,9 +110,11 @@ def fetch(
     mirror: Annotated[str, typer.Option(help="Base URL of a mirror of the same archives.")] = "",
     clean: Annotated[bool, typer.Option("--clean", help="Delete the archives and the data instead.")] = False,
 ) -> Result:
-    """Download a public click log, check and unpack it, and make small folders for a quick run.
+    """Download a public data set, check and unpack it. Click logs also get small folders for a quick run.
 
     An interrupted download resumes.
+
+    Example: `clickfleet fetch criteo-slots --out datasets/criteo`
     """
     from clickfleet.data.logs.fetch import clean as remove
     from clickfleet.data.logs.fetch import dataset

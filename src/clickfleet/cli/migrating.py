@@ -166,9 +166,8 @@ def with_translation(path: str | None, overrides: list[str], purpose: str = "tra
         f"{path}: {counts['mapped'] + counts['used']} keys used, {counts['not applicable']} not applicable, "
         f"{counts['unknown']} unknown; see `clickfleet migrate paddlerec {path}`"
     )
-    for line in translated.report.lines:
-        if line.kind == "unknown":
-            say(f"warning: {line}")
+    for text in [*translated.report.warnings, *(str(one) for one in translated.report.lines if one.kind == "unknown")]:
+        say(f"warning: {text}")
     return write_inputs(translated), []
 
 

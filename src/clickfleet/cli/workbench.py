@@ -56,10 +56,22 @@ def compare(
         typer.Option(
             "--set",
             help="Study one setting: train every model with each value. Repeat it for more studies, each with a table and plots. "
+            "Settings joined by + vary together: dense.optimizer+table.rule.name=sgd,adam. "
             "For a PaddleRec configuration, its keys work too: runner.epochs=1,2.",
             metavar="KEY=A,B,...",
         ),
     ] = None,
+    course: Annotated[
+        bool,
+        typer.Option(
+            "--course",
+            help="All tables of PaddleRec's course: epochs, batch size, learning rate, layers, optimizer of rows and network. "
+            "A --set of the same setting replaces the values of its table.",
+        ),
+    ] = False,
+    language: Annotated[
+        str, typer.Option(help="Language of the headings in compare.md and compare.html.", metavar="en|zh")
+    ] = "en",
     seeds: Annotated[
         str | None,
         typer.Option(
@@ -104,6 +116,8 @@ def compare(
         out=out,
         say=say,
         other_keys=others,
+        course=course,
+        language=language,
     )
     say(comparison.model_table(done).text())
     for table in comparison.study_tables(done).values():

@@ -147,24 +147,41 @@ def _expand_url(url: str) -> list[str]:
             matches = [entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file"]
         else:
             return [url]
-    kept = [fs.unstrip_protocol(name) for name in sorted(matches) if not name.rsplit("/", 1)[-1].startswith((".", "_"))]
-    if not kept:
+    names = [name for name in sorted(matches) if not name.rsplit("/", 1)[-1].startswith((".", "_"))]
+    if not names:
         raise DataError(f"no file matches {url}")
-    return kept
+    before = url.rstrip("/").removesuffix(path.rstrip("/"))
+    if before.endswith("://") or ("://" in before and before != url.rstrip("/")):
+        return [before + name for name in names]  # with the user, host and port, which the names lack
+    return [cast(str, fs.unstrip_protocol(name)) for name in names]
 
 
 def filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
     import fsspec
 
+    scheme = url.partition("://")[0]
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        if url.startswith(("s3://", "s3a://")):
+        if scheme in ("s3", "s3a"):
             raise MissingError("s3fs, which reads s3:// files,", "remote") from None
-        raise ConfigError(f"{url}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{url}: {error}") from None
+        raise ConfigError(f"{url}: {error}", _ADVICE.get(scheme, "")) from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and scheme not in _ADVICE:
+            raise
+        raise ConfigError(f"{url}: {str(error).partition(chr(10))[0]}", _ADVICE.get(scheme, "")) from None
     return fs, path
+
+
+_ADVICE = {
+    "hdfs": "install Java and a Hadoop client, and set JAVA_HOME, HADOOP_HOME and CLASSPATH=$(hadoop classpath --glob); "
+    "or name the file by webhdfs://HOST:9870/PATH, which needs only pip install requests: docs/data.md",
+    "viewfs": "name the file by the URL of its own cluster: hdfs:// or webhdfs://",
+    "webhdfs": "run pip install requests",
+    "afs": "no library reads afs://; mount it, copy the files with your client, or read them by a pipe command: docs/data.md",
+}
+"""What to do if a kind of URL cannot be opened."""
 
 
 def split_files(files: Sequence[str], index: int, count: int) -> list[str]:
@@ -328,7 +345,7 @@ def reading(path: str) -> Iterator[None]:
             raise DataError(
                 f"{path}: needs more memory than this machine has; the file is damaged or too large"
             ) from error
-        if isinstance(error, OSError | UnicodeError) or foreign:
+        if isinstance(error, OSError | UnicodeError) or foreign or ("://" in path and isinstance(error, RuntimeError)):
             raise DataError(f"{path}: cannot be read: {text}", "download or write the file again") from error
         raise
 

@@ -26,7 +26,7 @@ from clickfleet.online.passes import Position
 from clickfleet.serve.verification import check_rows
 from clickfleet.store import atomic, published, redis_rows, run_folder
 from clickfleet.store.lock import Lock
-from clickfleet.store.mirror import Mirror
+from clickfleet.store.mirror import Mirror, check_writable, replace_file
 from clickfleet.store.published import LOG, Entry, Line, Log, prune
 from clickfleet.store.rollback import changed_keys
 from clickfleet.store.table import PublishableTable
@@ -52,6 +52,7 @@ class LogCopies:
         """Copy the missing entries, each manifest last, then the log. Return how many were copied."""
         if self.url.startswith(("redis://", "rediss://")):
             return int(redis_rows.fill(self.url, self.log, check=check_rows)["entries"])
+        check_writable(self.url)
         fs, root = filesystem(self.url)
         copied = 0
         with reading(self.url):
@@ -64,7 +65,7 @@ class LogCopies:
                     self._copied.add(line.hash)
                     copied += 1
             if (text := self.log.text()) != self._text:
-                fs.pipe_file(f"{root}/{LOG}", text)
+                replace_file(fs, f"{root}/{LOG}", lambda to: fs.pipe_file(to, text))
                 self._text = text
         return copied
 

@@ -8,9 +8,11 @@ from typing import Any
 from clickfleet.config.plugins import closest, nearest
 from clickfleet.errors import ConfigError
 from clickfleet.paddlerec.original import Original
-from clickfleet.paddlerec.report import KNOWN, Report, reason, shown
+from clickfleet.paddlerec.report import DEVICES, KNOWN, Report, reason, shown
 
 MOST_FILES = 100
+NOTHING_ASKED = ("false", "0", "none", "", "cpu", "fp32", "float32")
+"""Values of words about devices and precision that ask for what there is."""
 
 
 class Keys:
@@ -112,6 +114,8 @@ class Keys:
         for key in list(self._left):
             why = reason(key)
             if why is not None:
+                if key in DEVICES and str(self.values[key]).lower() not in NOTHING_ASKED:
+                    self.report.warnings.append(f"{key}={shown(self.values[key])} has no effect: {why}")
                 self.skip(key, why)
                 continue
             near = nearest(key, KNOWN, 0.85)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -60,12 +60,12 @@ def keys_to_vary(path: Path, overrides: Sequence[str]) -> OtherKeys:
     theirs = [item for item in overrides if is_override(item)]
     ours = [item for item in overrides if item not in theirs]
 
-    def changed(key: str, value: Any) -> Config:
-        text = value if isinstance(value, str) else json.dumps(value)
-        translated = translate(read(path, [*theirs, f"{key}={text}"]), ours, "train")
+    def changed(values: Mapping[str, Any]) -> Config:
+        items = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
+        translated = translate(read(path, [*theirs, *items]), ours, "train")
         for line in translated.report.lines:
-            if line.key == key and line.kind in ("not applicable", "unknown"):
-                raise ConfigError(f"{path}: {key} has no effect: {line.note or line.kind}", "vary another key")
+            if line.key in values and line.kind in ("not applicable", "unknown"):
+                raise ConfigError(f"{path}: {line.key} has no effect: {line.note or line.kind}", "vary another key")
         return write_inputs(translated)
 
     return OtherKeys(is_override, read(path, theirs).values.get, changed)

@@ -7,10 +7,23 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+DEVICES = {
+    "runner.use_xpu": "networks train on the CPU, on CUDA or on another device that torch knows (train.device)",
+    "runner.use_npu": "networks train on the CPU, on CUDA or on another device that torch knows (train.device)",
+    "runner.device": "use runner.use_gpu, or train.device=cuda",
+    "runner.use_mkldnn": "torch always uses oneDNN on the CPU",
+    "runner.enable_mkldnn": "torch always uses oneDNN on the CPU",
+    "runner.enable_tensorRT": "it is for inference: clickfleet predict --engine TensorRT, clickfleet serve --engine TensorRT",
+    "runner.precision": "networks train in float32; clickfleet serve --int8 serves quantised matrices",
+    "runner.use_amp": "networks train in float32",
+    "runner.amp_level": "networks train in float32",
+    "runner.scale_loss": "networks train in float32, which needs no scaling of the loss",
+    "runner.pure_bf16": "networks train in float32",
+}
+"""Words about devices and precision that have no effect here. A value that asks for something causes a warning."""
 NOT_APPLICABLE = {
+    **DEVICES,
     "runner.auc_num": "there is one AUC; runner.use_auc controls when it is reset",
-    "runner.use_xpu": "networks run on the CPU or on CUDA (train.device)",
-    "runner.use_npu": "networks run on the CPU or on CUDA (train.device)",
     "runner.use_gloo": "workers communicate through Ray",
     "runner.model_path": "the name of the folder selects the network; static_model.py and dygraph_model.py are not run",
     "runner.infer_reader_type": "evaluation reads data in the same way as training",
@@ -129,6 +142,8 @@ class Report:
 
     lines: list[ReportLine] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What the file asks for and does not get on this machine."""
 
     def add(self, key: str, value: Any, kind: Kind, became: str = "", note: str = "") -> None:
         self.lines.append(ReportLine(key, value, kind, became, note))

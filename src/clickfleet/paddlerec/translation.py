@@ -218,6 +218,10 @@ def _take_training(keys: Keys, purpose: Purpose) -> None:
     if keys.boolean(R + "use_gpu", False):
         device = _cuda()
         keys.map(R + "use_gpu", "train.device", device, "" if device == "cuda" else "this machine has no CUDA device")
+        if device == "cpu":
+            keys.report.warnings.append(
+                "runner.use_gpu: torch finds no CUDA device here; the network trains on the CPU"
+            )
     else:
         keys.used(R + "use_gpu", "train.device=cpu")
     keys.map(R + "use_auc", "train.metrics.continuous", not keys.boolean(R + "use_auc"), "the AUC is always computed")

@@ -22,7 +22,7 @@ from typing import Any
 
 from clickfleet.data import files
 from clickfleet.data.files import filesystem, replacing
-from clickfleet.errors import CheckpointError, ClickfleetError
+from clickfleet.errors import CheckpointError, ClickfleetError, ConfigError
 from clickfleet.store import atomic, checkpoint
 from clickfleet.store.lock import Lock
 
@@ -211,14 +211,9 @@ class Mirror:
             self._remove(name)
 
     def _upload(self, name: str, put: Callable[[str], Any]) -> None:
-        """Upload a file atomically. Object stores replace files atomically; a folder needs a temporary file."""
-        folder, _, inner = f"{self._root}/{name}".rpartition("/")
+        folder = f"{self._root}/{name}".rpartition("/")[0]
         self.fs.makedirs(folder, exist_ok=True)
-        if "file" not in self.fs.protocol:
-            put(f"{folder}/{inner}")
-            return
-        with replacing(Path(folder) / inner) as temporary:
-            put(str(temporary))
+        replace_file(self.fs, f"{self._root}/{name}", put)
 
     def _pipe(self, content: bytes, to: str) -> None:
         self.fs.pipe_file(to, content)
@@ -296,6 +291,35 @@ def _is_pointer(name: str) -> bool:
 
 def _manifests_last(name: str) -> tuple[bool, str]:
     return Path(name).name == atomic.MANIFEST, name
+
+
+def check_writable(url: str) -> None:
+    """Refuse a URL at which a file cannot be replaced in one step. A killed process would leave a run that cannot resume."""
+    if url.startswith(("hdfs://", "viewfs://")):
+        raise ConfigError(
+            f"{url}: runs and published entries cannot be written to hdfs:// URLs, whose client cannot replace a file in one step",
+            "use webhdfs://HOST:9870/PATH for the same folder, or a mounted folder; hdfs:// data can be read",
+        )
+
+
+def replace_file(fs: Any, path: str, put: Callable[[str], Any]) -> None:
+    """Write or replace a file in one step. Object stores do that; folders and HDFS need a temporary file beside it."""
+    folder, _, name = path.rpartition("/")
+    if "file" in fs.protocol:
+        with replacing(Path(path)) as temporary:
+            put(str(temporary))
+    elif "webhdfs" in fs.protocol:
+        hidden = f"{folder}/.{name}.uploading"
+        put(hidden)
+        # The plain RENAME of HDFS does not replace a file, and its client ignores the answer.
+        answer = fs._call("RENAME", method="put", path=hidden, destination=path, renameoptions="OVERWRITE")
+        if answer.content and not answer.json().get("boolean"):
+            raise CheckpointError(
+                f"cannot replace {path}: the gateway ignores renameoptions=OVERWRITE",
+                "use the URL of the name node itself",
+            )
+    else:
+        put(path)
 
 
 def put(files: list[Path], url: str) -> None:

@@ -168,6 +168,7 @@ def open_folder(run: str | Path, resume: bool | None = None, rows: bool = True) 
         if url is None:
             yield folder, None
             return
+        mirror.check_writable(url)
         copy = Mirror(url, folder)
         copy.empty()
         if resume is False and copy.has_checkpoint():

@@ -21,7 +21,7 @@ from typing import Any
 
 import clickfleet
 from clickfleet.config.check import check, configure
-from clickfleet.config.load import Config, override, plain, read
+from clickfleet.config.load import Config, override, plain
 from clickfleet.config.plugins import Plugin, find
 from clickfleet.data.dataset import settle_in
 from clickfleet.errors import ConfigError
@@ -33,7 +33,10 @@ from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import KINDS, Series
 from clickfleet.training.report.evidence import read_lines
 from clickfleet.training.report.stream import numbered
+from clickfleet.workbench import studies
+from clickfleet.workbench.headings import Language, heading, known_language
 from clickfleet.workbench.runner import Facts, Order, RunEnd, RunResult, TrialRunner, count, remove_results, share_cores
+from clickfleet.workbench.studies import Study, Variant, text_of
 from clickfleet.workbench.tables import Column, TextTable, environment
 
 NUMBERS = (
@@ -48,21 +51,43 @@ NUMBERS = (
     Column("rows_per_s", "rows/s", "{:,.0f}"),
     Column("parameters", "parameters", "{:,.0f}"),
     Column("seconds", "seconds", "{:.1f}"),
+    Column("without_result", "without result"),
 )
+AS_CONFIGURED = " (as configured)"
+"""Ends the label of the configured value in a study that does not list it."""
 
 
-def model_table(comparison: Comparison) -> TextTable:
+def model_table(comparison: Comparison, language: Language = "en") -> TextTable:
     """Return the table of the models as configured."""
-    return TextTable([Column("model"), *NUMBERS], comparison.rows)
+    return _table([Column("model")], comparison.rows, language)
 
 
-def study_tables(comparison: Comparison) -> dict[str, TextTable]:
+def study_tables(comparison: Comparison, language: Language = "en") -> dict[str, TextTable]:
     """Return one table per studied setting."""
     several = len(comparison.plan.models) > 1
     return {
-        key: TextTable([*([Column("model")] if several else []), Column("value", key), *NUMBERS], rows)
+        key: _table([*([Column("model")] if several else []), Column("value", key)], rows, language)
         for key, rows in comparison.studies.items()
     }
+
+
+def _table(first: Sequence[Column], rows: Sequence[Facts], language: Language) -> TextTable:
+    columns = [column._replace(title=heading(column.head, language)) for column in (*first, *NUMBERS)]
+    if language != "en":
+        rows = [{**row, **_translated(row, language)} for row in rows]
+    return TextTable(columns, rows)
+
+
+def _translated(row: Facts, language: Language) -> Facts:
+    """Return the texts of a row that are words, not values."""
+    changed: Facts = {}
+    value = row.get("value")
+    if isinstance(value, str) and value.endswith(AS_CONFIGURED):
+        changed["value"] = f"{value.removesuffix(AS_CONFIGURED)}（{heading('as configured', language)}）"
+    if row.get("without_result"):
+        parts = (part.split(" ", 1) for part in row["without_result"].split(", "))
+        changed["without_result"] = ", ".join(f"{n} {heading(state, language)}" for n, state in parts)
+    return changed
 
 
 def write_all(comparison: Comparison) -> None:
@@ -74,29 +99,39 @@ def write_all(comparison: Comparison) -> None:
 
 
 def markdown(comparison: Comparison) -> str:
-    parts = ["## Models", "", model_table(comparison).markdown()]
-    for key, table in study_tables(comparison).items():
-        parts += ["", f"## {key}", "", table.markdown()]
+    language = comparison.language
+    parts = [f"## {heading('Models', language)}", "", model_table(comparison, language).markdown()]
+    for key, table in study_tables(comparison, language).items():
+        parts += ["", f"## {comparison.title(key)}", "", table.markdown()]
     if comparison.failed:
-        parts += ["", "## Failed", "", *(f"* `{name}`: {text}" for name, text in comparison.failed.items())]
+        parts += ["", f"## {heading('Failed', language)}", ""]
+        parts += [f"* `{name}`: {text}" for name, text in comparison.failed.items()]
     return "\n".join(parts) + "\n"
 
 
 def html(comparison: Comparison) -> str:
+    language = comparison.language
     now = time.strftime("%Y-%m-%d %H:%M")
     seeds = ", ".join(map(str, comparison.plan.seeds))
+    runs = (
+        f"{len(comparison.runs)} runs, seeds {seeds}"
+        if language == "en"
+        else f"{len(comparison.runs)} 次训练，随机种子 {seeds}"
+    )
     parts = [
         f"<h1>{escape(comparison.out.name)}</h1>",
-        f'<p class="soft">{len(comparison.runs)} runs, seeds {seeds}, {now}, clickfleet {clickfleet.__version__}</p>',
-        page.section("Models", model_table(comparison).html()),
-        page.section("Curves", page.charts(*curves(comparison))),
+        f'<p class="soft">{runs}, {now}, clickfleet {clickfleet.__version__}</p>',
+        page.section(heading("Models", language), model_table(comparison, language).html()),
+        page.section(heading("Curves", language), page.charts(*curves(comparison))),
     ]
-    for key, table in study_tables(comparison).items():
-        parts.append(page.section(key, page.charts(*study_charts(key, comparison.studies[key])), table.html()))
+    for key, table in study_tables(comparison, language).items():
+        figures = study_charts(key, comparison.studies[key], language)
+        parts.append(page.section(comparison.title(key), page.charts(*figures), table.html()))
     failed = "".join(f"<p><b>{escape(name)}</b>: {escape(text)}</p>" for name, text in comparison.failed.items())
-    parts.append(page.section("Failed", failed))
-    parts.append(page.section("Environment", page.details("this machine", environment().text())))
-    return page.page(f"{comparison.out.name} — comparison", parts)
+    parts.append(page.section(heading("Failed", language), failed))
+    machine = page.details(heading("this machine", language), environment().text())
+    parts.append(page.section(heading("Environment", language), machine))
+    return page.page(f"{comparison.out.name} — {heading('comparison', language)}", parts, language)
 
 
 def curves(comparison: Comparison) -> list[str]:
@@ -114,7 +149,8 @@ def curves(comparison: Comparison) -> list[str]:
         ]
         series = [one for one in series if one.points]
         if series:
-            figures.append(charts.lines(title, series, "rows trained on"))
+            language = comparison.language
+            figures.append(charts.lines(heading(title, language), series, heading("rows trained on", language)))
     return figures
 
 
@@ -125,7 +161,7 @@ def points(order: Order, kind: str, key: str) -> list[tuple[float, float]]:
     return numbered(read_lines(order.folder)[kind], key, "trained_rows" if kind == "test" else "rows")
 
 
-def study_charts(key: str, rows: list[Facts]) -> list[str]:
+def study_charts(key: str, rows: list[Facts], language: Language = "en") -> list[str]:
     """Plot AUC and log loss over the values of a setting, one curve per model."""
     values = list(dict.fromkeys(str(row["value"]) for row in rows))
     names = list(dict.fromkeys(str(row["model"]) for row in rows))
@@ -146,7 +182,8 @@ def study_charts(key: str, rows: list[Facts]) -> list[str]:
             if points:
                 series.append(Series(name, sorted(points), KINDS[i % len(KINDS)], dots=True))
         if series:
-            figures.append(charts.lines(f"{title} by {key}", series, key, names=values))
+            text = f"{title} by {key}" if language == "en" else f"{heading(title, language)}（{key}）"
+            figures.append(charts.lines(text, series, key, names=values))
     return figures
 
 
@@ -173,6 +210,12 @@ class Comparison:
     """Errors of the runs that failed."""
     signal: int | None = None
     """The signal that interrupted the comparison."""
+    language: Language = "en"
+    """Of the headings in compare.md and compare.html."""
+
+    def title(self, key: str) -> str:
+        """Return the heading of a study."""
+        return studies.title(self.plan.about[key], self.language)
 
     @property
     def page(self) -> Path:
@@ -196,8 +239,8 @@ class OtherKeys:
     includes: Callable[[str], bool]
     current: Callable[[str], Any]
     """key -> its value in the file"""
-    changed: Callable[[str, Any], Config]
-    """(key, value) -> the configuration of the file with that value"""
+    changed: Callable[[Mapping[str, Any]], Config]
+    """values by key -> the configuration of the file with these values"""
 
 
 def compare(
@@ -212,18 +255,23 @@ def compare(
     out: str | Path = "compare",
     say: Callable[[str], None] = print,
     other_keys: OtherKeys | None = None,
+    course: bool = False,
+    language: str = "en",
 ) -> Comparison:
     """Train every model with every setting and seed, skip finished runs, and write the results to `out`.
 
-    Each of `sets` is a study `key=a,b,c`: one setting varies, the others stay as configured. `overwrite` trains all runs anew.
-    `other_keys` may be varied too.
+    Each of `sets` is a study `key=a,b,c`: one setting varies, the others stay as configured. Settings joined by + vary together.
+    `course` adds the studies of PaddleRec's course. `overwrite` trains all runs anew. `other_keys` may be varied too.
+    `language` is that of the headings in the written tables: en or zh.
     """
+    spoken = known_language(language)
     folder = Path(out).absolute()
     base = configure(config, overrides, recipe)
     check(base)
     metric = base.train.monitor
     base = validation.required(settle_in(base, folder, say))
-    comparison = Comparison(plan(base, models, sets, seeds, folder, say, other_keys), folder)
+    planned = plan(base, models, sets, seeds, folder, say, other_keys, course)
+    comparison = Comparison(planned, folder, language=spoken)
     orders = comparison.plan.orders
     jobs, threads = share_cores(base, len(orders), jobs, modes.distributed(base))
     with Lock(folder / ".lock", "compares"):
@@ -235,10 +283,11 @@ def compare(
         say(f"{count(len(orders), 'run')}{before}; {jobs} at a time, {count(threads, 'thread')} each")
         _train([_with_threads(order, threads) for order in waiting], jobs, results, comparison, say)
         comparison.runs = [{"run": name, **dataclasses.asdict(one)} for name, one in results.items()]
-        rows = [_row(line, results) for line in comparison.plan.models]
+        failed = comparison.failed
+        rows = [_row(line, results, failed) for line in comparison.plan.models]
         comparison.rows = sorted(rows, key=lambda row: distance(metric, row["monitored"]))
         comparison.studies = {
-            key: [_row(line, results) for line in lines] for key, lines in comparison.plan.studies.items()
+            key: [_row(line, results, failed) for line in lines] for key, lines in comparison.plan.studies.items()
         }
         write_all(comparison)
     return comparison
@@ -299,8 +348,8 @@ def _with_threads(order: Order, threads: int) -> Order:
     return Order(order.name, replace(config, train=replace(config.train, threads=threads)))
 
 
-def _row(line: ComparisonRow, results: Mapping[str, RunResult]) -> Facts:
-    """Return the means over the seeds that succeeded; None where none did."""
+def _row(line: ComparisonRow, results: Mapping[str, RunResult], failed: Mapping[str, str]) -> Facts:
+    """Return the means over the seeds that succeeded, None where none did, and how many have no result."""
     each = [results[order.name] for order in line.orders if order.name in results]
     row: Facts = {"model": line.model}
     if line.setting is not None:
@@ -312,6 +361,9 @@ def _row(line: ComparisonRow, results: Mapping[str, RunResult]) -> Facts:
         for key in ("valid_auc", "test_auc"):
             aucs = [auc for one in each if (auc := getattr(one, key)) is not None]
             row[f"{key}_std"] = statistics.stdev(aucs) if len(aucs) > 1 else None
+    errors = sum(order.name in failed for order in line.orders)
+    parts = {"failed": errors, "not finished": len(line.orders) - len(each) - errors}
+    row["without_result"] = ", ".join(f"{n} {state}" for state, n in parts.items() if n) or None
     return row
 
 
@@ -333,24 +385,14 @@ class ComparisonPlan:
     models: tuple[ComparisonRow, ...]
     studies: Mapping[str, tuple[ComparisonRow, ...]]
     seeds: tuple[int, ...]
+    about: Mapping[str, Study] = field(default_factory=dict)
+    """What each study varies."""
 
     @property
     def orders(self) -> list[Order]:
         """Return every run once."""
         lines = [*self.models, *(line for study in self.studies.values() for line in study)]
         return list({order.name: order for line in lines for order in line.orders}.values())
-
-
-def grid(text: str) -> tuple[str, list[Any]]:
-    """Parse a key and its values.
-
-    >>> grid("model.hidden=[400,400],[64]")
-    ('model.hidden', [[400, 400], [64]])
-    """
-    key, equals, values = text.partition("=")
-    if not equals or not values.strip():
-        raise ConfigError(f"--set {text!r} does not have the form key=a,b,c", "for example --set train.epochs=1,4,10")
-    return key, list(read(f"values: [{values}]", f"--set {text!r}")["values"])
 
 
 def plan(
@@ -361,37 +403,61 @@ def plan(
     out: Path,
     say: Callable[[str], None],
     other_keys: OtherKeys | None = None,
+    course: bool = False,
 ) -> ComparisonPlan:
     """Plan all runs. Raise at once for unknown settings."""
     planner = _Planner(out, tuple(seeds) or (base.train.seed,))
     names = list(dict.fromkeys(models)) or [base.model.name]
-    grids: dict[str, list[Any]] = {}
-    for text in sets:
-        key, values = grid(text)
-        grids[key] = [*grids.get(key, []), *values]
-    alone, studies = [], {key: list[ComparisonRow]() for key in grids}
+    wanted = studies.parse(sets)
+    if course:
+        wanted = studies.course(base, wanted, settings_of, names, paddlerec=other_keys is not None)
+    alone, rows = [], {study.key: list[ComparisonRow]() for study in wanted}
     for name in names:
         config = with_model(base, name, say)
         first = planner.row(config, None, None)
         alone.append(first)
-        for key, values in grids.items():
-            if other_keys is not None and other_keys.includes(key):
-                variants = [with_model(other_keys.changed(key, value), name, lambda _: None) for value in values]
-                now = other_keys.current(key)
-            elif has_setting(config, key):
-                variants = [changed(config, key, value) for value in values]
-                now = current(config, key)
-            else:
-                say(f"{first.model} has no {key}; left out of that study")
+        for study in wanted:
+            missing = [key for key in study.keys if not _is_of(other_keys, key) and not has_setting(config, key)]
+            if missing:
+                say(f"{first.model} has no {', '.join(missing)}; left out of that study")
                 continue
-            lines = [planner.row(variant, key, value) for variant, value in zip(variants, values, strict=True)]
+            lines = [
+                planner.row(varied(config, name, variant, other_keys), study.key, variant.label)
+                for variant in study.variants
+            ]
+            rules = {order.config.table.rule.name for line in lines for order in line.orders}
+            if study.course and studies.axis_of(study) is studies.OPTIMIZER and len(rules) == 1:
+                say(f"{first.model}: the rows keep the rule {rules.pop()} in the study of {study.key}")
             if all(line.orders != first.orders for line in lines):
-                lines.insert(0, replace(first, setting=key, value=f"{text_of(now)} (as configured)"))
-            studies[key] += lines
-    for key, lines in studies.items():
-        if not lines:
-            raise ConfigError(f"none of the models has {key}", "add a model that has it, or remove that --set")
-    return ComparisonPlan(tuple(alone), {key: tuple(lines) for key, lines in studies.items()}, planner.seeds)
+                now = configured(config, study, other_keys)
+                lines.insert(0, replace(first, setting=study.key, value=f"{now}{AS_CONFIGURED}"))
+            rows[study.key] += lines
+    for study in wanted:
+        if not rows[study.key] and not study.course:
+            raise ConfigError(f"none of the models has {study.key}", "add a model that has it, or remove that --set")
+    kept = {key: tuple(lines) for key, lines in rows.items() if lines}
+    return ComparisonPlan(tuple(alone), kept, planner.seeds, {study.key: study for study in wanted})
+
+
+def _is_of(other_keys: OtherKeys | None, key: str) -> bool:
+    return other_keys is not None and other_keys.includes(key)
+
+
+def varied(config: Config, model: str, variant: Variant, other_keys: OtherKeys | None) -> Config:
+    """Return the configuration of a variant: first with the keys of the other system, then with ours."""
+    others = {key: value for key, value in variant.settings.items() if _is_of(other_keys, key)}
+    if others and other_keys is not None:
+        config = with_model(other_keys.changed(others), model, lambda _: None)
+    return changed_by(config, {key: value for key, value in variant.settings.items() if key not in others})
+
+
+def configured(config: Config, study: Study, other_keys: OtherKeys | None) -> str:
+    """Return the label of the configured values of a study."""
+    values = [
+        other_keys.current(key) if other_keys is not None and other_keys.includes(key) else current(config, key)
+        for key in study.keys
+    ]
+    return ", ".join(dict.fromkeys(map(text_of, values)))
 
 
 class _Planner:
@@ -401,8 +467,7 @@ class _Planner:
         self.out, self.seeds = out, seeds
         self._orders: dict[str, Order] = {}
 
-    def row(self, config: Config, key: str | None, value: Any) -> ComparisonRow:
-        text = None if key is None else text_of(value)
+    def row(self, config: Config, key: str | None, text: str | None) -> ComparisonRow:
         stem = Path(config.model.name).stem
         name = stem if key is None else f"{stem}-{key}={text}"
         orders = tuple(self._order(config, name, seed) for seed in self.seeds)
@@ -467,8 +532,16 @@ def has_setting(config: Config, key: str) -> bool:
 
 def changed(config: Config, key: str, value: Any) -> Config:
     """Return the configuration with another value, checked like a setting in the file."""
+    return changed_by(config, {key: value})
+
+
+def changed_by(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the configuration with other values of several settings."""
+    if not settings:
+        return config
     raw = plain(config, as_given=True)
-    override(raw, f"{key}={json.dumps(value)}")
+    for key, value in settings.items():
+        override(raw, f"{key}={json.dumps(value)}")
     return configure(raw)
 
 
@@ -478,13 +551,6 @@ def current(config: Config, key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
-
-
-def text_of(value: Any) -> str:
-    """Format a value as a label."""
-    if value is None:
-        return "default"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def mean(values: Iterable[float | None]) -> float | None:

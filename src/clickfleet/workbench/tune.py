@@ -34,9 +34,10 @@ from clickfleet.training.metrics import check_monitor, distance, metric_name
 from clickfleet.training.network import Model
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import Series
-from clickfleet.workbench.compare import MEASURED, changed, current, fingerprint, settings_of, text_of
+from clickfleet.workbench.compare import MEASURED, changed, current, fingerprint, settings_of
 from clickfleet.workbench.dashboard import MetricsTail
 from clickfleet.workbench.runner import Facts, Order, RunEnd, TrialRunner, count, remove_results, share_cores
+from clickfleet.workbench.studies import text_of
 from clickfleet.workbench.tables import Column, TextTable, environment
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import tarfile
 import threading
@@ -15,8 +16,10 @@ import pytest
 
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
+from clickfleet.config import recipes
 from clickfleet.data.logs.fetch import Archive, Dataset, clean, dataset, download, fetch
 from clickfleet.errors import ConfigError, DataError
+from originals import project, slot_lines
 
 
 @dataclass
@@ -252,14 +255,80 @@ def test_fetch_repairs_a_folder_that_was_removed(site: Site, tmp_path: Path) -> 
     assert len(list((tmp_path / "train_data_full").iterdir())) == 4
 
 
-def test_slot_archives_go_to_the_same_folders(site: Site, tmp_path: Path) -> None:
+def test_slot_archives_go_to_the_folders_of_paddlerec(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A config_bigdata.yaml in PaddleRec's tree trains on what was fetched, unchanged."""
     site.files["/slot_train_data_full.tar.gz"] = tar(
-        {"slot_train_data_full/part-0": b"a\n", "slot_train_data_full/.x": b""}
+        {"slot_train_data_full/part-0": slot_lines(40, 1).encode(), "slot_train_data_full/.x": b""}
     )
-    site.files["/slot_test_data_full.tar.gz"] = tar({"slot_test_data_full/part-9": b"b\n"})
-    made = fetch(dataset("criteo-slots", mirror=site.url), tmp_path, pause_s=0.001)
-    assert made["folders"] == {"train_data_full": 1, "test_data_full": 1, "train_data": 1, "test_data": 1}
-    assert [path.name for path in (tmp_path / "test_data").iterdir()] == ["part-9"]
+    site.files["/slot_test_data_full.tar.gz"] = tar({"slot_test_data_full/part-9": slot_lines(20, 2).encode()})
+    monkeypatch.chdir(tmp_path)
+    argv = ["fetch", "criteo-slots", "--mirror", site.url, "--out", "datasets/criteo", "--json"]
+    assert run(build(), argv) == 0
+    assert json.loads(capsys.readouterr().out)["folders"] == {
+        "slot_train_data_full": 40,
+        "slot_test_data_full": 20,
+        "slot_train_data": 40,
+        "slot_test_data": 20,
+    }
+    home = tmp_path / "datasets/criteo"
+    assert [path.name for path in (home / "slot_test_data").iterdir()] == ["part-9"]
+    data = "../../../datasets/criteo/slot_{}_data_full"
+    config = project(
+        tmp_path / "models/rank", "dnn", train_data_dir=data.format("train"), test_data_dir=data.format("test")
+    )
+    assert run(build(), ["train", "-m", str(config), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == 80  # two epochs
+
+    (home / "slot_train_data_full").rename(home / "train_data_full")
+    (home / ".slot_train_data_full.tar.gz.json").write_text('{"train_data_full": 40}')  # by an older version
+    assert run(build(), argv) == 0
+    assert (home / "slot_train_data_full/part-0").is_file()
+    assert run(build(), [*argv, "--clean"]) == 0
+    assert [path.name for path in home.iterdir()] == ["train_data_full"]
+
+
+def test_the_one_billion_words_become_vectors(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An archive of the same layout, with a small text that has planted analogies; then the commands of the recipe."""
+    monkeypatch.chdir(tmp_path)
+    assert run(build(), ["words", "synth", "made", "--words", "200000", "--vocabulary", "600", "--topics", "12"]) == 0
+    text = Path("made/text.txt").read_bytes().splitlines(keepends=True)
+    top = "1-billion-word-language-modeling-benchmark-r13output"
+    half = len(text) // 2
+    files = {
+        f"{top}/README": b"about",
+        f"{top}/.svn/entries": b"12",
+        f"{top}/training-monolingual.tokenized.shuffled/.svn/entries": b"12",
+        f"{top}/training-monolingual.tokenized.shuffled/news.en-00001-of-00100": b"".join(text[:half]),
+        f"{top}/training-monolingual.tokenized.shuffled/news.en-00002-of-00100": b"".join(text[half:]),
+        f"{top}/heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050": b"".join(text[:9]),
+    }
+    site.files[f"/{top}.tar.gz"] = tar(files)
+    site.files["/test_dir.tar"] = tar({"data/test_dir/questions.txt": Path("made/questions.txt").read_bytes()})
+    urls = ["--url", f"{site.url}/{top}.tar.gz", "--url", f"{site.url}/test_dir.tar"]
+    capsys.readouterr()
+    assert run(build(), ["fetch", "one-billion-words", *urls, "--json"]) == 0
+    questions = len(Path("made/questions.txt").read_text().splitlines())
+    assert json.loads(capsys.readouterr().out)["folders"] == {
+        "training": len(text),
+        "heldout": 9,
+        "questions": questions,
+    }
+    assert len(list(Path("one-billion-words/training").iterdir())) == 2
+
+    commands = re.findall(r"^#   clickfleet (.*)$", recipes.find("one_billion_words").text, re.MULTILINE)
+    assert [line.split()[0] for line in commands] == ["fetch", "words", "train", "evaluate"]
+    for line in commands[1:3]:
+        more = ["table.dim=32", "train.epochs=3"] if line.startswith("train") else []
+        assert run(build(), [*line.split(), *more]) == 0
+    capsys.readouterr()
+    assert run(build(), [*commands[3].split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["accuracy"] > 0.5
+    assert run(build(), ["fetch", "one-billion-words", *urls, "--clean"]) == 0
+    assert not Path("one-billion-words").exists()
 
 
 def test_clean_removes_what_fetch_made_and_nothing_else(site: Site, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Download public click logs: fetch, check and unpack their archives, and create small folders for quick runs."""
+"""Download public data sets: fetch, check and unpack their archives, and create small folders for quick runs."""
 
 from __future__ import annotations
 
@@ -197,12 +197,31 @@ DATASETS = {
         "the same log as slot text, scaled and hashed",
         (
             Archive(
-                "https://paddlerec.bj.bcebos.com/datasets/criteo/slot_train_data_full.tar.gz", {"*": "train_data_full"}
+                "https://paddlerec.bj.bcebos.com/datasets/criteo/slot_train_data_full.tar.gz",
+                {"*": "slot_train_data_full"},
             ),
             Archive(
-                "https://paddlerec.bj.bcebos.com/datasets/criteo/slot_test_data_full.tar.gz", {"*": "test_data_full"}
+                "https://paddlerec.bj.bcebos.com/datasets/criteo/slot_test_data_full.tar.gz",
+                {"*": "slot_test_data_full"},
             ),
         ),
+        {"slot_train_data": ("part-0", "part-1"), "slot_test_data": ("part-220",)},
+    ),
+    "one-billion-words": Dataset(
+        "one-billion-words",
+        "the one billion word benchmark as plain text, and the analogies that PaddleRec evaluates word2vec on",
+        (
+            Archive(
+                "https://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
+                {
+                    "training-monolingual.tokenized.shuffled": "training",
+                    "heldout-monolingual.tokenized.shuffled": "heldout",
+                },
+                1_792_209_805,
+            ),
+            Archive("https://paddlerec.bj.bcebos.com/word2vec/test_dir.tar", {"test_dir": "questions"}),
+        ),
+        {},
     ),
 }
 
@@ -232,7 +251,7 @@ def fetch(data: Dataset, out: Path, log: Callable[[str], None] = lambda _: None,
     for archive in data.archives:
         where = out / archive.name
         note = out / f".{archive.name}.json"
-        if unpacked := _unpacked_before(note, out):
+        if unpacked := _unpacked_before(note, archive, out):
             log(f"{archive.name}: already unpacked")
         else:
             size = download(archive.url, where, archive.size, room=_UNPACKED, **options)
@@ -275,12 +294,13 @@ def clean(data: Dataset, out: Path, log: Callable[[str], None] = lambda _: None)
     return {"rows": 0, "out": str(out), "removed": removed}
 
 
-def _unpacked_before(note: Path, out: Path) -> dict[str, int]:
+def _unpacked_before(note: Path, archive: Archive, out: Path) -> dict[str, int]:
     """Return the rows per folder of an archive that was unpacked before. Empty: a folder is missing."""
     if not note.exists():
         return {}
     rows: dict[str, int] = json.loads(note.read_text())
-    return rows if all((out / folder).is_dir() for folder in rows) else {}
+    complete = set(rows) == set(archive.folders.values()) and all((out / folder).is_dir() for folder in rows)
+    return rows if complete else {}
 
 
 def _unpack(path: Path, archive: Archive, out: Path) -> dict[str, int]:
@@ -322,7 +342,7 @@ def _place(member: tarfile.TarInfo, archive: Archive, path: Path) -> tuple[str, 
     if inner.is_absolute() or ".." in inner.parts or member.issym() or member.islnk() or member.isdev():
         raise DataError(f"{path}: cannot unpack {member.name!r}: it is a link, a device or a path that leads outside")
     parts = inner.parts
-    if not parts or parts[-1].startswith("."):  # such as .DS_Store
+    if any(part.startswith(".") for part in parts) or not parts:  # such as .DS_Store, .svn/entries
         return "", inner
     for i, part in enumerate(parts[:-1]):
         if part in archive.folders:

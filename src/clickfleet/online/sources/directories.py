@@ -231,4 +231,5 @@ def _changed(entry: Mapping[str, object]) -> float | None:
             return (when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp()
         if isinstance(when, int | float):
             return float(when)
-    return None
+    milliseconds = entry.get("modificationTime")  # WebHDFS
+    return milliseconds / 1000 if isinstance(milliseconds, int | float) else None

@@ -48,10 +48,11 @@ summary{cursor:pointer}pre{margin:10px 0 4px;overflow-x:auto}
 )
 
 
-def page(title: str, parts: Iterable[str]) -> str:
+def page(title: str, parts: Iterable[str], language: str = "en") -> str:
     """Return a whole document."""
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<!doctype html>\n<html lang="{language}"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n'
         + "\n".join(part for part in parts if part)
         + "\n</main></body></html>\n"
