@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clickfleet.paddlerec import dumps, pickles
+from clickfleet.paddlerec import dumps, pickles, variables
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 
@@ -55,5 +55,5 @@ TARGETS = [
     ("dump-dense", folder("002", "part-000", dumps.read_dense), [b"0.5 1 2\n0.25 1 2\n", b"1\n1 2\n"]),
     ("dump-block", folder("x.shard", "x.block0.txt", lambda place: list(dumps.read_blocks(place)), x__block0__meta=META), [BLOCK * 2]),
     ("dump-meta", folder("y.shard", "y.block0.meta", lambda place: list(dumps.read_blocks(place)), y__block0__txt=BLOCK), [META]),
-    ("dump-variable", folder("dnn_plugin", "w", dumps.read_variables), [VARIABLE]),
+    ("dump-variable", folder("dnn_plugin", "w", variables.read_variables), [VARIABLE]),
 ]  # fmt: skip
