@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from clickfleet.errors import CheckpointError
 from clickfleet.paddlerec import dumps, pickles, variables
 from clickfleet.paddlerec.pickles import Arrays
 from clickfleet.paddlerec.tensors import Layer, by_position, split_dense, static_names
+from clickfleet.store import atomic
 from clickfleet.store.rules import Rule
 
 CHUNK = 100_000
@@ -127,6 +128,8 @@ def open_saved(path: Path, wanted: list[Layer], width: Width) -> Saved:
     path = locate(path, notes)
     if path.name in {table.name for table in dumps.tables(path.parent)}:  # done files name the table in a model
         path = path.parent
+    if (path / atomic.MANIFEST).is_file():  # written by clickfleet
+        atomic.verify_files(path, atomic.read_manifest(path, None))
     saved = _open(path, wanted, width)
     saved.notes[:0] = notes
     return saved
@@ -199,8 +202,8 @@ def load_arrays(path: Path, wanted: list[Layer]) -> SavedArrays:
     if not arrays:
         raise CheckpointError(
             f"{path} contains no model of PaddleRec" if path.exists() else f"{path} does not exist",
-            "expected rec.pdparams or another .pdparams file, files of one variable each, 000/part-000-00000, or <var>.shard/<var>.block0.txt "
-            "with its .meta; or folders with them that are named by number",
+            "expected rec.pdparams or another .pdparams file, files of one variable each, 000/part-000-00000, "
+            "or <var>.shard/<var>.block0.txt with its .meta; or folders with them that are named by number",
         )
     return SavedArrays(path, arrays, arrays, notes=_without_moments(path, arrays))
 
@@ -255,6 +258,17 @@ def _fits(shape: tuple[int, ...], name: str, sizes: dict[str, tuple[int, ...] | 
     return len(shape) == 2 if size is None else shape == size
 
 
+STATES: dict[str, Callable[[int], int]] = {
+    "sgd": lambda n: 0,
+    "adagrad": lambda n: 1,
+    "adagrad_v2": lambda n: 1,
+    "std_adagrad": lambda n: n,
+    "adam": lambda n: 2 * n + 2,
+    "shared_adam": lambda n: 4,
+}
+"""How many floats of state each rule keeps for n weights."""
+
+
 def state_size(rule: Rule, n: int) -> int:
     """Return how many floats of state a rule keeps for n weights.
 
@@ -262,7 +276,7 @@ def state_size(rule: Rule, n: int) -> int:
     >>> state_size(rule("adam"), 8), state_size(rule("adagrad"), 8)
     (18, 1)
     """
-    return {"sgd": 0, "adagrad": 1, "adagrad_v2": 1, "std_adagrad": n, "adam": 2 * n + 2, "shared_adam": 4}[rule.name]
+    return STATES[rule.name](n)
 
 
 def initial_state(rule: Rule, rows: int, n: int) -> Numbers:
@@ -355,11 +369,19 @@ def _state(rule: Rule, table: str, moments: dict[str, Arrays], powers: Any, part
 
 def split_state(width: Width, state: Numbers) -> tuple[Numbers, Numbers]:
     """Split the state of 1 + D weights under one rule into that of the first-order weight and that of the factors."""
-    n = width.factors + 1
     if width.rule.name != "adam":
         return initial_state(width.embed_rule, len(state), 1), initial_state(width.rule, len(state), width.factors)
-    m, v, p = state[:, :n], state[:, n : 2 * n], state[:, 2 * n :]
-    return np.concatenate([m[:, :1], v[:, :1], p], 1), np.concatenate([m[:, 1:], v[:, 1:], p], 1)
+    return part_state(width.rule, state, width.factors + 1)
+
+
+def part_state(rule: Rule, state: Numbers, n: int) -> tuple[Numbers, Numbers]:
+    """Part the state of n weights into that of the first one and that of the others. `join_states` does the opposite."""
+    if rule.name == "std_adagrad":
+        return state[:, :1], state[:, 1:]
+    if rule.name == "adam":
+        m, v, p = state[:, :n], state[:, n : 2 * n], state[:, 2 * n :]
+        return np.concatenate([m[:, :1], v[:, :1], p], 1), np.concatenate([m[:, 1:], v[:, 1:], p], 1)
+    return state, state  # one number for all weights
 
 
 def join_states(rule: Rule, first: Numbers, rest: Numbers | None, n: int) -> Numbers:
