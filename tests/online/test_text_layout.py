@@ -13,10 +13,12 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run
 from clickfleet.errors import ConfigError
 from clickfleet.online import manual
-from clickfleet.paddlerec import original, translation
+from clickfleet.paddlerec import exporting, original, translation
 from clickfleet.paddlerec.importing import import_model
+from clickfleet.store import atomic
 from clickfleet.store.published import Log
 from clickfleet.training import model, saving
+from online.test_kills import run as killed
 from streams import RULE, settings, write_days
 
 TEXT = {"guard": {"auc_drop": None, "copc": None}, "text_parts": 2}
@@ -204,6 +206,23 @@ def test_a_full_disk_and_a_kill_leave_no_half_folder(stream, online, tmp_path, m
     assert len(lines) == 6
     assert all((Path(line["input"]) / "part-000-00001").is_file() for line in lines)
     check_consumer(tmp_path / "run")
+
+
+def test_killed_anywhere_every_line_names_a_whole_folder(tmp_path, graph):
+    write_days(tmp_path, days=2, splits=2, rows=90)
+    raw = settings(tmp_path, publish={**TEXT, "text_parts": 40}, run={"checkpoint_every_steps": 4})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
+    (tmp_path / "run").mkdir()
+    shutil.copy(graph, tmp_path / "run/graph.onnx")
+    assert killed(tmp_path / "config.yaml", 4, 5) > 0
+    log = Log(tmp_path / "run/published")
+    lines = told(tmp_path / "run/model", "base_donefile.txt") + told(tmp_path / "run/model", "patch_donefile.txt")
+    found = {line["input"]: exporting.source_of(Path(line["input"]).parent) for line in lines}
+    assert sorted(found.values()) == sorted((line.name, line.hash) for line in log.lines())
+    for path in found:
+        folder = Path(path).parent
+        atomic.verify_files(folder, atomic.read_manifest(folder, "paddle-text"))
+        assert len(list(Path(path).iterdir())) == 40
 
 
 def test_text_of_a_run_at_a_url(tmp_path, graph, online):

@@ -175,6 +175,17 @@ def test_the_last_of_numbered_folders(
     np.testing.assert_array_equal(rows[:, 1:], static(2)["SparseFeatFactors"])
 
 
+def test_training_starts_from_the_last_of_numbered_folders(dnn: translation.Translated, tmp_path: Path) -> None:
+    for i in range(2):
+        write_variables(tmp_path / "old" / f"epoch_{i}", static(i))
+    options = ["-o", "runner.model_init_path=old", "runner.epochs=1", "train.threads=1", "run.report=false"]
+    assert run(build(), ["train", "-m", str(dnn.original.path), *options]) == 0
+    rows = checkpoint.load(run_folder.resolve("output-init")).pull(np.arange(VOCABULARY, dtype=np.uint64))
+    np.testing.assert_array_equal(rows[:, 1:], static(1)["SparseFeatFactors"])
+    learner = saving.load(run_folder.resolve("output"))
+    assert learner.table.known(np.array([59], np.uint64)).all()  # a key that the data does not have
+
+
 SLOT_DNN = {
     "runner": {"train_data_dir": "data", "train_batch_size": 8, "epochs": 1, "model_save_path": "output"},
     "hyper_parameters": {"sparse_feature_dim": 3, "slot_num": 2, "fc_sizes": [3]},

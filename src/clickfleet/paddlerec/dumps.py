@@ -22,6 +22,8 @@ from clickfleet.errors import CheckpointError
 _DIGITS = re.compile(rb"[0-9]{1,20}")
 PART = re.compile(r"^part-\d{3}-\d{5}(\.gz)?$")
 DENSE = re.compile(r"^part-\d{3}(\.gz)?$")
+KIND = "paddle-text"
+"""The kind of a folder in this layout that clickfleet wrote, in its manifest."""
 LINES = 20_000
 MAX_LINE = 16 << 20
 Numbers = np.ndarray[Any, np.dtype[np.float32]]

@@ -25,6 +25,7 @@ from safetensors import torch as torch_tensors
 from clickfleet._core import PrintColumn, print_rows
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError
+from clickfleet.paddlerec.dumps import KIND
 from clickfleet.paddlerec.importing import layer_settings
 from clickfleet.paddlerec.networks import NETWORKS
 from clickfleet.paddlerec.pickles import Arrays
@@ -39,7 +40,6 @@ from clickfleet.training import saving
 from clickfleet.training.learner import Learner
 from clickfleet.training.onnx_graph import read_weights
 
-KIND = "paddle-text"
 PLUGIN = "dnn_plugin"
 CHUNK = 100_000
 Numbers = Any

@@ -128,8 +128,10 @@ def open_saved(path: Path, wanted: list[Layer], width: Width) -> Saved:
     path = locate(path, notes)
     if path.name in {table.name for table in dumps.tables(path.parent)}:  # done files name the table in a model
         path = path.parent
-    if (path / atomic.MANIFEST).is_file():  # written by clickfleet
-        atomic.verify_files(path, atomic.read_manifest(path, None))
+    if (path / atomic.MANIFEST).is_file() and f"clickfleet/{dumps.KIND}".encode() in (
+        path / atomic.MANIFEST
+    ).read_bytes():
+        atomic.verify_files(path, atomic.read_manifest(path, dumps.KIND))
     saved = _open(path, wanted, width)
     saved.notes[:0] = notes
     return saved
