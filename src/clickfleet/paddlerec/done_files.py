@@ -22,7 +22,7 @@ from clickfleet.online.passes import Position, number_of, parse_day
 from clickfleet.paddlerec.exporting import TextLayout, source_of, write_entry
 from clickfleet.store import atomic, mirror
 from clickfleet.store.atomic import Appender
-from clickfleet.store.published import Entry
+from clickfleet.store.published import Entry, Log, since_base
 from clickfleet.training.predict import Results
 
 CHECKPOINTS = "donefile.txt"
@@ -120,7 +120,7 @@ class DoneFiles:
     def _leads_to(self, path: str, entry: Entry) -> bool:
         """Return whether a path leads to that entry. A pass that was trained again gets another line."""
         if self.layout is not None:
-            return source_of(self.folder / path) == (entry.path.name, entry.hash)
+            return _is_text_of(self.folder / path, entry)
         link = self.folder / path / "000"
         return not link.is_symlink() or link.resolve() == entry.path.resolve()
 
@@ -149,13 +149,14 @@ class DoneFiles:
         if not path.exists():
             return False
         entry = Entry(path)
-        if source_of(folder) == (path.name, entry.hash):
+        if _is_text_of(folder, entry):
             return True
+        before = _earlier_deltas(folder, entry)
         if folder.is_dir() and not (folder / atomic.MANIFEST).exists():  # from a run without this layout
             (folder / "000").unlink(missing_ok=True)
             folder.rmdir()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        write_entry(self.layout, entry, folder, replaces=True)
+        write_entry(self.layout, entry, folder, replaces=True, before=before)
         return True
 
     def _tidy(self, log: Path) -> None:
@@ -164,7 +165,7 @@ class DoneFiles:
             for link in (place, place / "000"):
                 if link.is_symlink() and not link.exists():
                     link.unlink(missing_ok=True)
-            if not place.is_symlink() and (source := source_of(place)) and not (log / source[0]).exists():
+            if not place.is_symlink() and (source := source_of(place)) and not (log / source.name).exists():
                 atomic.remove(place)
 
     def _link(self, name: str, path: Path) -> None:
@@ -179,6 +180,22 @@ class DoneFiles:
             if not WINDOWS:  # there links need a privilege; a file with the path replaces the link
                 raise
             link.write_text(f"{path}\n")
+
+
+def _is_text_of(folder: Path, entry: Entry) -> bool:
+    source = source_of(folder)
+    return source is not None and source.hash == entry.hash
+
+
+def _earlier_deltas(folder: Path, entry: Entry) -> list[Entry]:
+    """Return the deltas since the one that a folder begins with. A second delta of a pass must not lose the rows of the first."""
+    source = source_of(folder)
+    if source is None or entry.base:
+        return []
+    log = Log(entry.path.parent)
+    deltas = since_base([line for line in log.lines() if line.sequence < entry.sequence])[1:]
+    place = next((i for i, line in enumerate(deltas) if line.name == source.first), len(deltas))
+    return [log.entry(line) for line in deltas[place:]]
 
 
 def _subject(line: str) -> str:

@@ -13,10 +13,10 @@ a short row of zeros, which scores as no row does.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -34,6 +34,7 @@ from clickfleet.paddlerec.tensors import Layer, dense_order, layers, static_name
 from clickfleet.paddlerec.variables import pack
 from clickfleet.store import atomic, checkpoint, published, run_folder
 from clickfleet.store.published import Entry, Log
+from clickfleet.store.rollback import changed_keys
 from clickfleet.store.rules import Rule, rule
 from clickfleet.store.table import NO_SLOT, Columns, Keys
 from clickfleet.training import saving
@@ -301,25 +302,63 @@ def _chunks(*sources: Iterable[Columns]) -> Iterator[Columns]:
             }
 
 
-def write_entry(layout: TextLayout, entry: Entry, path: Path, replaces: bool = False) -> Exported:
-    """Write a published base or delta. It has weights only, so the statistics are 0 and the optimizer states initial."""
+def write_entry(
+    layout: TextLayout, entry: Entry, path: Path, replaces: bool = False, before: Sequence[Entry] = ()
+) -> Exported:
+    """Write a published base or delta. It has weights only, so the statistics are 0 and the optimizer states initial.
+
+    A delta includes the changes of the deltas `before` it.
+    """
     if "pruned_from" in entry.manifest:
         raise CheckpointError(
             f"{entry.path} was exported with only some of the inputs", "export the whole model, without --inputs"
         )
     entry.verify()
+    changes = _Changes([*before, entry])
     return _write(
         layout,
         path,
-        _entry_rows(entry),
+        changes,
         {name: tensor.numpy() for name, tensor in read_weights(entry.graph()).items()},
-        deleted=None if entry.base else entry.deleted(),
+        deleted=None if entry.base else changes.deleted(),
         replaces=replaces,
         kind="base" if entry.base else "delta",
         step=entry.manifest["step"],
         entry=entry.hash,
         source=entry.path.name,
+        first=(before[0] if before else entry).path.name,
     )
+
+
+class _Changes:
+    """What successive entries set and delete together. A later entry wins."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[Columns]:
+        for entry, later in self._newest_first():
+            for columns in _entry_rows(entry):
+                yield columns if not len(later) else _without(columns, later)
+
+    def deleted(self) -> Keys:
+        parts = [np.setdiff1d(entry.deleted(), later) for entry, later in self._newest_first()]
+        return np.concatenate([np.empty(0, np.uint64), *parts])
+
+    def _newest_first(self) -> Iterator[tuple[Entry, Keys]]:
+        """Yield each entry with the keys that later entries set or delete."""
+        later = np.empty(0, np.uint64)
+        for entry in reversed(self._entries):
+            yield entry, later
+            if entry is not self._entries[0]:
+                later = np.unique(np.concatenate([later, *changed_keys(entry)]))
+
+
+def _without(columns: Columns, keys: Keys) -> Columns:
+    kept = ~np.isin(columns["key"], keys)
+    plain = {name: columns[name][kept] for name in ("key", "slot", "embed_w")}
+    factors = columns["embedx"].reshape(len(kept), -1)[kept].reshape(-1)
+    return {**plain, "embedx": factors, "full": columns["full"]}
 
 
 def _entry_rows(entry: Entry) -> Iterator[Columns]:
@@ -329,13 +368,21 @@ def _entry_rows(entry: Entry) -> Iterator[Columns]:
         yield {**plain, "embedx": factors, "full": len(factors) > 0 or entry.manifest["factors"] == 0}
 
 
-def source_of(path: Path) -> tuple[str, str] | None:
-    """Return name and hash of the entry that a folder was written from; None if it is not such a folder."""
+class TextSource(NamedTuple):
+    """The entry that a folder was written from, and the first of those whose changes it includes."""
+
+    name: str
+    hash: str
+    first: str
+
+
+def source_of(path: Path) -> TextSource | None:
+    """Return what a folder was written from; None if it is not such a folder."""
     try:
         facts = atomic.read_manifest(path, KIND)
     except CheckpointError:
         return None
-    return str(facts.get("source")), str(facts.get("entry"))
+    return TextSource(str(facts.get("source")), str(facts.get("entry")), str(facts.get("first")))
 
 
 def export_text(model: Path, out: Path, parts: int = 1, trust: bool = False, overwrite: bool = False) -> list[Exported]:
