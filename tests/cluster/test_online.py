@@ -22,6 +22,7 @@ from clickfleet.serve import verification
 from clickfleet.store import published, run_folder
 from clickfleet.training import saving
 from fleet import kill, shows, tables
+from online.test_text_layout import check_consumer
 from soak import only_in_soak
 from streams import HEADER, START, lines, settings, write_days
 
@@ -63,8 +64,11 @@ def test_days_on_a_cluster(ray: Any, days: dict[str, Any], mode: str) -> None:
     assert verification.verify(run)["entries"] == 6  # as a server takes them, golden requests and all
 
 
-def test_deltas_on_a_base_are_the_next_base(ray: Any, days: dict[str, Any]) -> None:
-    """Rows, deletions and the network, gathered from two shards."""
+def test_deltas_on_a_base_are_the_next_base(ray: Any, days: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, deletions and the network, gathered from two shards; also as text for the original's consumers."""
+    seconds = iter(range(1_800_000_000, 1_900_000_000, 1000))  # so that every base has a key of its own
+    monkeypatch.setattr("clickfleet.paddlerec.done_files.time.time", lambda: next(seconds))
+    days["publish"]["text_parts"] = 2
     days["mode"] = {"name": "sync"}
     days["table"] |= {"delete_threshold": 0.0}  # so that the shrink between the last delta and the base removes nothing
     run = Path(days["run"]["dir"])
@@ -74,6 +78,8 @@ def test_deltas_on_a_base_are_the_next_base(ray: Any, days: dict[str, Any]) -> N
     followed, whole = saving.load_published(chain[2:5]), saving.load_published(chain[5:])
     assert len(followed.table) == len(whole.table)
     assert tables(followed, whole) == (0.0, 0.0)
+    assert len((run / "model/patch_donefile.txt").read_text().splitlines()) == 3
+    check_consumer(run)
 
 
 def test_one_worker_and_one_process_learn_the_same(ray: Any, days: dict[str, Any], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clickfleet.paddlerec import dumps, pickles
+from clickfleet.paddlerec import dumps, pickles, variables
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 
@@ -42,6 +42,15 @@ FULL = b"978 3 0 0.5 1 0 0.25 3 0.1 0.2 3\n"
 BLOCK = b"977\t1\t0\t1\t0.5,0.25\n"
 META = b"row_names=Param,Moment\nrow_dims=1,1\n"
 VARIABLE = struct.pack("<IQIi", 0, 0, 0, 6) + bytes([0x08, 5, 0x10, 2, 0x10, 1]) + np.ones(2, "<f4").tobytes()
+PROGRAM = bytes([10, 11, 26, 9, 10, 1]) + b"w" + bytes([18, 2, 8, 7, 24, 1])
+
+
+def bundle(place: Path) -> object:
+    return [
+        variables.read_bundle(path, [str(i) for i in range(len(variables.variables(path)))])
+        for path in variables.bundles(place)
+    ]
+
 
 TARGETS = [
     ("pdparams", pdparams, [
@@ -55,5 +64,7 @@ TARGETS = [
     ("dump-dense", folder("002", "part-000", dumps.read_dense), [b"0.5 1 2\n0.25 1 2\n", b"1\n1 2\n"]),
     ("dump-block", folder("x.shard", "x.block0.txt", lambda place: list(dumps.read_blocks(place)), x__block0__meta=META), [BLOCK * 2]),
     ("dump-meta", folder("y.shard", "y.block0.meta", lambda place: list(dumps.read_blocks(place)), y__block0__txt=BLOCK), [META]),
-    ("dump-variable", folder("dnn_plugin", "w", dumps.read_variables), [VARIABLE]),
+    ("dump-variable", folder("dnn_plugin", "w", variables.read_variables), [VARIABLE]),
+    ("dump-bundle", folder("bundle", "checkpoint", bundle), [VARIABLE * 3]),
+    ("dump-program", folder("program", "__model__", lambda place: variables.program_names(place / "__model__")), [PROGRAM]),
 ]  # fmt: skip

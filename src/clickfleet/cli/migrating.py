@@ -94,7 +94,8 @@ def table(
     source: Annotated[
         Path,
         typer.Argument(
-            help="rec.pdparams or its folder, or a folder of table files (000/part-000-00000.gz, var.shard/).",
+            help="A folder of .pdparams, of one file per variable, or of table files (000/part-000-00000, var.shard/); "
+            "of numbered folders, the last.",
             metavar="SOURCE",
         ),
     ],

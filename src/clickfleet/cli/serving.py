@@ -49,29 +49,71 @@ def export(
         ),
     ] = "score,logit",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export of that name.")] = False,
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="What to write: artifact (for clickfleet serve), or paddle-text (part-000-00000 and dnn_plugin of PaddleRec).",
+            metavar="artifact|paddle-text",
+        ),
+    ] = "artifact",
+    parts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=100_000,
+            help="Files per table of paddle-text: shard_num of its readers (default: 1).",
+            metavar="N",
+        ),
+    ] = None,
     config_file: ConfigFile = None,
     option: Settings = None,
     trust: Trust = False,
 ) -> Result:
     """Write a model for serving: its rows, its network as ONNX, its schema, and requests with known replies.
 
+    With `--layout paddle-text`, write it for consumers of PaddleRec's files. Of a published log, each entry since its newest base
+    becomes a folder in OUT.
+
     Example: `clickfleet export run artifact`
     """
     from clickfleet.store import run_folder
 
+    if layout not in ("artifact", "paddle-text"):
+        raise typer.BadParameter("--layout must be artifact or paddle-text")
+    as_text = layout == "paddle-text"
+    if as_text and (inputs is not None or outputs != "score,logit"):
+        raise typer.BadParameter("--inputs and --outputs are for an artifact; paddle-text has the whole model")
+    if not as_text and parts is not None:
+        raise typer.BadParameter("--parts needs --layout paddle-text")
     translation = paddlerec_model(model, [] if out is None else [str(out)], config_file, option)
     if translation is not None:
         from clickfleet.paddlerec import models
 
         translated, others = translation
         folder = Path(others[0]) if others else Path(translated.config.run.dir) / "inference"
+        if as_text:
+            with models.model_of_epoch(translated, translated.last_epoch) as path:
+                return _export_text(path, folder, parts or 1, trust, overwrite)
         with models.model_of_epoch(translated, translated.last_epoch) as path:
             return _export(path, folder, inputs or ",".join(translated.inputs) or None, outputs, trust, overwrite)
     if model is None or out is None:
         raise typer.BadParameter("Missing argument 'OUT'.")
     path = run_folder.resolve(model)
     say(f"model: {run_folder.describe(path)}")
+    if as_text:
+        return {**_export_text(path, out, parts or 1, trust, overwrite), "checkpoint": str(path)}
     return {**_export(path, out, inputs, outputs, trust, overwrite), "checkpoint": str(path)}
+
+
+def _export_text(path: Path, out: Path, parts: int, trust: bool, overwrite: bool) -> Result:
+    from clickfleet.paddlerec.exporting import export_text
+
+    done = export_text(path, out, parts, trust, overwrite)
+    for one in done:
+        say(one.text())
+    for note in done[0].notes:
+        say(note)
+    return {"path": str(out), "parts": parts, "exported": [one.to_dict() for one in done]}
 
 
 def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool, overwrite: bool) -> Result:

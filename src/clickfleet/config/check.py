@@ -53,6 +53,11 @@ def check(config: Config) -> None:
             "data.label is for a guessed schema, but data.schema or data.preset names the label already",
             "remove data.label, or change the label in the schema",
         )
+    if config.publish.text_parts is not None and not config.publish.done_files:
+        raise ConfigError(
+            "publish.text_parts needs done files, but publish.done_files is false",
+            "remove publish.text_parts, or turn done files on",
+        )
     if train.hogwild is not None and train.hogwild > cores(config):
         raise ConfigError(
             f"train.hogwild is {train.hogwild}, more than train.threads ({cores(config)})",

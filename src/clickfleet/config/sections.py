@@ -491,6 +491,8 @@ class Publish:
     """URL to which every entry is copied."""
     done_files: bool = True
     """Also write base_donefile.txt, patch_donefile.txt and donefile.txt."""
+    text_parts: Annotated[int, Ge(1), Le(100_000)] | None = None
+    """Write each base and delta that done files name in PaddleRec's text layout, in this many files per table. null: name our entries."""
 
 
 @dataclass(frozen=True)

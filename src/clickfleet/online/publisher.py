@@ -175,7 +175,7 @@ class PassPublisher:
         self.guard = PublishGuard(config.publish.guard, train.metrics.thresholds, warm=train.init_from is not None)
         self.done: EntryListener | None = None
         if config.publish.done_files:
-            self.done = next(make(folder / "model", config.online.start_day) for make in extensions("done_files"))
+            self.done = next(make(folder / "model", learner) for make in extensions("done_files"))
         self.mirror: Mirror | None = None
         """Keeps the run folder in step with its URL."""
         self.head: Head | None = None

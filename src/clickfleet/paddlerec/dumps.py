@@ -1,16 +1,14 @@
-"""Read PaddleRec's table dumps: rows of checkpoints, bases and deltas, dense values, and variables as binary files.
+"""Read PaddleRec's table dumps: rows of checkpoints, bases and deltas, and dense values.
 
 <dir>/000/part-000-00000[.gz]        key slot unseen_days delta_score show click embed_w state… [embedx… state…]
 <dir>/001/part-000[.gz]              one line per dense value: w [state…]
 <dir>/<var>.shard/<var>.block0.txt   id TAB count TAB unseen_days TAB is_entry TAB v,v,…    (releases 2.0 to 2.2)
-<dir>/dnn_plugin/<var>               one variable, binary
 """
 
 from __future__ import annotations
 
 import gzip
 import re
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from clickfleet.errors import CheckpointError
-from clickfleet.paddlerec.pickles import Arrays
 
 _DIGITS = re.compile(rb"[0-9]{1,20}")
 PART = re.compile(r"^part-\d{3}-\d{5}(\.gz)?$")
 DENSE = re.compile(r"^part-\d{3}(\.gz)?$")
+KIND = "paddle-text"
+"""The kind of a folder in this layout that clickfleet wrote, in its manifest."""
 LINES = 20_000
 MAX_LINE = 16 << 20
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
@@ -179,53 +178,3 @@ def _meta(path: Path) -> tuple[list[str], list[int]]:
     if not names or len(names) != len(dims) or names[0] != "Param" or sum(dims) > 1 << 24:
         raise CheckpointError(f"{meta}: row_names and row_dims do not describe the values")
     return names, dims
-
-
-def read_variables(folder: Path) -> Arrays:
-    """Return the variables of a `dnn_plugin` folder, which has one binary file for each."""
-    files = sorted(entry for entry in folder.iterdir() if entry.is_file())
-    return {path.name: array for path in files if (array := _variable(path.read_bytes())) is not None}
-
-
-def _variable(data: bytes) -> Any:
-    """Parse a float32 tensor: version, levels of detail (none), version, length of the description, description, numbers."""
-    if len(data) < 20 or struct.unpack_from("<IQI", data) != (0, 0, 0):
-        return None
-    size = struct.unpack_from("<i", data, 16)[0]
-    if not 0 < size <= 256 or len(data) < 20 + size:
-        return None
-    kind, shape = _description(data[20 : 20 + size])
-    content = data[20 + size :]
-    if kind != 5 or any(n < 0 for n in shape) or int(np.prod(shape, dtype=object)) * 4 != len(content):
-        return None
-    return np.frombuffer(content, "<f4").reshape(shape)
-
-
-def _description(data: bytes) -> tuple[int, list[int]]:
-    """Return type and dimensions: fields 1 and 2 of a protobuf message, encoded as varints."""
-    at, kind, shape = 0, -1, []
-    while at < len(data):
-        field, at = _varint(data, at)
-        value, at = _varint(data, at)
-        if field == 0x08:
-            kind = value
-        elif field == 0x10:
-            shape.append(value)
-        elif field == 0x12:  # packed
-            end = at + value
-            while at < end:
-                value, at = _varint(data, at)
-                shape.append(value)
-        else:
-            return -1, []
-    return kind, shape
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        byte = data[at]
-        at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
-        if byte < 0x80:
-            return value, at
-    return -1, len(data)

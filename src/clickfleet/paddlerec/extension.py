@@ -5,7 +5,7 @@ reader_modules  a folder with the same base classes, for the command of a pipe
 user_format     a user's generator class or RecDataset as a format
 mode_settings   FLAGS_communicator_* of the environment as settings of a mode
 role            TRAINING_ROLE and PADDLE_* of the environment as the role of this process
-done_files      done files for the consumers of a published log
+done_files      done files for the consumers of a published log, and its entries in PaddleRec's layout
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from clickfleet.cluster import Role
     from clickfleet.data.formats import Format
     from clickfleet.paddlerec.done_files import DoneFiles
+    from clickfleet.training.learner import Learner
 
 
 def stand_ins(path: Path) -> AbstractContextManager[None]:
@@ -70,8 +71,10 @@ def role() -> Role | None:
     return read()
 
 
-def done_files(folder: Path, first_day: int | None) -> DoneFiles:
-    """Return the writer of done files in `folder`."""
+def done_files(folder: Path, learner: Learner) -> DoneFiles:
+    """Return the writer of done files in `folder`, for the entries and checkpoints of a learner."""
     from clickfleet.paddlerec.done_files import DoneFiles
+    from clickfleet.paddlerec.exporting import TextLayout
 
-    return DoneFiles(folder, first_day)
+    parts = learner.config.publish.text_parts
+    return DoneFiles(folder, learner.config.online.start_day, None if parts is None else TextLayout(learner, parts))

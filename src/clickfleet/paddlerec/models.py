@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from clickfleet.paddlerec import words
 from clickfleet.paddlerec.importing import import_model
 from clickfleet.paddlerec.original import is_override, read
 from clickfleet.paddlerec.readers import inference_format
-from clickfleet.paddlerec.sources import is_saved
+from clickfleet.paddlerec.sources import is_saved, locate
 from clickfleet.paddlerec.translation import Translated, translate
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.training import model
@@ -49,10 +49,20 @@ def write_inputs(translated: Translated) -> Config:
         config = replace(config, data=replace(config.data, schema=str(path)))
     if config.train.init_from is not None:
         start = Path(config.train.init_from)
-        if is_saved(start):
+        if _is_foreign(start):
             start = import_model(translated, start, run.with_name(f"{run.name}-init"), again=True).path
         config = replace(config, train=replace(config.train, init_from=str(by_epoch(start))))
     return config
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a path holds a model of PaddleRec, itself or in numbered folders, and none of ours."""
+    if is_saved(path) or not path.is_dir():
+        return is_saved(path)
+    with suppress(CheckpointError):
+        run_folder.resolve(path)
+        return False
+    return is_saved(locate(path, []))
 
 
 def keys_to_vary(path: Path, overrides: Sequence[str]) -> OtherKeys:

@@ -64,7 +64,7 @@ NOT_APPLICABLE = {
     "hyper_parameters.dnn_use_bn": "PaddleRec reads but never uses it",
     "hyper_parameters.l2_reg_cross": "PaddleRec reads but never uses it; model.paddlerec=false model.l2=… applies L2 to the cross weights",
     "table_parameters.*.table_class": "all rows are in memory; table.memory_limit bounds it",
-    "table_parameters.*.shard_num": "keys are distributed over 1024 virtual shards, so the number of shards can change",
+    "table_parameters.*.shard_num": "keys are distributed over 1024 virtual shards; for readers of its files, set publish.text_parts",
     "table_parameters.*.compress_in_save": "checkpoints are Arrow files",
     "table_parameters.*.enable_sparse_table_cache": "servers memory-map the rows they read",
     "table_parameters.*.sparse_table_cache_rate": "servers memory-map the rows they read",

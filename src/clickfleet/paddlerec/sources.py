@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from clickfleet.errors import CheckpointError
-from clickfleet.paddlerec import dumps, pickles
+from clickfleet.paddlerec import dumps, pickles, variables
 from clickfleet.paddlerec.pickles import Arrays
-from clickfleet.paddlerec.tensors import Layer, by_position, split_dense
+from clickfleet.paddlerec.tensors import Layer, by_position, split_dense, static_names
+from clickfleet.store import atomic
 from clickfleet.store.rules import Rule
 
 CHUNK = 100_000
@@ -62,27 +64,86 @@ class Width:
     """Whether the network has first-order weights in a separate table."""
 
 
+NUMBERED = re.compile(r"(?:epoch[-_]?)?(\d+)")
+"""Folders of epochs, days and passes. The original's own scripts name them 0, epoch_0, 20190720 and so on."""
+DEPTH = 3
+"""Levels of such folders: days, passes, and one more."""
+
+
 def params_file(path: Path) -> Path | None:
-    """Return the .pdparams file of a path; None if there is none."""
+    """Return the .pdparams file of a path; None if there is none. Refuse several of which none has PaddleRec's name."""
     if path.is_file() and path.suffix == ".pdparams":
         return path
-    return next((path / name for name in PARAMS if (path / name).is_file()), None)
+    known = next((path / name for name in PARAMS if (path / name).is_file()), None)
+    others = sorted(path.glob("*.pdparams")) if path.is_dir() else []
+    if known is None and len(others) > 1:
+        raise CheckpointError(
+            f"{path} has {len(others)} models: {', '.join(other.name for other in others)}",
+            f"name one of the files: {others[0]}",
+        )
+    return known or next(iter(others), None)
 
 
 def is_saved(path: Path) -> bool:
-    """Return whether a path holds a model that PaddleRec saved."""
-    return params_file(path) is not None or (path.is_dir() and bool(dumps.tables(path) or dumps.blocks(path)))
+    """Return whether a path itself holds a model that PaddleRec saved."""
+    if path.is_file():
+        return path.suffix == ".pdparams" or bool(variables.variables(path))
+    if not path.is_dir():
+        return False
+    dumped = dumps.tables(path) or dumps.blocks(path)
+    return bool(dumped) or any(path.glob("*.pdparams")) or bool(variables.files(path))
+
+
+def locate(path: Path, notes: list[str], depth: int = DEPTH) -> Path:
+    """Return where the model of a path is: the path itself, or the last of its numbered folders, else its base. Note a choice."""
+    if is_saved(path) or not path.is_dir() or not depth:
+        return path
+    found = {sub.name: place for sub in path.iterdir() if is_saved(place := locate(sub, [], depth - 1))}
+    numbered = sorted((int(match[1]), name) for name in found if (match := NUMBERED.fullmatch(name)))
+    if numbered:
+        name = numbered[-1][1]
+        if len(found) > 1:
+            others = ", ".join([name for _, name in numbered[:-1]] + sorted(found.keys() - {n for _, n in numbered}))
+            notes.append(f"{path} has several models: imported {name}, the last number; the others are {others}")
+    elif "base" in found:
+        name = "base"
+        if len(found) > 1:
+            notes.append(
+                f"{path} has a base and {', '.join(sorted(found.keys() - {'base'}))}: imported the base alone; "
+                "add deltas with --delta, oldest first"
+            )
+    elif found:
+        raise CheckpointError(
+            f"{path} contains no model of PaddleRec itself, but these folders in it do: {', '.join(sorted(found))}",
+            "name one of them",
+        )
+    else:
+        return path
+    return locate(path / name, notes, depth - 1)
 
 
 def open_saved(path: Path, wanted: list[Layer], width: Width) -> Saved:
     """Open the model at a path. Rows are read on demand."""
-    file = params_file(path)
-    if file is not None:
-        return _pickled(file, wanted, width)
-    tables, blocks = dumps.tables(path), dumps.blocks(path)
+    notes: list[str] = []
+    path = locate(path, notes)
+    if path.name in {table.name for table in dumps.tables(path.parent)}:  # done files name the table in a model
+        path = path.parent
+    if (path / atomic.MANIFEST).is_file() and f"clickfleet/{dumps.KIND}".encode() in (
+        path / atomic.MANIFEST
+    ).read_bytes():
+        atomic.verify_files(path, atomic.read_manifest(path, dumps.KIND))
+    saved = _open(path, wanted, width)
+    saved.notes[:0] = notes
+    return saved
+
+
+def _open(path: Path, wanted: list[Layer], width: Width) -> Saved:
+    tables, blocks = (dumps.tables(path), dumps.blocks(path)) if path.is_dir() else ([], [])
+    if not tables and not blocks:
+        return _matrices(load_arrays(path, wanted), wanted, width)
     if tables:
         saved = Saved(path, _dumped(tables, width))
-    elif blocks:
+    else:
         notes: list[str] = []
         saved = Saved(path, _blocked(blocks[-1], width, notes), notes=notes)
         if width.has_first and len(blocks) > 1:
@@ -90,15 +151,12 @@ def open_saved(path: Path, wanted: list[Layer], width: Width) -> Saved:
                 f"{path} contains several tables of releases 2.0 to 2.2",
                 "of these releases, only networks with one embedding can be imported",
             )
-    else:
-        raise CheckpointError(
-            f"{path} contains no model of PaddleRec",
-            "expected rec.pdparams, 000/part-000-00000, or <var>.shard/<var>.block0.txt with its .meta",
-        )
-    dense, plugin = dumps.dense_table(path), path / "dnn_plugin"
+    dense = dumps.dense_table(path)
+    for folder in (path, path / "dnn_plugin"):
+        saved.params |= by_position(variables.read_variables(folder), wanted)
     if dense is not None:
         values = dumps.read_dense(dense)
-        saved.params = split_dense(values[:, 0], wanted, str(dense))
+        saved.params |= split_dense(values[:, 0], wanted, str(dense))
         if values.shape[1] == 3:
             saved.moments = {
                 "mean": split_dense(values[:, 1], wanted, str(dense)),
@@ -106,9 +164,111 @@ def open_saved(path: Path, wanted: list[Layer], width: Width) -> Saved:
             }
         elif values.shape[1] > 3:
             saved.notes.append("the state of the dense optimizer adam_d2sum does not fit Adam and was not imported")
-    elif plugin.is_dir():
-        saved.params = by_position(dumps.read_variables(plugin), wanted)
     return saved
+
+
+@dataclass
+class SavedArrays:
+    """All variables of a model, and how its optimizer names them."""
+
+    path: Path
+    arrays: Arrays
+    kept: Arrays
+    """The optimizer's variables."""
+    names: dict[str, str] = field(default_factory=dict)
+    """The optimizer's name of each parameter. Empty: the same names."""
+    notes: list[str] = field(default_factory=list)
+
+
+def load_arrays(path: Path, wanted: list[Layer]) -> SavedArrays:
+    """Load a model of whole matrices: a .pdparams file, a folder of variables, or a file of all variables."""
+    file = params_file(path)
+    if file is not None:
+        arrays, names = pickles.load(file)
+        optimizer = file.with_suffix(".pdopt")
+        kept = pickles.load(optimizer)[0] if optimizer.is_file() else {}
+        notes = [] if kept else [f"no {optimizer.name} found: the optimizer starts with an empty state"]
+        if path.is_dir() and len(others := sorted(path.glob("*.pdparams"))) > 1:
+            notes.insert(0, f"{path} has {', '.join(other.name for other in others)}: imported {file.name}")
+        return SavedArrays(file, arrays, kept, names, notes)
+    together = [path] if path.is_file() else variables.bundles(path)
+    if len(together) > 1:
+        raise CheckpointError(
+            f"{path} has {len(together)} files of several variables: {', '.join(one.name for one in together)}",
+            f"name one of them: {together[0]}",
+        )
+    if together and len(variables.variables(together[0])) > 1:
+        arrays = _bundle(together[0], wanted)
+        return SavedArrays(together[0], arrays, arrays, notes=_without_moments(together[0], arrays))
+    arrays = variables.read_variables(path) if path.is_dir() else {}
+    if not arrays:
+        raise CheckpointError(
+            f"{path} contains no model of PaddleRec" if path.exists() else f"{path} does not exist",
+            "expected rec.pdparams or another .pdparams file, files of one variable each, 000/part-000-00000, "
+            "or <var>.shard/<var>.block0.txt with its .meta; or folders with them that are named by number",
+        )
+    return SavedArrays(path, arrays, arrays, notes=_without_moments(path, arrays))
+
+
+def _without_moments(path: Path, arrays: Arrays) -> list[str]:
+    found = any(name.endswith("_0") and "_moment" in name for name in arrays)
+    return [] if found else [f"no optimizer variables in {path}: the optimizer starts with an empty state"]
+
+
+STATE = ("beta1_pow_acc_0", "beta2_pow_acc_0", "moment1_0", "moment2_0")
+"""Adam's variables of each parameter."""
+
+
+def _bundle(path: Path, wanted: list[Layer]) -> Arrays:
+    """Return the variables of a file that has no names: those of the program beside it, or those that fit the shapes."""
+    each = variables.variables(path)
+    program = variables.program(path)
+    if program is not None:
+        names = variables.program_names(program)
+        if len(names) != len(each):
+            raise CheckpointError(
+                f"{path} has {len(each)} variables, but {program.name} names {len(names)}",
+                "use the program that was saved with the variables",
+            )
+        return variables.read_bundle(path, names)
+    numbers = [one for one in each if one.kind == variables.FLOAT32]  # buckets of the AUC are integers
+    shapes = {name: size for layer in wanted for name, size in layer.shapes.items()}
+    for linear in ("linear", "fc"):
+        static = static_names(wanted, linear)
+        for state in ((), STATE):
+            names = sorted(
+                [f"{static[place]}{suffix}" for place in static for suffix in ("", *(f"_{one}" for one in state))]
+                + (["learning_rate_0"] if state or len(numbers) > len(static) else [])
+            )
+            sizes = {static[place]: shapes.get(place) for place in static}
+            if len(names) == len(numbers) and all(
+                _fits(one.shape, name, sizes) for name, one in zip(names, numbers, strict=True)
+            ):
+                return {name: variables.array(path, one) for name, one in zip(names, numbers, strict=True)}
+    raise CheckpointError(
+        f"{path} has {len(each)} variables without names, and their shapes do not tell which is which",
+        "put __model__ or the .pdmodel file of its program beside it, or save one file per variable (filename=None)",
+    )
+
+
+def _fits(shape: tuple[int, ...], name: str, sizes: dict[str, tuple[int, ...] | None]) -> bool:
+    """Return whether a variable of this shape may have that name. The length of an embedding is any."""
+    if name == "learning_rate_0" or name.endswith(STATE[:2]):
+        return shape == (1,)
+    plain = next((name.removesuffix(f"_{one}") for one in STATE if name.endswith(f"_{one}")), name)
+    size = sizes[plain]
+    return len(shape) == 2 if size is None else shape == size
+
+
+STATES: dict[str, Callable[[int], int]] = {
+    "sgd": lambda n: 0,
+    "adagrad": lambda n: 1,
+    "adagrad_v2": lambda n: 1,
+    "std_adagrad": lambda n: n,
+    "adam": lambda n: 2 * n + 2,
+    "shared_adam": lambda n: 4,
+}
+"""How many floats of state each rule keeps for n weights."""
 
 
 def state_size(rule: Rule, n: int) -> int:
@@ -118,7 +278,7 @@ def state_size(rule: Rule, n: int) -> int:
     >>> state_size(rule("adam"), 8), state_size(rule("adagrad"), 8)
     (18, 1)
     """
-    return {"sgd": 0, "adagrad": 1, "adagrad_v2": 1, "std_adagrad": n, "adam": 2 * n + 2, "shared_adam": 4}[rule.name]
+    return STATES[rule.name](n)
 
 
 def initial_state(rule: Rule, rows: int, n: int) -> Numbers:
@@ -130,8 +290,8 @@ def initial_state(rule: Rule, rows: int, n: int) -> Numbers:
     return state
 
 
-def _pickled(file: Path, wanted: list[Layer], width: Width) -> Saved:
-    arrays, names = pickles.load(file)
+def _matrices(loaded: SavedArrays, wanted: list[Layer], width: Width) -> Saved:
+    file, arrays, kept, names = loaded.path, loaded.arrays, loaded.kept, loaded.names
     found = by_position(arrays, wanted)
     tables = [layer.parts[0] for layer in wanted if layer.kind == "embedding"]
     for name in tables:
@@ -146,9 +306,6 @@ def _pickled(file: Path, wanted: list[Layer], width: Width) -> Saved:
             f"{file}: {tables[-1]} has shape {factors.shape}, but the configuration needs width {width.factors + width.whole}",
             "check sparse_feature_dim",
         )
-    optimizer = file.with_suffix(".pdopt")
-    kept = pickles.load(optimizer)[0] if optimizer.is_file() else {}
-    notes = [] if kept else [f"no {optimizer.name} found: the optimizer starts with an empty state"]
     own = (
         {place: names.get(place, place) for place in found}
         if names
@@ -166,7 +323,8 @@ def _pickled(file: Path, wanted: list[Layer], width: Width) -> Saved:
     steps = max((round(np.log(p1) / np.log(0.9)) - 1 for p1, _ in powers.values() if 0 < p1 < 1), default=0)
     params = {place: array for place, array in found.items() if place not in tables}
     rows = _matrix_rows(found, tables, width, moments, powers)
-    return Saved(file, rows, params, {k: moments[k] for k in ("mean", "square") if moments[k]}, int(steps), notes)
+    kept_moments = {k: moments[k] for k in ("mean", "square") if moments[k]}
+    return Saved(file, rows, params, kept_moments, int(steps), loaded.notes)
 
 
 def _statics(arrays: Arrays, found: Arrays) -> list[tuple[str, str]]:
@@ -213,11 +371,19 @@ def _state(rule: Rule, table: str, moments: dict[str, Arrays], powers: Any, part
 
 def split_state(width: Width, state: Numbers) -> tuple[Numbers, Numbers]:
     """Split the state of 1 + D weights under one rule into that of the first-order weight and that of the factors."""
-    n = width.factors + 1
     if width.rule.name != "adam":
         return initial_state(width.embed_rule, len(state), 1), initial_state(width.rule, len(state), width.factors)
-    m, v, p = state[:, :n], state[:, n : 2 * n], state[:, 2 * n :]
-    return np.concatenate([m[:, :1], v[:, :1], p], 1), np.concatenate([m[:, 1:], v[:, 1:], p], 1)
+    return part_state(width.rule, state, width.factors + 1)
+
+
+def part_state(rule: Rule, state: Numbers, n: int) -> tuple[Numbers, Numbers]:
+    """Part the state of n weights into that of the first one and that of the others. `join_states` does the opposite."""
+    if rule.name == "std_adagrad":
+        return state[:, :1], state[:, 1:]
+    if rule.name == "adam":
+        m, v, p = state[:, :n], state[:, n : 2 * n], state[:, 2 * n :]
+        return np.concatenate([m[:, :1], v[:, :1], p], 1), np.concatenate([m[:, 1:], v[:, 1:], p], 1)
+    return state, state  # one number for all weights
 
 
 def join_states(rule: Rule, first: Numbers, rest: Numbers | None, n: int) -> Numbers:

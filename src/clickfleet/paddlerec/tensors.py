@@ -222,7 +222,7 @@ def _xdeepfm(settings: Mapping[str, Any], shape: Shape, hidden: tuple[int, ...])
 def by_position(arrays: Arrays, wanted: list[Layer]) -> Arrays:
     """Return the arrays of a dygraph or static file, named by position. Omit arrays that the network does not have."""
     places = {part for layer in wanted for part in layer.parts}
-    if places & arrays.keys():
+    if (places - {layer.named for layer in wanted}) & arrays.keys():
         found = {name: array for name, array in arrays.items() if name in places}
         for part in ("weight", "bias"):  # a layer that was added under two names
             if f"cin.cnn_fc.{part}" in arrays and "cin.cin_linear.weight" in places:
@@ -269,7 +269,7 @@ def split_dense(values: Any, wanted: list[Layer], source: str) -> Arrays:
     """Split the values of a dense table into arrays by name. The table holds parameters in the order of their static names."""
     found: Arrays = {}
     at = 0
-    for _, name, shape in sorted(_static_names(wanted)):
+    for name, shape in dense_order(wanted):
         size = int(np.prod(shape))
         found[name] = values[at : at + size].reshape(shape) if at + size <= len(values) else values[:0]
         at += size
@@ -281,17 +281,55 @@ def split_dense(values: Any, wanted: list[Layer], source: str) -> Arrays:
     return found
 
 
-def _static_names(wanted: list[Layer]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield (static name, position, shape) of every parameter; running statistics are not parameters."""
-    kinds = {"linear": "linear", "parameter": "create_parameter", "conv": "conv2d", "norm": "batch_norm1d"}
-    counts = dict.fromkeys(kinds, 0)
+def dense_order(wanted: list[Layer]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return position and shape of every parameter in a dense table. Running statistics are not parameters."""
+    names = static_names(wanted)
+    shapes = [item for layer in wanted for item in list(layer.shapes.items())[:2]]
+    return sorted(shapes, key=lambda item: names[item[0]])
+
+
+def static_names(wanted: list[Layer], linear: str = "linear") -> dict[str, str]:
+    """Return the name in static files of every array, by position. Embeddings without a name of their own are numbered too."""
+    kinds = {"linear": linear, "parameter": "create_parameter", "conv": "conv2d", "norm": "batch_norm1d"}
+    kinds |= {"embedding": "embedding"}
+    counts, names = dict.fromkeys(kinds, 0), {}
     for layer in wanted:
-        if layer.kind == "embedding":
-            continue
         base = layer.named or f"{kinds[layer.kind]}_{counts[layer.kind]}"
         counts[layer.kind] += not layer.named
-        for (name, shape), part in zip(list(layer.shapes.items())[:2], ("w_0", "b_0"), strict=False):
-            yield (base if layer.named else f"{base}.{part}"), name, shape
+        for name, part in zip(layer.parts, ("w_0", "b_0", "w_1", "w_2"), strict=False):
+            names[name] = base if layer.named else f"{base}.{part}"
+    return names
+
+
+SUMMED = ("cin.cin_linear.bias",)
+"""Biases that ours has in a sum with another. An export writes zeros for them and the sum for the other."""
+
+
+def their_arrays(
+    network: str, ours: Arrays, wanted: list[Layer], shape: Shape, settings: Mapping[str, Any]
+) -> Arrays | None:
+    """Return PaddleRec's arrays by position, from which `our_tensors` makes ours. None: our network is not PaddleRec's.
+
+    `our_tensors` only moves numbers. Here it moves their places, which tells where each number of ours belongs.
+    """
+    shapes = {name: size for layer in wanted for name, size in layer.shapes.items()}
+    places, end = {}, 0
+    for name, size in shapes.items():
+        if name not in SUMMED:
+            places[name] = np.arange(end, end + int(np.prod(size))).reshape(size)
+            end += places[name].size
+    try:
+        moved = our_tensors(network, places, shape, settings)
+    except (IndexError, ValueError):  # the network has other inputs
+        return None
+    if moved.keys() != ours.keys() or any(moved[name].shape != ours[name].shape for name in moved):
+        return None
+    values = np.zeros(end, np.float32)
+    for name, at in moved.items():
+        values[at] = ours[name]
+    return {
+        name: values[places[name]] if name in places else np.zeros(size, np.float32) for name, size in shapes.items()
+    }
 
 
 def our_tensors(network: str, found: Arrays, shape: Shape, settings: Mapping[str, Any]) -> Arrays:

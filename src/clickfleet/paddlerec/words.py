@@ -14,7 +14,7 @@ from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.models.word2vec.vocabulary import Vocabulary
 from clickfleet.paddlerec import pickles
 from clickfleet.paddlerec.keys import Keys
-from clickfleet.paddlerec.sources import Saved, SavedPiece, params_file
+from clickfleet.paddlerec.sources import Saved, SavedPiece, load_arrays, locate
 from clickfleet.store.table import Table
 
 NAMES = {
@@ -29,14 +29,10 @@ Numbers = Any
 
 def open_vectors(source: Path, known: Vocabulary, table: Table) -> Saved:
     """Return the vectors of the words of a vocabulary. Omit the rows beyond it, which belong to no word."""
-    file = params_file(source)
-    if file is None:
-        raise CheckpointError(
-            f"{source} contains no word2vec model of PaddleRec", "expected rec.pdparams of training on one machine"
-        )
-    arrays, _ = pickles.load(file)
+    notes: list[str] = []
+    loaded = load_arrays(locate(source, notes), [])
+    file, arrays = loaded.path, loaded.arrays
     matrices = {name: _matrix(arrays, places, file) for name, places in NAMES.items()}
-    notes = []
     for name, width in (("u", table.factors), ("v", table.factors), ("bias", 1)):
         rows, columns = matrices[name].shape
         if columns != width or rows < len(known):

@@ -31,6 +31,8 @@ TRIES = 5
 LOG = "published/LOG.jsonl"
 NAMES = "names.json"
 """The values behind frequent keys, in the run folder. It holds raw values of the data."""
+DONE_FILES = "model/*donefile.txt"
+"""Files that name published entries and checkpoints."""
 SPOOL = "spool/"
 """Not uploaded: records of passes, which are in their topic."""
 _URL = re.compile(r"^([a-z][a-z0-9+]+):/+(?=[^/])")
@@ -219,12 +221,13 @@ class Mirror:
         self.fs.pipe_file(to, content)
 
     def _pointers(self) -> list[str]:
-        """Return the checkpoints' labels, then the log.
+        """Return the done files, the checkpoints' labels, then the log.
 
         They are read in this order and uploaded in reverse, so that no checkpoint knows entries that the log lacks.
         """
+        done = sorted(path.relative_to(self.folder).as_posix() for path in self.folder.glob(DONE_FILES))
         labels = sorted(path.name for path in (self.folder / "checkpoints").glob("*") if checkpoint.is_label(path.name))
-        return [f"checkpoints/{name}" for name in labels] + [LOG] * (self.folder / LOG).exists()
+        return done + [f"checkpoints/{name}" for name in labels] + [LOG] * (self.folder / LOG).exists()
 
     def _remove(self, name: str) -> None:
         del self._uploaded[name]
@@ -286,7 +289,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _is_pointer(name: str) -> bool:
     folder, _, inner = name.rpartition("/")
-    return name == LOG or (folder == "checkpoints" and checkpoint.is_label(inner))
+    return name == LOG or Path(name).match(DONE_FILES) or (folder == "checkpoints" and checkpoint.is_label(inner))
 
 
 def _manifests_last(name: str) -> tuple[bool, str]:
