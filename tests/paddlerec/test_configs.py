@@ -19,7 +19,7 @@ from clickfleet.paddlerec import networks, original, translation
 from clickfleet.paddlerec.catalog import CATALOG
 from clickfleet.paddlerec.original import flatten, read
 from clickfleet.paddlerec.report import NOT_APPLICABLE
-from originals import HYPER, READER, project, rows_of, slot_lines
+from originals import HYPER, ONLINE, READER, project, rows_of, slot_lines, write_slot_days
 
 SAME = ["train.deterministic=true", "train.threads=1", "run.report=false"]
 
@@ -222,73 +222,11 @@ def test_the_report_is_a_table_and_paths_are_relative(tmp_path: Path, capsys: py
     assert config.run.dir == str(tmp_path / "dnn" / ".." / "output")
 
 
-ONLINE = {
-    "runner": {
-        "train_data_dir": "days",
-        "train_batch_size": 8,
-        "model_save_path": "stream",
-        "start_day": "20190720",
-        "end_day": "20190720",
-        "split_interval": 720,
-        "split_per_pass": 1,
-        "checkpoint_per_pass": 1,
-        "save_delta_frequency": 1,
-        "data_sleep_second": 0.05,
-        "train_thread_num": 1,
-        "prefetch": True,
-        "reader_type": "InMemoryDataset",
-    },
-    "table_parameters": {
-        "embedding": {
-            "shard_num": 10,
-            "accessor": {
-                "accessor_class": "SparseAccessor",
-                "fea_dim": 7,
-                "embedx_dim": 4,
-                "embedx_threshold": 2,
-                "embed_sgd_param": {
-                    "name": "SparseAdaGradSGDRule",
-                    "adagrad": {
-                        "learning_rate": 0.05,
-                        "initial_g2sum": 3.0,
-                        "initial_range": 0.0001,
-                        "weight_bounds": [-10.0, 10.0],
-                    },
-                },
-                "embedx_sgd_param": {
-                    "name": "SparseAdaGradSGDRule",
-                    "adagrad": {
-                        "learning_rate": 0.04,
-                        "initial_g2sum": 3.0,
-                        "initial_range": 0.01,
-                        "weight_bounds": [-9.0, 9.0],
-                    },
-                    "adam": {"learning_rate": 1.0},
-                },
-                "ctr_accessor_param": {"nonclk_coeff": 0.2, "show_click_decay_rate": 0.9, "base_threshold": 0.0},
-            },
-        }
-    },
-    "hyper_parameters": {
-        "optimizer": {"class": "Adam", "learning_rate": "5e-6"},
-        "emb_dim": 5,
-        "sparse_feature_dim": 5,
-        "slot_num": 3,
-        "layer_sizes": [6],
-    },
-}
-
-
 def test_online_learns_from_the_days_of_slot_dnn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = tmp_path / "slot_dnn"
     home.mkdir()
     (home / "config_online.yaml").write_text(yaml.safe_dump(ONLINE))
-    rng = np.random.default_rng(3)
-    for split in ("0000", "1200"):
-        folder = tmp_path / "days" / "20190720" / split
-        folder.mkdir(parents=True)
-        lines = [f"{rng.integers(2)}:1 {rng.integers(1, 9)}:2 {2**63 + int(rng.integers(9))}:4" for _ in range(30)]
-        (folder / "part-0").write_text("\n".join(lines) + "\n")
+    write_slot_days(tmp_path / "days", ["20190720"], rows=30)
     translated = translation.translate(original.read(home / "config_online.yaml"), purpose="online")
     table = translated.raw["table"]
     assert table["dim"] == 4
