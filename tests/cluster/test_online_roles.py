@@ -18,6 +18,7 @@ from clickfleet.store import published
 from fleet import ALL, Processes, shows
 from marked import Marked
 from originals import ONLINE, write_slot_days
+from soak import only_in_soak
 from streams import settings, write_days
 
 pytestmark = [pytest.mark.xdist_group("own clusters"), pytest.mark.timeout(900)]
@@ -50,8 +51,9 @@ def check_two_days(run: Path, shown: int, kinds: list[str] = KINDS) -> None:
         assert [Path(json.loads(line)["input"]).resolve().name[7:] for line in lines] == [kind] * kinds.count(kind)
 
 
-def test_config_online_in_four_roles(tmp_path: Path) -> None:
-    """All processes are killed while the last pass is awaited: the pass before it is published, but in no checkpoint."""
+@pytest.mark.parametrize("victims", [ALL, only_in_soak(("worker 1",)), only_in_soak(("server 1",))])
+def test_config_online_in_four_roles(tmp_path: Path, victims: tuple[str, ...]) -> None:
+    """Processes are killed while the last pass is awaited: the pass before it is published, but in no checkpoint."""
     config, run = deepcopy(ONLINE), tmp_path / "stream"
     config["runner"] |= {"end_day": "20190721", "epochs": 3, "sync_mode": "async", "use_gloo": True}
     config["runner"] |= {"checkpoint_per_pass": 6, "data_donefile": "data.done"}
@@ -63,17 +65,19 @@ def test_config_online_in_four_roles(tmp_path: Path) -> None:
     write_slot_days(tmp_path / "days", ["20190720", "20190721"], ROWS // 2, parts=2, done="data.done")
     last = tmp_path / "days/20190721/1200/data.done"
     last.unlink()
-    words = ["online", "-m", str(home / "config_online.yaml"), "-o", "cluster.start_timeout=250s"]
+    words = ["online", "-m", str(home / "config_online.yaml"), "cluster.start_timeout=250s", "publish.keep_chains=9"]
     job = Processes(*words, folder=tmp_path)
     try:
         wait_for(lambda: len(entries(run)) == 4, lambda: job.running["worker 0"].poll() is None)
-    finally:
+        job.kill(*victims)
+        for name in victims:
+            job.start(name)
+        last.touch()
+    except BaseException:
         job.kill(*ALL)
-    last.touch()
-    for name in ALL:
-        job.start(name)
+        raise
     said = job.ends()
-    assert f"4 passes, {2 * ROWS} rows in" in said["worker 0"]
+    assert f"4 passes, {2 * ROWS if victims == ALL else 4 * ROWS} rows in" in said["worker 0"]
     assert "2 shards and 2 workers are ready" in said["worker 0"]
     assert all("the job has ended" in said[name] for name in ("server 0", "server 1", "worker 1"))
     assert f"tcp://127.0.0.1:{job.ports[1]}" in (run / "processes.json").read_text()
@@ -84,6 +88,7 @@ def test_launch_learns_a_stream(tmp_path: Path, graph: Path) -> None:
     config, run = settings(tmp_path), tmp_path / "run"
     config |= {"train": {}, "mode": {"name": "async"}, "cluster": {"start_timeout": "250s", "stop_timeout": "25s"}}
     config["table"] |= {"decay_rate": 1.0, "delete_threshold": 0.0}
+    config["publish"]["keep_chains"] = 9
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     last = write_days(tmp_path, rows=ROWS) / "20260102/1200/_DONE"
     for part in tmp_path.glob("logs/*/*/part-0.csv"):
