@@ -124,6 +124,19 @@ def test_no_command_that_trains_ignores_its_role(
     assert said in capsys.readouterr().err
 
 
+def test_every_role_hashes_alike(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Worker 0 alone must not start again when it finds that the reader uses hash(): the others would lose it."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    restarts: list[bool] = []
+    words = ["train", "data.train=logs", "data.format.name=./reader.py", "mode.name=async"]
+    for environ in (SERVER, WORKER):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        frame.run(build(), words, restart=lambda: restarts.append(True))
+        assert "PYTHONHASHSEED=0" in capsys.readouterr().err
+    assert restarts == [True, True]
+
+
 def training(config: dict[str, Any], names: tuple[str, ...] = ALL) -> Processes:
     path = Path(config["run"]["dir"]).parent / "config.yaml"
     path.write_text(yaml.safe_dump({**config, "mode": {"name": "async"}}))

@@ -1,5 +1,6 @@
 """The command `launch`, and the role of a process that a job manager started."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -110,7 +111,8 @@ def run_in_role(role: "Role", config: "Config", drive: Callable[["Config"], T], 
     """Run one process of a cluster: worker 0 drives the training, the others serve it. Show the result when all have ended."""
     from clickfleet import cluster
     from clickfleet.cluster import nodes
-    from clickfleet.errors import ConfigError
+    from clickfleet.data.repeatable import HASH_SEED
+    from clickfleet.errors import ConfigError, HashSeedError
     from clickfleet.paddlerec import roles
     from clickfleet.training import modes
 
@@ -118,6 +120,11 @@ def run_in_role(role: "Role", config: "Config", drive: Callable[["Config"], T], 
         raise ConfigError(
             f"{roles.ROLE} makes this process {role.name} of a cluster, but mode {config.mode.name} runs in one process",
             f"add mode.name=async (or sync, half_async, geo), or unset {roles.SERVERS}",
+        )
+    if config.data.format.name.endswith(".py") and os.environ.get(HASH_SEED, "random") == "random":
+        raise HashSeedError(
+            f"{config.data.format.name} may use hash(), which must be the same in all processes of a cluster",
+            f"set {HASH_SEED}=0 for each of them",
         )
     config = nodes.settled(config, role)
     cluster.check(config)
