@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from clickfleet.cli import build, frame
 from clickfleet.errors import ConfigError
 from clickfleet.paddlerec import roles
-from fleet import ROWS, SLOTS, shows, when_saved
-from ports import free_ports
+from fleet import ALL, ROWS, SLOTS, Processes, shows, when_saved
 
 JOB = {
     "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:6170, 10.0.0.2:6170,10.0.0.2:6171",
@@ -62,7 +60,9 @@ def test_the_address_of_a_worker() -> None:
     assert (by_list.host, by_route.host) == ("10.0.0.8", "127.0.0.1")
 
 
-@pytest.mark.parametrize("environ", [{}, {"TRAINING_ROLE": "TRAINER"}, {"POD_IP": "1.2.3.4", "CPU_NUM": "4"}])
+@pytest.mark.parametrize(
+    "environ", [{}, {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"}, {"POD_IP": "1.2.3.4", "CPU_NUM": "4"}]
+)
 def test_without_servers_a_process_is_alone(environ: dict[str, str]) -> None:
     assert roles.read(environ) is None
 
@@ -73,6 +73,7 @@ def test_without_servers_a_process_is_alone(environ: dict[str, str]) -> None:
         ({"TRAINING_ROLE": "TRAINR"}, "TRAINING_ROLE must be TRAINER or PSERVER, not 'TRAINR'"),
         ({"TRAINING_ROLE": "PSERVER"}, "PADDLE_PSERVERS_IP_PORT_LIST is missing"),
         ({"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINERS_NUM": "2"}, "PADDLE_PSERVERS_IP_PORT_LIST is missing"),
+        ({"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"}, "PADDLE_PSERVERS_IP_PORT_LIST is missing"),
         (JOB, "TRAINING_ROLE is missing"),
         ({**SERVER, "PADDLE_TRAINERS_NUM": ""}, "PADDLE_TRAINERS_NUM is missing"),
         ({**SERVER, "POD_IP": ""}, "POD_IP is missing"),
@@ -98,63 +99,55 @@ def test_what_is_missing_or_contradictory_is_named(environ: dict[str, str], said
         roles.read(environ)
 
 
-ALL = ("server 0", "server 1", "worker 0", "worker 1")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("online online.dir=logs", "worker 0 of a cluster, but mode local runs in one process\n  add mode.name=async"),
+        ("online mode.name=async", "online learning needs exactly one stream"),
+        ("online mode.name=async online.dir=logs train.device=cuda", "train.device is not supported in mode async"),
+        ("online online.dir=logs --rewind list", "but `clickfleet online --rewind` is for one process"),
+        ("train data.train=logs", "worker 0 of a cluster, but mode local runs in one process\n  add mode.name=async"),
+        ("launch config.yaml", "but `clickfleet launch` starts every process itself"),
+        ("launch program.py", "or unset PADDLE_PSERVERS_IP_PORT_LIST"),
+        ("compare data.train=logs", "but `clickfleet compare` trains every model itself"),
+        ("tune data.train=logs", "but `clickfleet tune` trains every trial itself"),
+        ("bench modes data.train=logs", "but `clickfleet bench modes` simulates its workers"),
+        ("replay online.dir=logs", "but `clickfleet replay` trains its runs one after the other"),
+    ],
+)
+def test_no_command_that_trains_ignores_its_role(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in WORKER.items():
+        monkeypatch.setenv(name, value)
+    assert frame.run(build(), words.split()) == 1
+    assert said in capsys.readouterr().err
 
 
-class Processes:
-    """Two servers and two workers, each a process that knows its role by its environment alone."""
+def test_every_role_hashes_alike(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Worker 0 alone must not start again when it finds that the reader uses hash(): the others would lose it."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    restarts: list[bool] = []
+    words = ["train", "data.train=logs", "data.format.name=./reader.py", "mode.name=async"]
+    for environ in (SERVER, WORKER):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        frame.run(build(), words, restart=lambda: restarts.append(True))
+        assert "PYTHONHASHSEED=0" in capsys.readouterr().err
+    assert restarts == [True, True]
 
-    def __init__(self, config: dict[str, Any], names: tuple[str, ...] = ALL) -> None:
-        path = Path(config["run"]["dir"]).parent / "config.yaml"
-        path.write_text(yaml.safe_dump({**config, "mode": {"name": "async"}}))
-        self._command = [str(Path(sys.executable).with_name("clickfleet")), "train", str(path)]
-        self.ports = free_ports(3)
-        first, second, head = map(str, self.ports)
-        self._job = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-            "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{first},127.0.0.1:{second}",
-            "PADDLE_TRAINERS_NUM": "2",
-            "POD_IP": "127.0.0.1",
-            "CPU_NUM": "2",
-            "CLICKFLEET_RAY_PORT": head,
-        }
-        self._roles = {
-            "server 0": {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": first},
-            "server 1": {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": second},
-            "worker 0": {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"},
-            "worker 1": {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"},
-            "worker 2": {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "2", "PADDLE_TRAINERS_NUM": "3"},
-        }
-        self.running: dict[str, subprocess.Popen[str]] = {}
-        for name in names:
-            self.start(name)
 
-    def start(self, name: str) -> None:
-        env = {**self._job, **self._roles[name]}
-        self.running[name] = subprocess.Popen(
-            self._command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    def kill(self, name: str) -> None:
-        self.running[name].kill()
-        self.running[name].communicate()
-
-    def ends(self) -> dict[str, str]:
-        """What each said, once all have ended well."""
-        try:
-            said = {name: process.communicate(timeout=500)[0] for name, process in self.running.items()}
-        finally:
-            for process in self.running.values():
-                process.kill()
-        assert {name: process.returncode for name, process in self.running.items()} == dict.fromkeys(said, 0), said
-        return said
+def training(config: dict[str, Any], names: tuple[str, ...] = ALL) -> Processes:
+    path = Path(config["run"]["dir"]).parent / "config.yaml"
+    path.write_text(yaml.safe_dump({**config, "mode": {"name": "async"}}))
+    return Processes("train", str(path), folder=path.parent, names=names)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("own clusters")
 def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(config: dict[str, Any]) -> None:
     """One worker is late, and another one too many."""
-    run, processes = Path(config["run"]["dir"]), Processes(config, ("server 0", "server 1", "worker 0", "worker 2"))
+    run, processes = Path(config["run"]["dir"]), training(config, ("server 0", "server 1", "worker 0", "worker 2"))
     surplus = processes.running.pop("worker 2")
     try:
         told = surplus.communicate(timeout=300)[0]
@@ -180,7 +173,7 @@ def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(
 @pytest.mark.parametrize("victim", ["worker 1", "server 1"])
 def test_a_killed_process_that_is_started_again_takes_its_place(config: dict[str, Any], victim: str) -> None:
     config["data"]["batch_size"], config["run"]["checkpoint_every_steps"], config["train"] = 20, 100, {"epochs": 3}
-    run, processes = Path(config["run"]["dir"]), Processes(config)
+    run, processes = Path(config["run"]["dir"]), training(config)
     when_saved(run, lambda: processes.kill(victim)).join(300)
     processes.start(victim)
     said = processes.ends()

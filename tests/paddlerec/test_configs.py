@@ -12,6 +12,7 @@ import yaml
 
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
+from clickfleet.cli.migrating import with_translation
 from clickfleet.config.load import load
 from clickfleet.config.plugins import names
 from clickfleet.errors import ConfigError
@@ -19,7 +20,7 @@ from clickfleet.paddlerec import networks, original, translation
 from clickfleet.paddlerec.catalog import CATALOG
 from clickfleet.paddlerec.original import flatten, read
 from clickfleet.paddlerec.report import NOT_APPLICABLE
-from originals import HYPER, READER, project, rows_of, slot_lines
+from originals import HYPER, ONLINE, READER, project, rows_of, slot_lines, write_slot_days
 
 SAME = ["train.deterministic=true", "train.threads=1", "run.report=false"]
 
@@ -222,73 +223,48 @@ def test_the_report_is_a_table_and_paths_are_relative(tmp_path: Path, capsys: py
     assert config.run.dir == str(tmp_path / "dnn" / ".." / "output")
 
 
-ONLINE = {
-    "runner": {
-        "train_data_dir": "days",
-        "train_batch_size": 8,
-        "model_save_path": "stream",
-        "start_day": "20190720",
-        "end_day": "20190720",
-        "split_interval": 720,
-        "split_per_pass": 1,
-        "checkpoint_per_pass": 1,
-        "save_delta_frequency": 1,
-        "data_sleep_second": 0.05,
-        "train_thread_num": 1,
-        "prefetch": True,
-        "reader_type": "InMemoryDataset",
-    },
-    "table_parameters": {
-        "embedding": {
-            "shard_num": 10,
-            "accessor": {
-                "accessor_class": "SparseAccessor",
-                "fea_dim": 7,
-                "embedx_dim": 4,
-                "embedx_threshold": 2,
-                "embed_sgd_param": {
-                    "name": "SparseAdaGradSGDRule",
-                    "adagrad": {
-                        "learning_rate": 0.05,
-                        "initial_g2sum": 3.0,
-                        "initial_range": 0.0001,
-                        "weight_bounds": [-10.0, 10.0],
-                    },
-                },
-                "embedx_sgd_param": {
-                    "name": "SparseAdaGradSGDRule",
-                    "adagrad": {
-                        "learning_rate": 0.04,
-                        "initial_g2sum": 3.0,
-                        "initial_range": 0.01,
-                        "weight_bounds": [-9.0, 9.0],
-                    },
-                    "adam": {"learning_rate": 1.0},
-                },
-                "ctr_accessor_param": {"nonclk_coeff": 0.2, "show_click_decay_rate": 0.9, "base_threshold": 0.0},
-            },
-        }
-    },
-    "hyper_parameters": {
-        "optimizer": {"class": "Adam", "learning_rate": "5e-6"},
-        "emb_dim": 5,
-        "sparse_feature_dim": 5,
-        "slot_num": 3,
-        "layer_sizes": [6],
-    },
-}
+@pytest.mark.parametrize(
+    ("purpose", "cluster", "days", "mode", "threads"),
+    [
+        (None, False, True, "local", None),
+        ("online", False, True, "local", None),
+        ("online", True, True, "geo", 1),
+        ("launch", False, True, "geo", 1),
+        ("train", True, False, "geo", None),  # train_thread_num is for online learning
+    ],
+)
+def test_a_file_with_days_on_a_cluster(
+    tmp_path: Path, purpose: Any, cluster: bool, days: bool, mode: str, threads: int | None
+) -> None:
+    path = tmp_path / "slot_dnn" / "config_online.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump({**ONLINE, "runner": {**ONLINE["runner"], "epochs": 3, "sync_mode": "geo"}}))
+    translated = translation.translate(original.read(path), (), purpose, cluster)
+    assert (translated.config.online.dir is not None, translated.config.mode.name) == (days, mode)
+    assert translated.raw.get("cluster", {}).get("threads") == threads
+
+
+def test_only_worker_0_writes_the_inputs_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "slot_dnn" / "config_online.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(ONLINE))
+    servers = {"PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:6170", "PADDLE_TRAINERS_NUM": "2"}
+    for name, value in {**servers, "TRAINING_ROLE": "TRAINER", "POD_IP": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    config, _ = with_translation(str(path), [], "online")
+    assert (config.mode.name, config.online.start_day) == ("async", 20190720)
+    assert not (tmp_path / "stream").exists()
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
+    config, _ = with_translation(str(path), [], "online")
+    assert config.data.schema == str(tmp_path / "stream" / "schema.yaml")
 
 
 def test_online_learns_from_the_days_of_slot_dnn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = tmp_path / "slot_dnn"
     home.mkdir()
     (home / "config_online.yaml").write_text(yaml.safe_dump(ONLINE))
-    rng = np.random.default_rng(3)
-    for split in ("0000", "1200"):
-        folder = tmp_path / "days" / "20190720" / split
-        folder.mkdir(parents=True)
-        lines = [f"{rng.integers(2)}:1 {rng.integers(1, 9)}:2 {2**63 + int(rng.integers(9))}:4" for _ in range(30)]
-        (folder / "part-0").write_text("\n".join(lines) + "\n")
+    write_slot_days(tmp_path / "days", ["20190720"], rows=30)
     translated = translation.translate(original.read(home / "config_online.yaml"), purpose="online")
     table = translated.raw["table"]
     assert table["dim"] == 4
@@ -305,6 +281,9 @@ def test_online_learns_from_the_days_of_slot_dnn(tmp_path: Path, capsys: pytest.
     assert result(capsys, "evaluate", home / "config_online.yaml", rows)["rows"] == 30
     assert run(build(), ["train", "-m", str(home / "config_online.yaml")]) == 1
     assert "clickfleet online" in capsys.readouterr().err
+    cluster = result(capsys, "migrate", "paddlerec", home / "config_online.yaml", "--purpose", "launch")["path"]
+    both = yaml.safe_load(Path(cluster).read_text())
+    assert (both["online"]["start_day"], both["mode"]) == (20190720, {"name": "async"})
     written = result(capsys, "migrate", "paddlerec", home / "config_online.yaml")["path"]
     assert yaml.safe_load(Path(written).read_text())["online"]["start_day"] == 20190720
     assert result(capsys, "online", written, f"run.dir={tmp_path}/again", *SAME)["rows"] == 60

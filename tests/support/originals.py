@@ -154,6 +154,79 @@ def project(folder: Path, network: str, rows: int = 40, **runner: Any) -> Path:
     return path
 
 
+ONLINE: dict[str, Any] = {
+    "runner": {
+        "train_data_dir": "days",
+        "train_batch_size": 8,
+        "model_save_path": "stream",
+        "start_day": "20190720",
+        "end_day": "20190720",
+        "split_interval": 720,
+        "split_per_pass": 1,
+        "checkpoint_per_pass": 1,
+        "save_delta_frequency": 1,
+        "data_sleep_second": 0.05,
+        "train_thread_num": 1,
+        "prefetch": True,
+        "reader_type": "InMemoryDataset",
+    },
+    "table_parameters": {
+        "embedding": {
+            "shard_num": 10,
+            "accessor": {
+                "accessor_class": "SparseAccessor",
+                "fea_dim": 7,
+                "embedx_dim": 4,
+                "embedx_threshold": 2,
+                "embed_sgd_param": {
+                    "name": "SparseAdaGradSGDRule",
+                    "adagrad": {
+                        "learning_rate": 0.05,
+                        "initial_g2sum": 3.0,
+                        "initial_range": 0.0001,
+                        "weight_bounds": [-10.0, 10.0],
+                    },
+                },
+                "embedx_sgd_param": {
+                    "name": "SparseAdaGradSGDRule",
+                    "adagrad": {
+                        "learning_rate": 0.04,
+                        "initial_g2sum": 3.0,
+                        "initial_range": 0.01,
+                        "weight_bounds": [-9.0, 9.0],
+                    },
+                    "adam": {"learning_rate": 1.0},
+                },
+                "ctr_accessor_param": {"nonclk_coeff": 0.2, "show_click_decay_rate": 0.9, "base_threshold": 0.0},
+            },
+        }
+    },
+    "hyper_parameters": {
+        "optimizer": {"class": "Adam", "learning_rate": "5e-6"},
+        "emb_dim": 5,
+        "sparse_feature_dim": 5,
+        "slot_num": 3,
+        "layer_sizes": [6],
+    },
+}
+"""config_online.yaml of slot_dnn, over days of two folders."""
+
+
+def write_slot_days(folder: Path, days: list[str], rows: int, parts: int = 1, done: str | None = None) -> None:
+    """Days of two folders with logs of slot_dnn: a click, slots 2 and 4, and no slot 3."""
+    rng = np.random.default_rng(3)
+    for day in days:
+        for split in ("0000", "1200"):
+            (folder / day / split).mkdir(parents=True)
+            for part in range(parts):
+                lines = [
+                    f"{rng.integers(2)}:1 {rng.integers(1, 9)}:2 {2**63 + int(rng.integers(9))}:4" for _ in range(rows)
+                ]
+                (folder / day / split / f"part-{part}").write_text("\n".join(lines) + "\n")
+            if done:
+                (folder / day / split / done).touch()
+
+
 def write_pickle(path: Path, content: Any, protocol: int = 2) -> Path:
     """As paddle.save writes: a pickle, here by the module names of NumPy 1."""
     path.parent.mkdir(parents=True, exist_ok=True)

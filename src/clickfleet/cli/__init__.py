@@ -62,6 +62,8 @@ def main(argv: list[str] | None = None) -> None:
 def _with_hash_seed() -> None:
     """Start the same command again with the hash seed that `pipe` gives to its commands."""
     print(
-        "note: the reader uses hash(), so this command starts again with PYTHONHASHSEED=0", file=sys.stderr, flush=True
+        "note: so that hash() gives a reader the same ids in every process, this command starts again with PYTHONHASHSEED=0",
+        file=sys.stderr,
+        flush=True,
     )
     os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})

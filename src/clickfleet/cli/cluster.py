@@ -1,13 +1,20 @@
-"""The command `launch`."""
+"""The command `launch`, and the role of a process that a job manager started."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from clickfleet.cli.frame import Result, command, say
 from clickfleet.cli.migrating import ConfigFile, Settings, is_paddlerec_config
 
+if TYPE_CHECKING:
+    from clickfleet.cluster import Role
+    from clickfleet.config.load import Config
+
+T = TypeVar("T")
 Servers = Annotated[
     int,
     typer.Option(
@@ -59,18 +66,22 @@ def launch(
     config_file: ConfigFile = None,
     option: Settings = None,
 ) -> Result:
-    """Train on a cluster of processes on this machine, or run a program once per role. Each process writes its own log.
+    """Train or learn online on a cluster of processes on this machine, or run a program once per role. Each process writes its own log.
+
+    A file with online.dir or online.kafka, or a PaddleRec configuration with days, is for online learning, which always resumes.
 
     Example: `clickfleet launch --shards 2 --workers 4 config.yaml mode.name=async`
     """
+    refuse_role("launch", "starts every process itself")
     if program is not None and program.endswith(".py"):
         if config_file is not None or option:
             raise typer.BadParameter("-m and -o need a configuration, not a program")
         return _launch_program(program, settings or [], server_num, worker_num, log_dir or Path("log"), resume)
+    from clickfleet.cli.online import show_stream
     from clickfleet.cli.training import resolve_config, show_result
     from clickfleet.config import check
     from clickfleet.errors import ConfigError
-    from clickfleet.training import modes, run
+    from clickfleet.training import modes
 
     numbers = [f"cluster.shards={server_num}", f"cluster.workers={worker_num}"]
     items = [item for item in settings or [] if item not in ("-o", "--set")]  # arguments after CONFIG arrive unparsed
@@ -84,10 +95,58 @@ def launch(
         )
     if log_dir is not None:
         link_logs(log_dir, Path(config.run.dir).absolute() / "logs", server_num, worker_num)
-    done = run.train(config, resume=resume)
-    show_result(done)
+    if config.online.dir is not None or config.online.kafka is not None:
+        from clickfleet.online.learn import learn
+
+        done = show_stream(learn(config))
+    else:
+        from clickfleet.training import run
+
+        done = show_result(run.train(config, resume=resume))
     say(f"logs of the processes: {log_dir or f'{config.run.dir}/logs'}")
-    return done.to_dict()
+    return done
+
+
+def run_in_role(role: "Role", config: "Config", drive: Callable[["Config"], T], show: Callable[[T], Result]) -> Result:
+    """Run one process of a cluster: worker 0 drives the training, the others serve it. Show the result when all have ended."""
+    from clickfleet import cluster
+    from clickfleet.cluster import nodes
+    from clickfleet.data.repeatable import HASH_SEED
+    from clickfleet.errors import ConfigError, HashSeedError
+    from clickfleet.paddlerec import roles
+    from clickfleet.training import modes
+
+    if not modes.distributed(config):
+        raise ConfigError(
+            f"{roles.ROLE} makes this process {role.name} of a cluster, but mode {config.mode.name} runs in one process",
+            f"add mode.name=async (or sync, half_async, geo), or unset {roles.SERVERS}",
+        )
+    if config.data.format.name.endswith(".py") and os.environ.get(HASH_SEED, "random") == "random":
+        raise HashSeedError(
+            f"{config.data.format.name} may use hash(), which must be the same in all processes of a cluster",
+            f"set {HASH_SEED}=0 for each of them",
+        )
+    config = nodes.settled(config, role)
+    cluster.check(config)
+    if not role.drives:
+        nodes.serve(role, config, say)
+        return {"role": role.name}
+    with nodes.driving(role, config, say):
+        done = drive(config)
+    return {"role": role.name, **show(done)}
+
+
+def refuse_role(name: str, why: str) -> None:
+    """Raise ConfigError if this process is part of a cluster, for a command that is not."""
+    from clickfleet.errors import ConfigError
+    from clickfleet.paddlerec import roles
+
+    role = roles.read()
+    if role is not None:
+        raise ConfigError(
+            f"{roles.ROLE} makes this process {role.name} of a cluster, but `clickfleet {name}` {why}",
+            f"start `clickfleet train` or `clickfleet online` in every role, or unset {roles.SERVERS}",
+        )
 
 
 def link_logs(folder: Path, logs: Path, servers: int, workers: int) -> None:

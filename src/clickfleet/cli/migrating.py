@@ -1,6 +1,5 @@
 """The commands `migrate paddlerec`, `migrate table` and `migrate stand-in`, and PaddleRec configurations as input of other commands."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,8 +55,9 @@ def paddlerec(
     purpose: Annotated[
         str | None,
         typer.Option(
-            help="Purpose of the YAML: train, launch (a cluster) or online (default: online if CONFIG has days, else train).",
-            metavar="train|launch|online",
+            help="Purpose of the YAML: train, online, or launch, which is either of them on a cluster. By default and with launch, "
+            "a CONFIG with days is for online learning.",
+            metavar="train|online|launch",
         ),
     ] = None,
     native: Annotated[
@@ -73,8 +73,8 @@ def paddlerec(
     """
     from clickfleet.paddlerec.translation import write
 
-    if purpose not in (None, "train", "launch", "online"):
-        raise typer.BadParameter("--purpose must be train, launch or online")
+    if purpose not in (None, "train", "online", "launch"):
+        raise typer.BadParameter("--purpose must be train, online or launch")
     translated = translation(config, settings or [], purpose)
     if native:
         from clickfleet.paddlerec.native import use_native_parser
@@ -131,7 +131,7 @@ def stand_in(
     return {"path": str(path), "installed": not remove}
 
 
-def translation(path: Path, settings: Sequence[str], purpose: str | None = None) -> "Translated":
+def translation(path: Path, settings: Sequence[str], purpose: str | None = None, cluster: bool = False) -> "Translated":
     """Translate a PaddleRec configuration. Settings with keys of its sections override those; the others are ours."""
     from clickfleet.errors import ConfigError
     from clickfleet.paddlerec import original
@@ -141,7 +141,7 @@ def translation(path: Path, settings: Sequence[str], purpose: str | None = None)
         raise ConfigError(f"{path} is not a PaddleRec configuration: it has neither runner: nor hyper_parameters:")
     theirs = [item for item in settings if original.is_override(item)]
     ours = [item for item in settings if item not in theirs]
-    return translate(original.read(path, theirs), ours, purpose)  # type: ignore[arg-type]
+    return translate(original.read(path, theirs), ours, purpose, cluster)  # type: ignore[arg-type]
 
 
 def is_paddlerec_config(path: str | Path | None) -> bool:
@@ -157,11 +157,11 @@ def with_translation(path: str | None, overrides: list[str], purpose: str = "tra
     """Return the file and its overrides; for a PaddleRec file, its translation and no overrides."""
     if not is_paddlerec_config(path):
         return path, overrides
+    from clickfleet.paddlerec import roles
     from clickfleet.paddlerec.models import write_inputs
 
-    if purpose == "train" and os.environ.get("TRAINING_ROLE") and os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):
-        purpose = "launch"
-    translated = translation(Path(str(path)), overrides, purpose)
+    role = roles.read()
+    translated = translation(Path(str(path)), overrides, purpose, cluster=role is not None)
     counts = translated.report.counts()
     say(
         f"{path}: {counts['mapped'] + counts['used']} keys used, {counts['not applicable']} not applicable, "
@@ -169,6 +169,8 @@ def with_translation(path: str | None, overrides: list[str], purpose: str = "tra
     )
     for text in [*translated.report.warnings, *(str(one) for one in translated.report.lines if one.kind == "unknown")]:
         say(f"warning: {text}")
+    if role is not None and not role.drives:  # worker 0 reads the inputs of the run
+        return translated.config, []
     return write_inputs(translated), []
 
 

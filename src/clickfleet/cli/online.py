@@ -1,13 +1,17 @@
 """The commands `online`, `shrink`, `publish` and `replay`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clickfleet.cli.cluster import refuse_role, run_in_role
 from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.migrating import ConfigFile, Settings
 from clickfleet.cli.training import resolve_config
+
+if TYPE_CHECKING:
+    from clickfleet.online.learn import OnlineResult
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder; no process may be training in it.", metavar="RUN")]
 
@@ -47,16 +51,31 @@ def online(
 ) -> Result:
     """Learn from a stream, pass by pass, and publish while learning. A stopped run resumes where it stopped.
 
+    With TRAINING_ROLE and PADDLE_PSERVERS_IP_PORT_LIST in the environment, it runs as one process of a cluster.
+
     Example: `clickfleet online config.yaml online.dir=log online.start_day=20260101`
     """
-    path, overrides = resolve_config(config, settings, config_file, option, "online")
     if skip and rewind in (None, "list"):
         raise typer.BadParameter("--skip needs --rewind DAY/PASS")
     if rewind is not None:
+        refuse_role("online --rewind", "is for one process, once, while no run is active")
+    path, overrides = resolve_config(config, settings, config_file, option, "online")
+    if rewind is not None:
         return _rewind(path, overrides, rewind, skip)
-    from clickfleet.online.learn import learn
+    from clickfleet.config.check import configure
+    from clickfleet.online.learn import check_online, learn
+    from clickfleet.paddlerec import roles
 
-    done = learn(path, *overrides)
+    role = roles.read()
+    if role is None:
+        return show_stream(learn(path, *overrides))
+    in_role = configure(path, overrides)
+    check_online(in_role, has_stream=False)
+    return run_in_role(role, in_role, learn, show_stream)
+
+
+def show_stream(done: "OnlineResult") -> Result:
+    """Print and return the result of online learning. If a signal stopped it, exit with the code of the signal."""
     if done.signal is not None:
         say(f"stopped by a signal after {done.passes:,} passes; the same command resumes")
         raise typer.Exit(128 + done.signal)
@@ -148,6 +167,7 @@ def replay(
         thresholds = [float(text) for text in admit.split(",")]
     except ValueError:
         raise typer.BadParameter(f"--admit {admit}: expected numbers separated by commas") from None
+    refuse_role("replay", "trains its runs one after the other")
     base = configure(*resolve_config(config, settings, config_file, option, "online"))
     rows = run_all(base, out, sync.split(","), thresholds, say)
     say(f"plot: {draw_replay(rows, out / 'replay.svg')}")

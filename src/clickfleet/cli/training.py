@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clickfleet.cli.cluster import run_in_role
 from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.migrating import (
     ConfigFile,
@@ -20,7 +21,7 @@ from clickfleet.cli.migrating import (
 
 if TYPE_CHECKING:
     from clickfleet.store.onnx import Engine
-    from clickfleet.training.model import SavedModel
+    from clickfleet.training.model import SavedModel, TrainingResult
 
 
 RUN = "A run folder (its best checkpoint if that is kept, else its newest), RUN/LATEST, RUN/BEST"
@@ -129,37 +130,18 @@ def train(
     from clickfleet.training import run
 
     role = roles.read()
-    if role is not None:
-        return _train_in_role(role, check.configure(path, overrides), resume, overwrite)
-    done = run.train(path, *overrides, resume=resume, overwrite=overwrite)
-    show_result(done)
-    return done.to_dict()
+    if role is None:
+        return show_result(run.train(path, *overrides, resume=resume, overwrite=overwrite))
+    return run_in_role(
+        role,
+        check.configure(path, overrides),
+        lambda config: run.train(config, resume=resume, overwrite=overwrite),
+        show_result,
+    )
 
 
-def _train_in_role(role: Any, config: Any, resume: bool, overwrite: bool) -> Result:
-    """Run one process of a cluster: worker 0 drives the training, the others serve it."""
-    from clickfleet.cluster import nodes
-    from clickfleet.errors import ConfigError
-    from clickfleet.paddlerec import roles
-    from clickfleet.training import modes, run
-
-    if not modes.distributed(config):
-        raise ConfigError(
-            f"{roles.ROLE} makes this process {role.name} of a cluster, but mode {config.mode.name} runs in one process",
-            f"add mode.name=async (or sync, half_async, geo), or unset {roles.SERVERS}",
-        )
-    config = nodes.settled(config, role)
-    if not role.drives:
-        nodes.serve(role, config, say)
-        return {"role": role.name}
-    with nodes.driving(role, config, say):
-        done = run.train(config, resume=resume, overwrite=overwrite)
-    show_result(done)
-    return {"role": role.name, **done.to_dict()}
-
-
-def show_result(done: Any) -> None:
-    """Print the result of training. If a signal stopped it, exit with the code of the signal."""
+def show_result(done: "TrainingResult") -> Result:
+    """Print and return the result of training. If a signal stopped it, exit with the code of the signal."""
     if done.signal is not None:
         say(f"stopped by a signal after {done.rows:,} rows; --resume continues it")
         raise typer.Exit(128 + done.signal)
@@ -172,6 +154,7 @@ def show_result(done: Any) -> None:
     say(f"checkpoint: {done.path}{' (the best on validation data)' if done.path == done.best else ''}")
     if done.last != done.path:
         say(f"newest checkpoint: {done.last}")
+    return done.to_dict()
 
 
 def resolve_config(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from clickfleet.cli.cluster import refuse_role
 from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.migrating import ConfigFile, model_and_data, paddlerec_keys
 from clickfleet.cli.migrating import Settings as Options
@@ -97,6 +98,7 @@ def compare(
     """
     from clickfleet.workbench import compare as comparison
 
+    refuse_role("compare", "trains every model itself")
     path, overrides = resolve_config(config, settings, config_file, option, recipe=recipe)
     first = [*([str(config_file)] if config_file is not None else []), *([config] if config else [])]
     others = paddlerec_keys(first[0], [*(option or []), *first[1:], *(settings or [])]) if first else None
@@ -170,6 +172,7 @@ def tune(
     from clickfleet.config.check import configure
     from clickfleet.workbench import tune as search
 
+    refuse_role("tune", "trains every trial itself")
     base = configure(*resolve_config(config, settings, recipe=recipe))
     done = search.tune(base, trials=trials, minutes=minutes, jobs=jobs, overwrite=overwrite, out=out, say=say)
     say(search.trial_table(done).text())
@@ -236,6 +239,7 @@ def modes(
     from clickfleet.workbench import mode_advisor
 
     counts = _numbers(workers, "--workers")
+    refuse_role("bench modes", "simulates its workers")
     base = check.configure(*resolve_config(config, settings, config_file, option))
     measured = mode_advisor.measure(base, counts, rows, seed, say)
     say(mode_advisor.table(measured))

@@ -261,7 +261,7 @@ def ask(ray: Any, call: Any, name: str, timeout_s: float = 60.0) -> Any:
     except Exception as error:
         raise ClusterError(
             f"{name}: lost the connection to worker 0 or to Ray on server 0 ({type(error).__name__})",
-            "start all processes again; with --resume they continue from the last checkpoint",
+            "start all processes again: `online`, and `train --resume`, continue from the last checkpoint",
         ) from None
 
 
@@ -390,7 +390,7 @@ def _arrive(ray: Any, watcher: Any, role: Role, log: Log, spare: bool = True) ->
     if duty == LEAVE:
         raise ClusterError(
             f"{role.name} leaves: this run was started with fewer {role.kind}s",
-            "start all processes with the same numbers of servers and workers; to change them, resume with --resume",
+            "start all processes with the same numbers of servers and workers; to change them, stop the job and resume it",
         )
     if duty == SPARE and not spare:
         raise ClusterError(f"{role.name} leaves: this run has its {role.name} already", "start each process once")

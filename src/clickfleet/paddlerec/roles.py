@@ -92,10 +92,11 @@ def read(environ: Environment | None = None) -> Role | None:
     if not environ.get(SERVERS, "").strip():
         if given == "PSERVER":
             raise ConfigError(f"{ROLE} is PSERVER, but {SERVERS} is missing", "set it to ip:port of every server")
-        if given and environ.get(WORKERS, "").strip() and _number(environ, WORKERS, least=1) > 1:
-            raise ConfigError(
-                f"{WORKERS} is {environ[WORKERS]}, but {SERVERS} is missing", "set it to ip:port of every server"
-            )
+        for name, alone in ((WORKERS, 1), (INDEX, 0)):
+            if given and environ.get(name, "").strip() and _number(environ, name, least=alone) > alone:
+                raise ConfigError(
+                    f"{name} is {environ[name]}, but {SERVERS} is missing", "set it to ip:port of every server"
+                )
         return None
     if not given:
         raise ConfigError(f"{SERVERS} is set, but {ROLE} is missing", "set it to TRAINER or PSERVER, or unset both")

@@ -111,10 +111,17 @@ class Translated:
         return None if self.epochs[1] is None else self.epochs[1] - 1
 
 
-def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose | None = None) -> Translated:
-    """Translate a configuration. `ours` are `key=value` settings that override the result. Default purpose: that of the file."""
+def translate(
+    original: Original, ours: Sequence[str] = (), purpose: Purpose | None = None, cluster: bool = False
+) -> Translated:
+    """Translate a configuration. `ours` are `key=value` settings that override the result.
+
+    Purpose `launch` is for a cluster, as `cluster` is for the other purposes. Without one of those, a file with days is for online
+    learning.
+    """
     keys = Keys(original)
-    purpose = purpose or ("online" if original.is_online else "train")
+    stream = purpose == "online" or (purpose != "train" and original.is_online)
+    cluster = cluster or purpose == "launch"
     wanted = next((item.partition("=")[2] for item in ours if item.startswith("model.name=")), None)
     if (wanted or original.folder.resolve().name) == words.NAME:
         name, own, schema = words.NAME, False, Schema(slots=(Slot("in", multi=True), Slot("out", multi=True)))
@@ -127,10 +134,10 @@ def translate(original: Original, ours: Sequence[str] = (), purpose: Purpose | N
         take_tables(keys, network)
         form, schema, own = take_readers(keys, network, schema)
         keys.set("data.format", form)
-    _take_data(keys, purpose, dictionary is not None)
-    _take_training(keys, purpose)
-    _take_mode(keys, purpose)
-    _take_online(keys, purpose)
+    _take_data(keys, stream, dictionary is not None)
+    _take_training(keys, stream, cluster)
+    _take_mode(keys, cluster)
+    _take_online(keys, stream)
     load_path, epochs = _take_evaluation(keys)
     inputs = _take_export(keys, schema)
     keys.finish(own)
@@ -154,9 +161,9 @@ def absolute(path: str) -> str:
     return path if "://" in path else str(Path(path).absolute())
 
 
-def _take_data(keys: Keys, purpose: Purpose, words_: bool) -> None:
+def _take_data(keys: Keys, stream: bool, words_: bool) -> None:
     folder, train = keys.original.folder, keys.text(R + "train_data_dir")
-    if purpose == "online":
+    if stream:
         keys.map(
             R + "train_data_dir",
             "online.dir",
@@ -179,7 +186,7 @@ def _take_data(keys: Keys, purpose: Purpose, words_: bool) -> None:
                     f"{test} does not exist, so training runs without tests",
                 )
     if not words_:
-        size = keys.integer(R + "train_batch_size", 1 if purpose == "online" else None)
+        size = keys.integer(R + "train_batch_size", 1 if stream else None)
         keys.map(R + "train_batch_size", "data.batch_size", size)
     if keys.has(R + "infer_batch_size") and not words_:
         keys.map(R + "infer_batch_size", "data.test_batch_size", keys.integer(R + "infer_batch_size"))
@@ -198,8 +205,8 @@ def _resolve(folder: Path, path: str) -> str:
     return path if "://" in path else os.path.normpath(folder / path)
 
 
-def _take_training(keys: Keys, purpose: Purpose) -> None:
-    if purpose == "online":
+def _take_training(keys: Keys, stream: bool, cluster: bool) -> None:
+    if stream:
         keys.skip(R + "epochs", "online learning trains on each pass once")
     else:
         if keys.original.is_online and not keys.has(R + "epochs"):
@@ -232,15 +239,15 @@ def _take_training(keys: Keys, purpose: Purpose) -> None:
         keys.used(R + "dataset_debug", "train.profile=false")
     if keys.has(R + "print_interval"):
         keys.map(R + "print_interval", "train.print_every", keys.integer(R + "print_interval"))
-    threads = R + ("train_thread_num" if purpose == "online" else "thread_num")
+    threads = R + ("train_thread_num" if stream else "thread_num")
     keys.skip(
-        R + ("thread_num" if purpose == "online" else "train_thread_num"),
-        "applies only to offline training" if purpose == "online" else "applies only to online learning",
+        R + ("thread_num" if stream else "train_thread_num"),
+        "applies only to offline training" if stream else "applies only to online learning",
     )
     if keys.has(threads):
         asked, cores = keys.integer(threads), os.cpu_count() or 1
         note = f"reduced from {asked}: this machine has {cores} cores" if asked > cores else ""
-        keys.map(threads, "cluster.threads" if purpose == "launch" else "train.threads", min(asked, cores), note)
+        keys.map(threads, "cluster.threads" if cluster else "train.threads", min(asked, cores), note)
         if "command" in keys.raw.get("data", {}).get("format", {}) and not keys.has(R + "num_workers"):
             keys.set("data.threads", min(asked, cores))  # so many pipe commands at once, as in PaddleRec
     for key in ("model_init_path", "warmup_model_path"):
@@ -256,12 +263,12 @@ def _cuda() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _take_mode(keys: Keys, purpose: Purpose) -> None:
+def _take_mode(keys: Keys, cluster: bool) -> None:
     wanted = keys.text(R + "sync_mode", "sync" if keys.boolean(R + "use_fleet") else "async")
     if wanted not in ("sync", "half_async", "async", "geo", "heter", "gpubox"):
         raise keys.wrong(R + "sync_mode", "must be sync, half_async, async or geo")
     mode = "async" if wanted in ("heter", "gpubox") else wanted
-    if purpose == "launch":
+    if cluster:
         note = "" if mode == wanted else f"{wanted} is not supported; async is the closest mode"
         keys.map(R + "sync_mode", "mode.name", mode, note)
         keys.used(R + "use_fleet", f"mode.name={mode}")
@@ -272,7 +279,7 @@ def _take_mode(keys: Keys, purpose: Purpose) -> None:
     keys.used(R + "geo_step", "clickfleet launch", "if sync_mode is geo")
 
 
-def _take_online(keys: Keys, purpose: Purpose) -> None:
+def _take_online(keys: Keys, stream: bool) -> None:
     whole = {
         "split_per_pass": ("splits_per_pass", 1),
         "checkpoint_per_pass": ("checkpoint_every_passes", 6),
@@ -287,7 +294,7 @@ def _take_online(keys: Keys, purpose: Purpose) -> None:
         "data_sleep_second",
         "prefetch",
     )
-    if purpose != "online":
+    if not stream:
         for name in (*others, *whole):
             keys.used(R + name, "clickfleet online")
         return
