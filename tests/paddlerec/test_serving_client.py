@@ -326,3 +326,9 @@ def test_rec_client_names_what_is_wrong(
     assert (
         f"yields {SLOTS - 1} arrays per sample, but the client configuration has {SLOTS + 1}" in capsys.readouterr().err
     )
+
+
+def test_a_client_configuration_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / client_config.FILE).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot read"):
+        client_config.read(str(tmp_path))

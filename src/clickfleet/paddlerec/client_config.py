@@ -56,7 +56,10 @@ def read(paths: str | Sequence[str]) -> ClientConfig:
             raise ConfigError(
                 f"{file} does not exist", "write one for a model of clickfleet: clickfleet migrate client-config"
             )
-        configs.append(parse(file.read_text("utf-8"), str(file)))
+        try:
+            configs.append(parse(file.read_text("utf-8"), str(file)))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {file}: {error}", f"give the path of a {FILE}") from None
     return ClientConfig(configs[0].feeds, configs[-1].fetches)
 
 
@@ -105,18 +108,19 @@ def _variable(tokens: Iterator[str], where: str) -> Variable:
         values.setdefault(key, []).extend(item for item in listed if item != ",")
     else:
         raise ConfigError(f"{where}: a variable has no end", f"is it a complete {FILE}?")
-    name = values.get("name", [""])[0]
+    first = {key: items[0] for key, items in values.items() if items}
+    name = first.get("name")
     if not name:
         raise ConfigError(f"{where}: a variable has no name", f"is it a {FILE}?")
     try:
-        kind = TYPES[int((values.get("feed_type") or values.get("fetch_type") or ["0"])[0])]
+        kind = TYPES[int(first.get("feed_type") or first.get("fetch_type") or "0")]
         shape = tuple(int(size) for size in values.get("shape", ()))
     except (KeyError, ValueError):
         raise ConfigError(
             f"{where}: {name} has a type or shape that clickfleet does not know", "types: 0, 1, 2, 3, 20"
         ) from None
-    lod = values.get("is_lod_tensor", ["false"])[0].lower() in ("true", "1", "t")
-    return Variable(name, values.get("alias_name", [name])[0], kind, shape, lod)
+    lod = first.get("is_lod_tensor", "false").lower() in ("true", "1", "t")
+    return Variable(name, first.get("alias_name") or name, kind, shape, lod)
 
 
 def describe(schema: Schema, outputs: Sequence[str]) -> ClientConfig:
