@@ -39,6 +39,7 @@ KNOWN = {
     "data/repeatable.py": "ourselves, to read with a reader that is loaded already",
     "paddlerec/pickles.py": "an unpickler that makes arrays, dictionaries and plain values only",
     "paddlerec/stand_in/paddle/__init__.py": "a paddle that is installed, if a reader imports it",
+    "paddlerec/stand_in/paddle_serving_client/__init__.py": "a paddle_serving_client that is installed, if a program imports it",
     "paddlerec/paddle_names.py": "a reader of PaddleRec's, started by the user's command",
     "serve/supervisor.py": "ourselves",
     "workbench/runner.py": "ourselves",

@@ -1,4 +1,4 @@
-"""Models that other tools saved."""
+"""Models that other tools saved, and what they tell their clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clickfleet.paddlerec import dumps, pickles, variables
+from clickfleet.paddlerec import client_config, dumps, pickles, variables
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 
@@ -20,6 +20,12 @@ def pdparams(data: bytes) -> object:
     path = FOLDER / "rec.pdparams"
     path.write_bytes(data)
     return pickles.load(path)
+
+
+def prototxt(data: bytes) -> object:
+    path = FOLDER / client_config.FILE
+    path.write_bytes(data)
+    return client_config.read(str(FOLDER))
 
 
 def folder(name: str, file: str, read: Callable[[Path], object], **beside: bytes) -> Callable[[bytes], object]:
@@ -40,6 +46,7 @@ ARRAYS = {"a.weight": np.ones((2, 3), np.float32), "b": np.arange(4), "names": {
 ROW = b"977 3 0 0.5 1 0 0.25 3\n"
 FULL = b"978 3 0 0.5 1 0 0.25 3 0.1 0.2 3\n"
 BLOCK = b"977\t1\t0\t1\t0.5,0.25\n"
+CLIENT = b'feed_var { name: "1" alias_name: "C1" is_lod_tensor: true feed_type: 0 shape: [1, 2] } fetch_var: < name: \'s\' shape: 1 > # x'
 META = b"row_names=Param,Moment\nrow_dims=1,1\n"
 VARIABLE = struct.pack("<IQIi", 0, 0, 0, 6) + bytes([0x08, 5, 0x10, 2, 0x10, 1]) + np.ones(2, "<f4").tobytes()
 PROGRAM = bytes([10, 11, 26, 9, 10, 1]) + b"w" + bytes([18, 2, 8, 7, 24, 1])
@@ -59,6 +66,7 @@ TARGETS = [
         b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"ab.",
         b"cos\nsystem\n(S'true'\ntR.",
     ]),
+    ("client-config", prototxt, [CLIENT, CLIENT.replace(b" ", b"\n"), b"feed_var { name: [] }"]),
     ("dump-rows", folder("000", "part-000-00000", lambda place: list(dumps.read_rows(place, 7, 10))), [ROW + FULL, ROW, b"-1 2\n"]),
     ("dump-rows-gz", folder("001", "part-000-00000.gz", lambda place: list(dumps.read_rows(place, 7, 10))), [gzip.compress(ROW + FULL)]),
     ("dump-dense", folder("002", "part-000", dumps.read_dense), [b"0.5 1 2\n0.25 1 2\n", b"1\n1 2\n"]),

@@ -193,6 +193,7 @@ def test_feed_and_fetch(served: Served, model: Model) -> None:
     feed = {name: [row.get(name) for row in rows] for name in ("age", "n", "user", "tags", "ad")}
     reply = served.http.post("/rec/prediction", json={"feed": [feed], "fetch": ["score"]})
     assert close(np.array(reply.json()["result"]["score"])[:, 0], model.scores(rows))
+    assert float(reply.headers["server-timing"].removeprefix("total;dur=")) > 0
     for wrong in (
         {"feed": [feed]},
         {"fetch": ["score"]},

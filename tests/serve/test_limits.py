@@ -16,6 +16,7 @@ import pytest
 
 from clickfleet.serve import protobuf
 from clickfleet.serve.batching import AdmissionControl, BusyError, Counts
+from clickfleet.serve.client import Client
 from clickfleet.serve.features import Fields
 from served import SCHEMA, WAIT_S, Model, Served, features, running, until
 
@@ -354,3 +355,10 @@ def test_ready_rows_still_score(served: Served, model: Model) -> None:
     ]
     reply = served.http.post("/v2/models/deepfm/infer", json={"inputs": inputs}).json()
     np.testing.assert_allclose(reply["outputs"][0]["data"], model.scores(rows), rtol=0, atol=1e-6)
+
+
+def test_a_client_connects_again_after_its_idle_connection_was_closed(strict: Served) -> None:
+    with Client(strict.url) as client:
+        first = client.model()
+        assert select.select([client.connection.sock], [], [], WAIT_S)[0]  # the end of the connection has arrived
+        assert client.model()["sequence"] == first["sequence"]

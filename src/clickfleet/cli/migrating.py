@@ -1,4 +1,4 @@
-"""The commands `migrate paddlerec`, `migrate table` and `migrate stand-in`, and PaddleRec configurations as input of other commands."""
+"""The commands `migrate paddlerec`, `table`, `client-config` and `stand-in`, and PaddleRec configurations as input of other commands."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +37,7 @@ def add(app: typer.Typer) -> None:
     app.add_typer(group, name="migrate")
     command(group)(paddlerec)
     command(group)(table)
+    command(group)(client_config)
     command(group)(stand_in)
 
 
@@ -117,12 +118,45 @@ def table(
     return imported.to_dict()
 
 
+def client_config(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="An artifact of `clickfleet export`, a published log, or a run folder with one.", metavar="MODEL"
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder for serving_client_conf.prototxt.", metavar="OUT")] = Path(
+        "serving_client"
+    ),
+) -> Result:
+    """Write the file that tells clients of Paddle Serving the inputs and outputs of a model, by Paddle's names.
+
+    Example: `clickfleet migrate client-config artifact serving_client`
+    """
+    from clickfleet.cli.serving import find_model
+    from clickfleet.data.schema import Schema
+    from clickfleet.paddlerec import client_config as configs
+    from clickfleet.store.published import LOG, Entry, Log
+
+    path = find_model(model)
+    manifest = (Log(path).newest()[-1] if (path / LOG).is_file() else Entry(path)).manifest
+    config = configs.describe(Schema.from_dict(manifest["schema"]), manifest["outputs"])
+    written = configs.write(config, out)
+    names = {"feed": [one.alias for one in config.feeds], "fetch": [one.alias for one in config.fetches]}
+    say(f"feed: {', '.join(names['feed'])}")
+    say(f"fetch: {', '.join(names['fetch'])}")
+    say(f"wrote {written}")
+    return {"path": str(written), **names}
+
+
 def stand_in(
     remove: Annotated[bool, typer.Option("--remove", help="Remove it again.")] = False,
 ) -> Result:
-    """Let every program of this environment import the base classes of paddle's readers: `cat part-0 | python reader.py`.
+    """Let every program of this environment import what clickfleet replaces of paddle, without paddle.
 
-    A paddle that is installed takes precedence. `pipe` commands of clickfleet need no stand-in.
+    These are the base classes of readers (`cat part-0 | python reader.py`), and the clients of Paddle Serving
+    (`paddle_serving_client`), which a clickfleet server answers. What is installed takes precedence. `pipe` commands of
+    clickfleet need no stand-in.
     """
     from clickfleet.paddlerec import paddle_names
 

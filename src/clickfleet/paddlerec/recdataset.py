@@ -137,11 +137,11 @@ class Samples(Block):
 class RecDatasetRows(Format):
     """Reads each file with a separate dataset, so that any part of it can be read again."""
 
-    def __init__(self, kind: Any, config: Values, arrays: Sequence[Any] | None = None) -> None:
+    def __init__(self, kind: Any, config: Values | None, arrays: Sequence[Any] | None = None) -> None:
         self.kind, self.config, self.arrays = kind, config, arrays
 
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
-        samples = self._samples(path, at)
+        samples = self.samples(path, at)
         if self.arrays is not None:
             samples = (_ordered(sample, self.arrays, schema, path) for sample in samples)
         rows, size = list(islice(samples, BLOCK_ROWS)), os.path.getsize(path)
@@ -150,10 +150,11 @@ class RecDatasetRows(Format):
             yield Samples(at, at + len(rows), 0 if following else size, path, rows, schema)
             at, rows = at + len(rows), following
 
-    def _samples(self, path: str, at: int) -> Iterator[Any]:
-        number = 0
+    def samples(self, path: str, at: int = 0) -> Iterator[Any]:
+        """Yield the samples of a file from number `at` on."""
+        number, config = 0, None if self.config is None else dict(self.config)
         try:
-            for number, sample in enumerate(self.kind([path], dict(self.config))):
+            for number, sample in enumerate(self.kind([path], config)):
                 if number >= at:
                     yield sample
         except ClickfleetError:

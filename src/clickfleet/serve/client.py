@@ -6,10 +6,12 @@ with Client("http://127.0.0.1:8080") as client:
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import ssl
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clickfleet.config.plugins import Plugin
 from clickfleet.data.batch import Batch, Floats
@@ -30,11 +33,29 @@ MAX_REPLY = 256 << 20
 """Maximum bytes of a reply, in case the server is not a clickfleet server."""
 
 
+DATATYPES = {"float32": "FP32", "int64": "INT64", "uint64": "UINT64"}
+"""Datatype of the protocol for each type of array that a client sends."""
+
+
+class UnreachableError(ServeError):
+    """No server answers at the address."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """The scores of one request, with the times measured by the client and by the server."""
 
     scores: Floats
+    client_ms: float
+    server_ms: float
+    version: str
+
+
+@dataclass(frozen=True)
+class InferReply:
+    """The outputs of one request by name, each with one row per row of the request."""
+
+    outputs: dict[str, Floats]
     client_ms: float
     server_ms: float
     version: str
@@ -61,6 +82,8 @@ class Client:
         self.url = url
         self._token = token
         self.model_name: str | None = None
+        self.compress_requests = self.compress_replies = False
+        """Whether `infer` uses gzip."""
 
     def __enter__(self) -> Self:
         return self
@@ -96,31 +119,57 @@ class Client:
 
     def score(self, batch: Batch) -> Scores:
         """Score a batch that was read by the model's schema, sent as binary tensors."""
+        reply = self.infer({name: values for name, values, _ in tensors_of(batch)}, ["score"])
+        with self._decoding("infer"):
+            scores = _check_count(reply.outputs["score"].reshape(-1), len(batch))
+        return Scores(scores, reply.client_ms, reply.server_ms, reply.version)
+
+    def infer(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> InferReply:
+        """Send named arrays (float32, int64 or uint64) by the Open Inference Protocol, and return the named outputs."""
         if self.model_name is None:
             with self._decoding("/v1/model"):
                 self.model_name = str(self.model()["name"])
-        tensors = tensors_of(batch)
-        inputs = [
+        tensors = [
             {
                 "name": name,
                 "shape": list(values.shape),
-                "datatype": kind,
+                "datatype": DATATYPES[values.dtype.name],
                 "parameters": {"binary_data_size": values.nbytes},
             }
-            for name, values, kind in tensors
+            for name, values in inputs.items()
         ]
-        output = {"name": "score", "parameters": {"binary_data": True}}
-        head = json.dumps({"inputs": inputs, "outputs": [output]}).encode()
-        body = head + b"".join(values.tobytes() for _, values, _ in tensors)
+        wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+        head = json.dumps({"inputs": tensors, "outputs": wanted}).encode()
+        body = head + b"".join(values.tobytes() for values in inputs.values())
         headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
+        if self.compress_requests:
+            body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
+        if self.compress_replies:
+            headers["Accept-Encoding"] = "gzip"
         begin = time.perf_counter()
         reply, answer = self._send("POST", f"/v2/models/{quote(self.model_name)}/infer", body, headers)
         seconds = time.perf_counter() - begin
         with self._decoding("infer"):
-            length = int(answer["inference-header-content-length"])
-            facts = json.loads(reply[:length])
-            scores = _check_count(np.frombuffer(reply[length:], np.float32), len(batch))
-            return Scores(scores, 1e3 * seconds, _server_ms(answer), str(facts["model_version"]))
+            at = int(answer["inference-header-content-length"])
+            facts, arrays = json.loads(reply[:at]), {}
+            for tensor in facts["outputs"]:
+                size = int(tensor["parameters"]["binary_data_size"])
+                values = np.frombuffer(reply[at : at + size], np.float32)
+                arrays[str(tensor["name"])] = values.reshape(tensor["shape"])
+                at += size
+            found = {name: arrays[name] for name in outputs}
+            return InferReply(found, 1e3 * seconds, _server_ms(answer), str(facts["model_version"]))
+
+    def feed(self, feed: Mapping[str, Sequence[Any]], fetch: Sequence[str]) -> InferReply:
+        """Send lists by `POST /rec/prediction`. Rows of an input may have different numbers of values."""
+        body = json.dumps({"feed": [dict(feed)], "fetch": list(fetch)}).encode()
+        begin = time.perf_counter()
+        reply, answer = self._send("POST", "/rec/prediction", body, {"Content-Type": "application/json"})
+        seconds = time.perf_counter() - begin
+        with self._decoding("/rec/prediction"):
+            result = json.loads(reply)["result"]
+            found = {name: np.array(result[name], np.float32) for name in fetch}
+            return InferReply(found, 1e3 * seconds, _server_ms(answer), "")
 
     def upload(self, lines: bytes, form: str, user: str = "clickfleet") -> Scores:
         """Score text lines, which the server parses."""
@@ -168,12 +217,10 @@ class Client:
         if self._token:
             all_headers["Authorization"] = f"Bearer {self._token}"
         try:
-            self.connection.request(method, path, body, all_headers)
-            answer = self.connection.getresponse()
-            content = answer.read(MAX_REPLY + 1)
+            content, answer = self._exchange(method, path, body, all_headers)
         except (OSError, http.client.HTTPException) as error:
             self.connection.close()
-            raise ServeError(
+            raise UnreachableError(
                 f"{self.url}: {error or type(error).__name__}", "is the server running? clickfleet serve"
             ) from None
         if len(content) > MAX_REPLY:
@@ -185,7 +232,26 @@ class Client:
             except (ValueError, KeyError, TypeError, RecursionError):
                 why = content[:200].decode("utf-8", "replace")
             raise ServeError(f"{self.url}{path.partition('?')[0]}: status {answer.status}: {why}")
-        return content, {name.lower(): value for name, value in answer.getheaders()}
+        received = {name.lower(): value for name, value in answer.getheaders()}
+        if received.get("content-encoding") == "gzip":
+            with self._decoding(path.partition("?")[0]):
+                content = _unpacked(content)
+        return content, received
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[bytes, http.client.HTTPResponse]:
+        """Send a request and read the reply. Connect again once if the server had closed an idle connection."""
+        for reused in (self.connection.sock is not None, False):
+            try:
+                self.connection.request(method, path, body, dict(headers))
+                answer = self.connection.getresponse()
+                return answer.read(MAX_REPLY + 1), answer
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                self.connection.close()
+                if not reused:
+                    raise
+        raise AssertionError("a new connection is never reused")
 
 
 class GrpcClient:
@@ -253,6 +319,18 @@ def _check_count(scores: Floats, rows: int) -> Floats:
     if scores.shape != (rows,):
         raise ValueError(f"{scores.size} scores for {rows} rows")
     return scores
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Return an unpacked reply, which may not exceed the limit either."""
+    inflate = zlib.decompressobj(31)
+    try:
+        plain = inflate.decompress(content, MAX_REPLY)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if not inflate.eof:
+        raise ValueError("the compressed reply is truncated or too long")
+    return plain
 
 
 def _server_ms(headers: Mapping[str, str]) -> float:

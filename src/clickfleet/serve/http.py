@@ -99,7 +99,7 @@ class App:
             except ClickfleetError as error:
                 route, answer = _route_name(path), refuse(error, scope, context)
             if answer is None:
-                status = await self._run_fallback(scope, receive, send)
+                status = await self._run_fallback(scope, receive, send, started)
                 context.active -= 1
                 context.meter.reply("slow", status, time.perf_counter() - started)
                 return
@@ -178,13 +178,15 @@ class App:
         if not self.context.tokens.allow(header):
             raise RefusedError(401, "this server requires a bearer token", [(b"www-authenticate", b"Bearer")])
 
-    async def _run_fallback(self, scope: Scope, receive: Receive, send: Send) -> int:
+    async def _run_fallback(self, scope: Scope, receive: Receive, send: Send, started: float) -> int:
         status = 0
 
         async def record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                took = b"total;dur=%.3f" % (1e3 * (time.perf_counter() - started))
+                message = {**message, "headers": [*message["headers"], (b"server-timing", took)]}
             await send(message)
 
         try:
