@@ -1,4 +1,4 @@
-"""A worker: train its share of the files in a mode, and answer the driver meanwhile."""
+"""A worker: train its share of the data in a mode, and answer the driver meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import torch
 
-from clickfleet.cluster.assignments import AssignedStream, AssignedStreams, Assignment, links_of
+from clickfleet.cluster.assignments import AssignedStream, AssignedStreams, Assignment, Share, links_of
 from clickfleet.cluster.process import ProcessFacts, Stopwatch, describe_process, keep_memory, log, log_to, read_log
 from clickfleet.cluster.shard_client import AbandonedError, ShardClient, ShardTable
 from clickfleet.cluster.start_state import adopt_buffers, last_batches, pack_buffers
@@ -22,6 +22,7 @@ from clickfleet.cluster.wire import PeerIdentity
 from clickfleet.config.load import Config
 from clickfleet.data.batch import Batch
 from clickfleet.data.dataset import Source, for_scoring, open_source
+from clickfleet.data.feed_files import FeedFiles
 from clickfleet.data.memory import Feed
 from clickfleet.data.reader import Reader
 from clickfleet.data.schema import Schema
@@ -83,7 +84,7 @@ class WorkerActor:
         """The last generation that was abandoned."""
         self._ended: dict[str, Mapping[str, object] | None] | None = None
         self._carried: dict[str, object] = {}
-        self._aside: tuple[tuple[list[str], RowSplit], Iterable[Batch]] | None = None
+        self._aside: tuple[tuple[Share, RowSplit], Iterable[Batch]] | None = None
         """The rows that were set aside for validation, once they were read."""
         self._counted = (0, 0, 0)
         """Batches handed out, rows trained and batches trained before this epoch."""
@@ -143,10 +144,10 @@ class WorkerActor:
 
     def train(self, task: Assignment) -> WorkerStatus:
         """Train the streams of an assignment to their ends."""
-        files = sum(len(stream.files) for stream in task.streams)
-        log(f"epoch {task.epoch}: {len(task.streams)} streams, {files} files")
-        for stream in task.streams:
-            for file in stream.files:
+        shares = [[stream.data] if isinstance(stream.data, FeedFiles) else stream.data for stream in task.streams]
+        log(f"epoch {task.epoch}: {len(task.streams)} streams, {sum(map(len, shares))} files")
+        for share in shares:
+            for file in share:
                 log(f"  {file}")
         with self._change:
             self._training = True
@@ -201,15 +202,15 @@ class WorkerActor:
         log(f"epoch {task.epoch} done: {status['rows']:,} rows, {status['steps']:,} steps")
         return status
 
-    def _reader(self, stream: AssignedStream, task: Assignment) -> Reader:
+    def _reader(self, stream: AssignedStream, task: Assignment) -> Source:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
-        reader = open_source(task.reading or self.config, list(stream.files), self.schema, labels=True, folder=folder)
-        assert isinstance(reader, Reader)
-        reader.whole = task.reading is None  # a pass may have only a few lines
+        reader = open_source(task.reading or self.config, stream.data, self.schema, labels=True, folder=folder)
+        if isinstance(reader, Reader):
+            reader.whole = task.reading is None  # a pass may have only a few lines
         reader.split = task.split
         reader.epoch = task.epoch if task.reading is None else 0  # each pass has its own seed
         if stream.state is not None:
-            reader.restore(stream.state)
+            reader.restore(dict(stream.state))
         return reader
 
     def _stretches(self, job: WorkerJob) -> Iterator[WorkerJob]:
@@ -345,14 +346,14 @@ class WorkerActor:
         return quantiles
 
     def measure(
-        self, files: list[str], buffers: bytes, reading: Config | None = None, split: RowSplit | None = None
+        self, files: Share, buffers: bytes, reading: Config | None = None, split: RowSplit | None = None
     ) -> tuple[State, int]:
-        """Return the metrics of the shards' model on the worker's share of files, and the number of bad lines.
+        """Return the metrics of the shards' model on the worker's share of the data, and the number of bad lines.
 
         With a split, only the rows that are set aside count.
         """
         with self._shards_model(buffers) as learner:
-            if not files:
+            if not len(files):
                 return predict.measure(learner, ()).state(), 0
             if split is not None:
                 return predict.measure(learner, self._rows_aside(files, split)).state(), 0
@@ -360,7 +361,7 @@ class WorkerActor:
             lines = EvaluationLines(log, self.config.train.print_every)
             return predict.measure(learner, source, on_batch=lines).state(), source.counters.bad_lines
 
-    def _rows_aside(self, files: list[str], split: RowSplit) -> Iterable[Batch]:
+    def _rows_aside(self, files: Share, split: RowSplit) -> Iterable[Batch]:
         """Return the rows of the files that are set aside. If they are few, they are read once and kept."""
         if self._aside is None or self._aside[0] != (files, split):
             source = files_to_score(self.config, self.schema, files)
@@ -398,6 +399,6 @@ class WorkerActor:
             link.close()
 
 
-def files_to_score(config: Config, schema: Schema, files: Sequence[str], labels: bool = True) -> Any:
-    """Return the source of files to evaluate or score, in their order."""
-    return open_source(for_scoring(config), list(files), schema, labels=labels)
+def files_to_score(config: Config, schema: Schema, files: Share, labels: bool = True) -> Any:
+    """Return the source of data to evaluate or score, in its order."""
+    return open_source(for_scoring(config), files, schema, labels=labels)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -108,9 +108,10 @@ def train(
     MetricFunctions(chosen, missing_ok=False)
     listeners = Callbacks(callbacks)
     in_memory = data is not None and not is_files(data)
-    if in_memory and modes.distributed(chosen):  # before the data is measured
-        raise ConfigError(f"mode {chosen.mode.name} reads files", "give paths, or use mode local for data in memory")
     where = None if in_memory and chosen.run.dir == Run.dir else chosen.run.dir
+    distributed = modes.distributed(chosen)
+    if distributed:
+        check_for_cluster(chosen, listeners, where)
     folder = None if where is None else local_folder(where)
     if resume and folder is not None:
         chosen = with_saved_format(chosen, folder)
@@ -128,25 +129,21 @@ def train(
         folder=folder,
     )
     size = total_bytes(source, chosen)
-    distributed = modes.distributed(chosen)
-    if distributed:
-        check_for_cluster(chosen, callbacks)
     cluster: Any = import_module(CLUSTER) if distributed else None
     monitor_type = cluster.ClusterMonitor if distributed else Monitor
-    in_passing = where is None and not resume and not distributed and validation.keeps_best(chosen)
+    in_passing = where is None and not resume and (distributed or validation.keeps_best(chosen))
     with ExitStack() as around:
-        if in_passing:  # the best model has to be kept somewhere
+        if in_passing:  # the best model, and what the processes of a cluster write, has to be kept somewhere
             where = around.enter_context(tempfile.TemporaryDirectory(prefix="clickfleet-"))
-            epochs = bool(chosen.train.average)
-            few = replace(chosen.run, checkpoint_every=None, keep=1, keep_epochs=epochs, report=False)
+            epochs, every = bool(chosen.train.average), chosen.run.checkpoint_every if distributed else None
+            few = replace(chosen.run, checkpoint_every=every, keep=1, keep_epochs=epochs, report=False)
             chosen = replace(chosen, run=few)
         run = around.enter_context(open_run(chosen, where, resume, monitor_type, quiet, size, overwrite=overwrite))
         if guess is not None:
             record_guess(guess, run)
         run.notes += choice.notes
-        if distributed:
-            return cast(TrainingResult, cluster.train(run, source, valid, test))
-        result = _train(run, source, valid, test, listeners)
+        train_run = cluster.train if distributed else _train
+        result: TrainingResult = train_run(run, source, valid, test, listeners)
         result = result.in_memory() if in_passing else result
     listeners.end(result)
     return result
@@ -193,11 +190,14 @@ def fit(
     )
 
 
-def check_for_cluster(config: Config, callbacks: Sequence[Any]) -> None:
-    """Refuse what only a run in one process can call."""
-    if callbacks:
+def check_for_cluster(config: Config, callbacks: Callbacks, where: str | None) -> None:
+    """Refuse what only a run in one process can do."""
+    if where is None and config.cluster.address is not None:
+        raise ConfigError("several hosts need a run folder that all of them see", "set run.dir")
+    if callbacks.hooks["on_step"]:
         raise ConfigError(
-            f"mode {config.mode.name} runs in several processes, which cannot call callbacks", "use mode local"
+            f"on_step cannot be called in mode {config.mode.name}: its workers make the steps, in other processes",
+            "use on_evaluation and on_epoch, which the driver calls; or use mode local",
         )
     if config.train.metrics.functions:
         raise ConfigError(
