@@ -53,6 +53,8 @@ class Assignment:
     """How to read the files. None: as the worker's configuration says."""
     split: RowSplit | None = None
     """The rows that are set aside for validation."""
+    by_batch: bool = False
+    """A program hands over the batches, one at a time. There are no streams."""
     score_first: bool = False
     """Score each batch in evaluation mode before training on it, if training adds noise."""
 

@@ -189,29 +189,67 @@ class Driver(Loop[Calls]):
 
     def stretches(self, epoch: int) -> Iterator[Calls]:
         """Give the workers what is left of an epoch, and yield their calls until all have ended or the run stops."""
-        self.overview.epoch = epoch
-        self._tasks = self._assign()
+        self._give(epoch, self._assign())
+        while self._calls and self.signal is None and not self.progress.stopped_early:
+            yield self._calls
+
+    def _give(self, epoch: int, tasks: dict[str, Assignment]) -> None:
+        """Let the workers begin their assignments."""
+        self.overview.epoch, self._tasks = epoch, tasks
         self.processes.call(self.processes.shards, "next_epoch")
         self.start_state.saved = {}  # the workers have it
         self.checkpoints.note()
         actors = self.processes.actor_group.actors
-        self._calls = {name: actors[name].train.remote(task) for name, task in self._tasks.items()}
+        self._calls = {name: actors[name].train.remote(task) for name, task in tasks.items()}
         self.untouched = False
-        while self._calls and self.signal is None and not self.progress.stopped_early:
-            yield self._calls
 
     def train(self, stretch: Calls) -> None:
         """Let the workers train for a moment; then poll them."""
+        self._tolerate(lambda: self._poll(stretch, TICK_S))
 
-        def poll() -> None:
-            ready, _ = self.processes.actor_group.ray.wait(list(stretch.values()), timeout=TICK_S)
-            for name in [name for name, call in stretch.items() if call in ready]:
-                self.overview.workers[name] = self.processes.result(name, stretch[name])
-                del stretch[name]
-            self.processes.poll()
-            self.monitor.tick(self.overview)
+    def _poll(self, calls: Calls, timeout_s: float) -> None:
+        """Wait for a moment. Take note of the workers that have ended, and of the status of all processes."""
+        ready, _ = self.processes.actor_group.ray.wait(list(calls.values()), timeout=timeout_s)
+        for name in [name for name, call in calls.items() if call in ready]:
+            self.overview.workers[name] = self.processes.result(name, calls[name])
+            del calls[name]
+        self.processes.poll()
+        self.monitor.tick(self.overview)
 
-        self._tolerate(poll)
+    def open_epoch(self) -> int:
+        """Let the workers wait for batches that the program hands to them; return the number of the epoch."""
+        epoch, workers = self.progress.epoch, self.processes.workers
+        if self.start_state.reader["epoch"] == epoch:
+            raise ClusterError(
+                "the checkpoint lies in the middle of an epoch", "end that epoch first, with `train` and the same data"
+            )
+        if len(workers) < self.config.cluster.workers:
+            raise ClusterError(f"only {len(workers)} workers of {self.config.cluster.workers} are left", "start again")
+        saved = self.start_state.saved
+        self.streams_of, self.finished, self.shares = len(workers), set(), []
+        self._give(epoch, {f"worker {w}": Assignment(epoch, (), saved.get(w, {}), by_batch=True) for w in workers})
+        return epoch
+
+    def poll_epoch(self) -> None:
+        """Poll the processes of an epoch of `open_epoch`. Raise ProcessFailedError if one has failed."""
+        if self._calls:
+            self._poll(self._calls, 0)
+
+    def close_epoch(self) -> None:
+        """Wait until all workers have ended the epoch of `open_epoch`; then evaluate and save."""
+        begin, epoch = time.monotonic(), self.progress.epoch
+        while self._calls:
+            self._poll(self._calls, TICK_S)
+            self.processes.actor_group.check()
+        self.trained_s += time.monotonic() - begin
+        self._end_epoch()
+        self.checkpoints.now(epoch)
+
+    def shrink(self) -> int:
+        """Decay the statistics of the rows and remove old and rare ones; return how many were removed."""
+        removed = self.processes.call(self.processes.shards, "shrink", timeout_s=3600.0).values()
+        self.overview.start.steps += 1  # the next checkpoint differs from the last one, and needs a step of its own
+        return int(sum(removed))
 
     def evaluate_if_due(self) -> None:
         self._tolerate(self.checkpoints.evaluate_if_due)

@@ -312,6 +312,21 @@ def place(name: str) -> str:
     return f"clickfleet {name.replace('server', 'shard')}"
 
 
+def call_result(ray: Any, name: str, call: Call) -> Any:
+    """Return the result of a finished call of a process. Raise ProcessFailedError if the process failed."""
+    from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+    try:
+        return ray.get(call, timeout=60)
+    except RayActorError as error:
+        raise ProcessFailedError(name, "its process ended") from error
+    except GetTimeoutError as error:
+        raise ProcessFailedError(name, "its result cannot be fetched") from error
+    except RayTaskError as error:
+        cause = error.cause
+        raise (cause if isinstance(cause, Exception) else error) from None
+
+
 class ActorGroup:
     """Shards and workers as Ray actors, by name: `shard 0`, `worker 1`."""
 
@@ -456,17 +471,7 @@ class ActorGroup:
 
     def result(self, name: str, call: Call) -> Any:
         """Return the result of a finished call. Raise ProcessFailedError if its process failed."""
-        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-
-        try:
-            return self.ray.get(call, timeout=60)
-        except RayActorError as error:
-            raise ProcessFailedError(name, "its process ended") from error
-        except GetTimeoutError as error:
-            raise ProcessFailedError(name, "its result cannot be fetched") from error
-        except RayTaskError as error:
-            cause = error.cause
-            raise (cause if isinstance(cause, Exception) else error) from None
+        return call_result(self.ray, name, call)
 
     def end(self, name: str) -> None:
         """Kill a process and forget it."""

@@ -30,6 +30,7 @@ from clickfleet.data.split import RowSplit, count
 from clickfleet.errors import ClusterError, MissingError
 from clickfleet.store.table import Table
 from clickfleet.training import modes, predict
+from clickfleet.training.handed_batches import HandedBatches
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import WorkerJob
 from clickfleet.training.metrics import State, make_metrics
@@ -86,6 +87,8 @@ class WorkerActor:
         self._carried: dict[str, object] = {}
         self._aside: tuple[tuple[Share, RowSplit], Iterable[Batch]] | None = None
         """The rows that were set aside for validation, once they were read."""
+        self._handed: HandedBatches | None = None
+        """What a program hands over, in an epoch that it trains batch by batch."""
         self._counted = (0, 0, 0)
         """Batches handed out, rows trained and batches trained before this epoch."""
         self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
@@ -154,9 +157,10 @@ class WorkerActor:
             self._ended = None
             self._trained.start()
         try:
-            source = AssignedStreams(
-                self.schema, task.epoch, {s.number: self._reader(s, task) for s in task.streams}, task.skip
-            )
+            readers = {s.number: self._reader(s, task) for s in task.streams}
+            if task.by_batch:
+                readers[self.index] = handed = HandedBatches(self.schema, task.epoch)
+            source = AssignedStreams(self.schema, task.epoch, readers, task.skip)
             self._by_phase = self._phases()
             if self.job is not None:
                 self._counted = (self.job.steps, self.job.rows, self.job.trained)
@@ -177,11 +181,18 @@ class WorkerActor:
                 trainer.step.score_first = task.score_first and trainer.step.is_noisy()
             marks = self.needs.marks_checkpoints
             job.stop_when = (lambda: self._abandoned) if marks else (lambda: self._abandoned or self._asked() > 0)
+            if task.by_batch:
+                job.stop_when = lambda: self._abandoned or handed.idle
+                with self._change:
+                    self._handed = handed
+                    self._change.notify_all()
             self.learner.model.train()
             train = modes.load(self.config)
             try:
                 for stretch in self._stretches(job):
                     train(stretch)
+                    if task.by_batch:
+                        handed.finish()
             except NotFiniteError as problem:
                 raise ClusterError(
                     f"worker {self.index}, step {job.steps}: {problem}; nothing of that batch was applied",
@@ -194,9 +205,14 @@ class WorkerActor:
                 self._ended, self._training = source.state(), False
                 if number := self._asked():
                     self._mark(number, self._ended)
+        except Exception as error:
+            if self._handed is not None:
+                self._handed.finish(str(error) or type(error).__name__)
+            raise
         finally:
             with self._change:
                 self._training = False
+                self._handed = None
                 self._change.notify_all()
         status = self.status()
         log(f"epoch {task.epoch} done: {status['rows']:,} rows, {status['steps']:,} steps")
@@ -222,7 +238,32 @@ class WorkerActor:
                 self._mark(number, job.position())
             if job.epoch_ended:
                 return
-            yield job
+            if self._handed is not None:
+                self._handed.wait(lambda: self._abandoned)
+                for trainer in job.trainers:
+                    trainer.clock.start()
+            if not self._abandoned:
+                yield job
+
+    def train_batch(self, batch: Batch, epoch: int) -> tuple[float, float]:
+        """Train on a batch that the program hands over; return the sum of its losses and its weight."""
+        handed = self._waiting_for(epoch)
+        assert self.job is not None
+        loss, weight = self.job.loss, self.job.weight
+        handed.put_and_wait(batch.take(np.arange(len(batch))), lambda: self._abandoned)  # what Ray sends is read-only
+        return self.job.loss - loss, self.job.weight - weight
+
+    def end_batches(self, epoch: int) -> None:
+        """End an epoch that the program trains batch by batch."""
+        self._waiting_for(epoch).close()
+
+    def _waiting_for(self, epoch: int) -> HandedBatches:
+        """Return where the batches of an epoch go, once the worker has begun it."""
+        with self._change:
+            begun = self._change.wait_for(lambda: self._handed is not None, self.config.cluster.timeout)
+            if not begun or self._handed is None or self._handed.epoch != epoch:
+                raise ClusterError(f"worker {self.index} does not wait for batches of epoch {epoch}")
+            return self._handed
 
     def _asked(self) -> int:
         """Return the number of the requested checkpoint; 0 if none is requested or it is taken already."""
@@ -306,7 +347,8 @@ class WorkerActor:
         if job is None:
             return {"rows": 0, "steps": 0, "training": self._training, "idle_s": 0.0}
         now = time.perf_counter()
-        waiting = self._held or any(link.waiting for link in self.links)
+        handed = self._handed
+        waiting = self._held or any(link.waiting for link in self.links) or (handed is not None and handed.idle)
         latest = max(trainer.clock.last for trainer in job.trainers)
         counters = job.source.counters
         return {
