@@ -14,8 +14,8 @@ import pytest
 
 import clickfleet
 from clickfleet.data.schema import Dense, Schema, Slot
-from clickfleet.errors import ConfigError, DataError
-from fleet import shows, tables, when_saved
+from clickfleet.errors import ClusterError, ConfigError, DataError
+from fleet import kill, shows, tables, when_saved
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -144,3 +144,63 @@ def test_what_a_cluster_cannot_do_is_refused_before_it_starts(feeding: dict[str,
     feeding["cluster"]["address"] = "auto"
     with pytest.raises(ConfigError, match="several hosts need a run folder"):
         clickfleet.train(feeding, data=clicks(), schema=SCHEMA)
+
+
+def program(config: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    """One epoch batch by batch, and one in one go: the same program in every mode."""
+    with clickfleet.join(config, *overrides, schema=SCHEMA, quiet=True) as job:
+        with job.epoch() as epoch:
+            losses = [epoch.step(batch) for batch in epoch.batches(clicks())]
+            so_far = epoch.metrics()
+        trained = job.train(rows_of(clicks()))
+        tested = job.evaluate(clicks(TEST_ROWS, 2))
+    return {"losses": losses, "so_far": so_far, "epoch": epoch.results, "trained": trained, "tested": tested}
+
+
+def test_a_program_on_a_cluster_is_that_of_one_machine(ray: Any, feeding: dict[str, Any], tmp_path: Path) -> None:
+    there = program(feeding, "mode.name=sync")
+    run, here = Path(feeding["run"]["dir"]), {**feeding, "run": {**feeding["run"], "dir": str(tmp_path / "local")}}
+    alone = program(here, "train.deterministic=true", "train.threads=1")
+    assert there["losses"] == alone["losses"]
+    for name in ("so_far", "epoch", "trained", "tested"):
+        assert (there[name]["auc"], there[name]["rows"]) == (alone[name]["auc"], alone[name]["rows"]), name
+    assert tables(clickfleet.load(tmp_path / "local").learner, clickfleet.load(run).learner) == (0.0, 0.0)
+    assert not (run / "feed").exists()
+
+
+@pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
+def test_a_program_learns_every_row_in_every_mode(ray: Any, feeding: dict[str, Any], mode: str) -> None:
+    done = program(feeding, f"mode.name={mode}")
+    steps = -(-ROWS // 50)
+    assert len(done["losses"]) == steps
+    assert np.mean(done["losses"][-20:]) < np.mean(done["losses"][:20])
+    assert (done["so_far"]["rows"], done["epoch"]["rows"], done["trained"]["rows"]) == (ROWS, ROWS, ROWS)
+    assert (done["epoch"]["step"], done["trained"]["step"]) == (steps, 2 * steps)
+    assert shows(feeding["run"]["dir"]) == 2 * ROWS * SLOTS
+    assert done["tested"]["auc"] > 0.6
+
+
+def test_a_failure_in_an_epoch_by_hand_ends_the_program_at_its_last_checkpoint(
+    ray: Any, feeding: dict[str, Any]
+) -> None:
+    run = Path(feeding["run"]["dir"])
+    feeding |= {"mode": {"name": "async"}}
+
+    def failing() -> None:
+        with clickfleet.join(feeding, schema=SCHEMA, quiet=True) as job:
+            job.train(clicks())
+            with job.epoch() as epoch:
+                epoch.step(clicks(50, 4))
+                with pytest.raises(ConfigError, match="not possible in the block of an epoch"):
+                    job.barrier()
+                kill(run, "worker 0")
+                for i in range(100):
+                    epoch.step(clicks(50, i))
+
+    with pytest.raises(ClusterError, match=r"worker 0 failed: .*(?s:.)*resume=True"):
+        failing()
+    assert shows(run) == ROWS * SLOTS
+    with clickfleet.join(feeding, schema=SCHEMA, quiet=True, resume=True) as job, job.epoch() as epoch:
+        epoch.step(clicks(50, 4))
+    assert (epoch.number, epoch.results["rows"]) == (1, 50)
+    assert shows(run) == (ROWS + 50) * SLOTS

@@ -295,6 +295,7 @@ class ProcessGroup:
             (folder / log_name(name)).write_text(text)
 
     def stop(self) -> None:
+        self._polls = {}  # Ray would try to recover their results when a node leaves
         self.actor_group.stop(self.shards)
 
 

@@ -335,6 +335,10 @@ class WorkerActor:
     def metrics(self) -> State:
         return self._metrics.state()
 
+    def results(self) -> predict.Results:
+        """Return the metrics of what this worker has trained, by name."""
+        return dict(self._metrics.results())
+
     def reset_metrics(self) -> None:
         self._metrics.reset()
 

@@ -32,7 +32,6 @@ from clickfleet.online import manual
 from clickfleet.online.program import Kind, ProgramEpoch, ProgramJob, check_kind
 from clickfleet.store import checkpoint, mirror
 from clickfleet.training.loop import leave
-from clickfleet.training.metrics import make_metrics
 from clickfleet.training.predict import Results
 from clickfleet.training.run import open_run
 
@@ -259,9 +258,7 @@ class JointEpoch(ProgramEpoch):
         return loss, weight
 
     def metrics(self) -> Results:
-        metrics = make_metrics(self._job.config, self._job.schema)
-        metrics.restore(self._wait(self._actor.metrics.remote()))
-        return dict(metrics.results())
+        return cast(Results, self._wait(self._actor.results.remote()))
 
     def close(self) -> None:
         super().close()
