@@ -40,9 +40,10 @@ from clickfleet.data.guess import Guess, is_files
 from clickfleet.data.memory import is_rereadable
 from clickfleet.data.names import Names, collect
 from clickfleet.data.schema import Schema
-from clickfleet.errors import CheckpointError, ConfigError, TrainingError, hide
+from clickfleet.errors import CheckpointError, ConfigError, DataError, TrainingError, hide
 from clickfleet.store import checkpoint, run_folder
-from clickfleet.store.mirror import NAMES, Mirror
+from clickfleet.store.lock import Lock
+from clickfleet.store.mirror import NAMES, Mirror, url_of
 from clickfleet.store.run_folder import NO_CHECKPOINT, State, local_folder, open_folder, write_config
 from clickfleet.training import averaging, defaults, devices, modes, predict, saving, validation
 from clickfleet.training.arguments import Settings, configured, is_data
@@ -118,7 +119,12 @@ def train(
     chosen, guess = settle(chosen, data, schema)
     chosen = with_schema_file(chosen, guess, folder)
     saved = defaults.saved_config(where) if resume and where is not None else None
-    choice = defaults.choose(chosen, data, valid, schema if guess is None else guess.schema, saved)
+    try:
+        choice = defaults.choose(chosen, data, valid, schema if guess is None else guess.schema, saved)
+    except DataError as error:
+        if where is not None and url_of(where) is None:
+            record_failure(Path(where), error)
+        raise
     chosen = settled(choice.config)
     averaging.check_average(chosen)
     source = open_source(
@@ -210,6 +216,24 @@ def check_for_cluster(config: Config, callbacks: Callbacks, where: str | None) -
                 f"the processes of mode {config.mode.name} cannot import the {what} {plugin.name.removeprefix(PASSED)}",
                 "define it in a file of its own, or use mode local",
             )
+
+
+def in_short(error: BaseException) -> str:
+    """Return the text of an error for the record of a run."""
+    return hide(str(error))[:500] or type(error).__name__
+
+
+def record_failure(folder: Path, error: Exception) -> None:
+    """Record in a run folder that a new run has failed before it began. A folder with checkpoints stays as it is."""
+    if checkpoint.steps(folder / "checkpoints"):
+        return
+    with (
+        suppress(CheckpointError, OSError),
+        Lock(folder / ".lock", "trains"),
+        closing(Monitor(folder, quiet=True)) as monitor,
+    ):
+        monitor.log(str(error))
+        monitor.end("failed", error=in_short(error))
 
 
 def with_saved_format(settings: Config, folder: Path) -> Config:
@@ -405,7 +429,8 @@ def open_run(
                 monitor.end("stopped")
                 raise
             except BaseException as error:
-                monitor.end("failed", error=hide(str(error))[:500] or type(error).__name__)
+                if monitor.started or not has_checkpoints:  # otherwise the run is as it was
+                    monitor.end("failed", error=in_short(error))
                 raise
             monitor.end("finished" if run.signal is None else "stopped")
 
