@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import clickfleet
@@ -48,11 +49,16 @@ def feeding(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def top(labels: Any, scores: Any, weights: Any) -> float:
+    """The share of clicks among the rows with the highest scores."""
+    return float(labels[np.argsort(scores, kind="stable")[-50:]].mean())
+
+
 def test_sync_with_one_worker_equals_local_bit_for_bit(ray: Any, feeding: dict[str, Any], tmp_path: Path) -> None:
     """Shuffled anew in both epochs, with rows set aside for validation, and with test data in memory."""
     feeding["data"] |= {"shuffle": "global", "valid_share": 0.2}
     feeding["cluster"]["workers"] = 1
-    given = {"data": clicks(), "test": clicks(TEST_ROWS, 2), "schema": SCHEMA, "quiet": True}
+    given = {"data": clicks(), "test": clicks(TEST_ROWS, 2), "schema": SCHEMA, "quiet": True, "metrics": {"top": top}}
     done = clickfleet.train({**feeding, "mode": {"name": "sync"}}, **given)
     feeding["run"]["dir"] = str(tmp_path / "local")
     alone = clickfleet.train(feeding, "train.deterministic=true", "train.threads=1", **given)
@@ -61,6 +67,7 @@ def test_sync_with_one_worker_equals_local_bit_for_bit(ray: Any, feeding: dict[s
     assert done.valid is not None
     assert alone.valid is not None
     assert (done.valid["auc"], done.valid["rows"]) == (alone.valid["auc"], alone.valid["rows"])
+    assert done.valid["top"] == alone.valid["top"] > 0
     assert done.test is not None
     assert alone.test is not None
     assert done.test["auc"] == alone.test["auc"]
@@ -122,12 +129,15 @@ class Heard(clickfleet.Callback):
 def test_without_a_folder_the_model_stays_in_memory(
     ray: Any, feeding: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver calls callbacks, and one of them ends the run after its first epoch."""
+    """The driver calls callbacks and metric functions. A callback ends the run after its first epoch."""
     monkeypatch.chdir(tmp_path)
     del feeding["run"]["dir"]
     heard, given = Heard(), {"data": clicks(), "valid": clicks(TEST_ROWS, 2), "schema": SCHEMA, "quiet": True}
     feeding |= {"mode": {"name": "half_async"}, "train": {"epochs": 3}}
-    done = clickfleet.train(feeding, callbacks=[heard], **given)
+    own = {"seen": lambda labels, scores, weights: len(labels), "clicks": lambda labels, scores, weights: labels.sum()}
+    done = clickfleet.train(feeding, callbacks=[heard], metrics=own, **given)
+    assert done.valid is not None
+    assert (done.valid["seen"], done.valid["clicks"]) == (TEST_ROWS, pc.sum(clicks(TEST_ROWS, 2)["clicked"]).as_py())
     assert heard.kinds == ["epoch 0", f"evaluation of {TEST_ROWS} rows", "end"]
     assert done.rows == ROWS
     assert done.path is None

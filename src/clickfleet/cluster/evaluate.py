@@ -15,7 +15,7 @@ from clickfleet.data.split import RowSplit
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import RunProgress
 from clickfleet.training.metrics import Metrics
-from clickfleet.training.predict import Results, metrics_of, name_slices, results
+from clickfleet.training.predict import MetricFunctions, Results, metrics_of, name_slices, results
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,15 @@ class Evaluations:
 
         With a split, only the rows that are set aside count.
         """
-        total = metrics_of(self.learner)
-        for state in self._by_worker("measure", shares or self._divided(data), reading, split):
+        total, own = metrics_of(self.learner), MetricFunctions(self.learner.config)
+        collect = bool(own.functions)  # of the user: they need all rows at once
+        for state, rows in self._by_worker("measure", shares or self._divided(data), reading, split, collect):
             of_worker = metrics_of(self.learner)
             of_worker.restore(state)
             total.merge(of_worker)
+            if rows is not None:
+                own.rows.extend(rows)
+        total.own = own.results()
         return total
 
     def predict(self, files: Sequence[str]) -> Iterator[Any]:

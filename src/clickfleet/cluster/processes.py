@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -147,6 +148,8 @@ class ProcessGroup:
     """The shards and workers of a run, and its current generation."""
 
     def __init__(self, config: Config, schema: Schema, spread: Spread, row_files: int, logs: str, log: Log) -> None:
+        metrics = replace(config.train.metrics, functions={})  # the driver calls them
+        config = replace(config, train=replace(config.train, metrics=metrics))
         self.config, self.schema, self.spread, self.row_files = config, schema, spread, row_files
         self.log, self._logs = log, logs
         self.actor_group = ActorGroup(config, log)

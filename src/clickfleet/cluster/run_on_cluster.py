@@ -135,6 +135,7 @@ def _train(
         signal=driver.signal,
         best=best,
         records=callbacks.history,
+        run=settings,
     )
     if driver.signal is not None:
         return result

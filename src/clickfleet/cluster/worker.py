@@ -20,7 +20,7 @@ from clickfleet.cluster.start_state import adopt_buffers, last_batches, pack_buf
 from clickfleet.cluster.status import WorkerStatus
 from clickfleet.cluster.wire import PeerIdentity
 from clickfleet.config.load import Config
-from clickfleet.data.batch import Batch
+from clickfleet.data.batch import Batch, Floats
 from clickfleet.data.dataset import Source, for_scoring, open_source
 from clickfleet.data.feed_files import FeedFiles
 from clickfleet.data.memory import Feed
@@ -56,6 +56,10 @@ class WorkerCheckpoint(TypedDict):
     """Files of the mode."""
     buffers: bytes
     """The buffers of the network, from worker 0 only."""
+
+
+MeasuredShare = tuple[State, tuple[Floats, Floats, Floats] | None]
+"""Metrics of a share of the data; and labels, scores and weights of its rows, if they are asked for."""
 
 
 class WorkerActor:
@@ -392,20 +396,29 @@ class WorkerActor:
         return quantiles
 
     def measure(
-        self, files: Share, buffers: bytes, reading: Config | None = None, split: RowSplit | None = None
-    ) -> tuple[State, int]:
+        self,
+        files: Share,
+        buffers: bytes,
+        reading: Config | None = None,
+        split: RowSplit | None = None,
+        collect: bool = False,
+    ) -> tuple[MeasuredShare, int]:
         """Return the metrics of the shards' model on the worker's share of the data, and the number of bad lines.
 
-        With a split, only the rows that are set aside count.
+        With a split, only the rows that are set aside count. With `collect`, return the labels, scores and weights of all rows, too.
         """
+        rows = predict.ScoredRows()
         with self._shards_model(buffers) as learner:
+            bad_lines, lines = 0, EvaluationLines(log, self.config.train.print_every)
             if not len(files):
-                return predict.measure(learner, ()).state(), 0
-            if split is not None:
-                return predict.measure(learner, self._rows_aside(files, split)).state(), 0
-            source = files_to_score(reading or self.config, self.schema, files)
-            lines = EvaluationLines(log, self.config.train.print_every)
-            return predict.measure(learner, source, on_batch=lines).state(), source.counters.bad_lines
+                measured = predict.measure(learner, ())
+            elif split is not None:
+                measured = predict.measure(learner, self._rows_aside(files, split), collected=rows if collect else None)
+            else:
+                source = files_to_score(reading or self.config, self.schema, files)
+                measured = predict.measure(learner, source, on_batch=lines, collected=rows if collect else None)
+                bad_lines = source.counters.bad_lines
+            return (measured.state(), rows.columns() if collect else None), bad_lines
 
     def _rows_aside(self, files: Share, split: RowSplit) -> Iterable[Batch]:
         """Return the rows of the files that are set aside. If they are few, they are read once and kept."""

@@ -205,11 +205,6 @@ def check_for_cluster(config: Config, callbacks: Callbacks, where: str | None) -
             f"on_step cannot be called in mode {config.mode.name}: its workers make the steps, in other processes",
             "use on_evaluation and on_epoch, which the driver calls; or use mode local",
         )
-    if config.train.metrics.functions:
-        raise ConfigError(
-            f"mode {config.mode.name} merges the metrics of its workers, which own functions do not allow",
-            "remove train.metrics.functions, or use mode local",
-        )
     for plugin, what in ((config.model, "model"), (config.train.loss.function, "loss function")):
         if plugin is not None and plugin.name.startswith(PASSED):
             raise ConfigError(
