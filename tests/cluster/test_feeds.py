@@ -194,7 +194,7 @@ def test_a_failure_in_an_epoch_by_hand_ends_the_program_at_its_last_checkpoint(
     ray: Any, feeding: dict[str, Any]
 ) -> None:
     run = Path(feeding["run"]["dir"])
-    feeding |= {"mode": {"name": "async"}}
+    feeding |= {"mode": {"name": "async"}, "table": {"dim": 4, "preset": "online"}}
 
     def failing() -> None:
         with clickfleet.join(feeding, schema=SCHEMA, quiet=True) as job:
@@ -210,7 +210,13 @@ def test_a_failure_in_an_epoch_by_hand_ends_the_program_at_its_last_checkpoint(
     with pytest.raises(ClusterError, match=r"worker 0 failed: .*(?s:.)*resume=True"):
         failing()
     assert shows(run) == ROWS * SLOTS
-    with clickfleet.join(feeding, schema=SCHEMA, quiet=True, resume=True) as job, job.epoch() as epoch:
-        epoch.step(clicks(50, 4))
-    assert (epoch.number, epoch.results["rows"]) == (1, 50)
-    assert shows(run) == (ROWS + 50) * SLOTS
+    with clickfleet.join(feeding, schema=SCHEMA, quiet=True, resume=True) as job:
+        with job.epoch() as epoch:
+            epoch.step(clicks(50, 4))
+        assert (epoch.number, epoch.results["rows"]) == (1, 50)
+        assert shows(run) == (ROWS + 50) * SLOTS
+        job.shrink()
+        decayed = shows(job.save())  # a checkpoint of its own, although no step was made
+        assert decayed < (ROWS + 50) * SLOTS
+        job.save("base")  # which loads the rows again
+    assert shows(run) == decayed
