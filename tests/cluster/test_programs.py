@@ -13,6 +13,7 @@ import yaml
 import clickfleet
 from clickfleet.cli import build, frame
 from fleet import ROWS, SLOTS, TEST_ROWS, shows
+from soak import only_in_soak
 
 pytestmark = pytest.mark.xdist_group("own clusters")
 
@@ -68,6 +69,48 @@ def test_a_program_runs_in_every_role(config: dict[str, Any], tmp_path: Path) ->
     assert shows(run) == 2 * ROWS * SLOTS
     published = clickfleet.load(run / "published").predict(files[1])
     assert published.tolist() == pytest.approx(clickfleet.load(run).predict(files[1]).tolist(), abs=1e-6)
+
+
+BY_BATCH = """
+import json, sys
+import numpy as np
+import clickfleet
+from clickfleet.data.schema import Schema, Slot
+
+def rows(count, seed):
+    draw = np.random.default_rng(seed)
+    return {"label": draw.integers(0, 2, count), "city": draw.integers(0, 50, count)}
+
+with clickfleet.join(sys.argv[1], schema=Schema(slots=(Slot("city"),)), quiet=True) as job:
+    mine = 7 if job.is_first_worker else 3
+    with job.epoch() as epoch:
+        losses = [epoch.step(rows(20, i)) for i in range(mine)]
+        seen = epoch.metrics()["rows"]
+    found = {"losses": len(losses), "seen": seen, "steps": epoch.steps, "rows": epoch.results["rows"]}
+    found["step"] = epoch.results["step"]
+    found["fed"] = job.train(rows(100 * mine, job.worker_index))["rows"]
+    found["none"] = job.train([] if job.is_first_worker else rows(30, 1))["rows"]
+    found["test"] = job.evaluate(rows(10 * mine, 5))["rows"]
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", ["sync", only_in_soak("half_async"), only_in_soak("async"), only_in_soak("geo")])
+def test_workers_feed_their_own_rows_and_may_have_unequal_numbers_of_batches(
+    config: dict[str, Any], tmp_path: Path, mode: str
+) -> None:
+    run, program, path = Path(config["run"]["dir"]), tmp_path / "program.py", tmp_path / "config.yaml"
+    program.write_text(BY_BATCH)
+    path.write_text(yaml.safe_dump({**config, "data": {"batch_size": 20}, "mode": {"name": mode}}))
+    log = ["--log_dir", str(tmp_path / "log")]
+    assert cli(["launch", "--server_num", "2", "--worker_num", "2", *log, str(program), str(path)]) == 0
+    said = [json.loads((tmp_path / "log" / f"workerlog.{i}").read_text().splitlines()[-1]) for i in range(2)]
+    assert [(one["losses"], one["seen"], one["steps"]) for one in said] == [(7, 140, 7), (3, 60, 3)]
+    for one in said:
+        assert (one["rows"], one["step"], one["fed"], one["none"], one["test"]) == (200, 10, 1000, 30, 100)
+    assert shows(run) == 1230
+    assert not (run / "feed").exists()
 
 
 def test_a_program_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

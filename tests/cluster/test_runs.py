@@ -254,9 +254,6 @@ def test_what_a_cluster_cannot_do_is_refused(config: dict[str, Any]) -> None:
         clickfleet.train({**config, "data": without, "mode": {"name": "async"}, "train": {"eval_every": 5}}, quiet=True)
     with pytest.raises(ConfigError, match="shards"):
         clickfleet.train({**config, "mode": {"name": "geo"}, "cluster": {"shards": 33}}, quiet=True)
-    rows = {"label": np.zeros(4), "I1": np.zeros(4)}
-    with pytest.raises(ConfigError, match="reads files"):
-        clickfleet.train({"mode": {"name": "sync"}, "data": {"preset": "criteo"}}, data=rows, quiet=True)
 
 
 def test_numbers_and_names_of_a_cluster_run(ray: Any, config: dict[str, Any]) -> None:

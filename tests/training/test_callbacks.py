@@ -103,7 +103,7 @@ def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a callback"):
         clickfleet.fit(FRAME, "clicked", callbacks=["on_step"], **SMALL)
     FRAME.to_csv(tmp_path / "rows.csv", index=False)
-    with pytest.raises(ConfigError, match="cannot call callbacks"):
+    with pytest.raises(ConfigError, match="on_step cannot be called in mode sync"):
         clickfleet.train(
             None,
             f"data.train={tmp_path / 'rows.csv'}",

@@ -15,8 +15,10 @@ from clickfleet.cli import build
 from clickfleet.cli.frame import run
 from clickfleet.cluster.status import ClusterMonitor, ClusterProgress
 from clickfleet.data.schema import Dense, Schema, Slot
+from clickfleet.errors import DataError
 from clickfleet.training import monitor
 from clickfleet.training.metrics import Buckets
+from clickfleet.workbench.dashboard import FollowedRun
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"),))
 LINE = (
@@ -138,3 +140,24 @@ def test_a_line_every_so_many_batches(
     assert "evaluating: batch 10" in text
     assert run(build(), ["evaluate", str(tmp_path / "run"), str(tmp_path / "a.tsv")]) == 0
     assert shown.getvalue().count("evaluating: batch 10") == 2
+
+
+@pytest.mark.parametrize("settings", [[], ["data.batch_size=50", "data.shuffle=0", "train.epochs=1", "table.rule=sgd"]])
+def test_a_run_that_fails_before_it_begins_says_so(tmp_path: Path, settings: list[str]) -> None:
+    """While the automatic settings are chosen, and when nothing is left to choose but validation rows."""
+    rows = "".join(f"{i % 2},{i % 7}\n" for i in range(3_000))
+    (tmp_path / "rows.csv").write_text("clicked,city\n" + rows + "7,7\n" + rows)
+    data = {"train": [str(tmp_path / "rows.csv")], "format": "csv"}
+    config = {"data": data, "run": {"dir": str(tmp_path / "run")}}
+    schema = Schema(slots=(Slot("city"),), label="clicked")
+    with pytest.raises(DataError, match="not a label"):
+        clickfleet.train(config, *settings, schema=schema, quiet=True)
+    followed = FollowedRun(tmp_path / "run")
+    followed.read()
+    assert followed.status == "failed"
+    assert "not a label" in followed.state
+    (tmp_path / "rows.csv").write_text("clicked,city\n" + rows)
+    clickfleet.train(config, *settings, "train.epochs=1", schema=schema, quiet=True)
+    again = FollowedRun(tmp_path / "run")
+    again.read()
+    assert again.status == "finished"

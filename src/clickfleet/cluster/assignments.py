@@ -1,14 +1,16 @@
-"""Assignments of work: the streams that a worker reads in one epoch. A stream is a share of the files."""
+"""Assignments of work: the streams that a worker reads in one epoch. A stream is a share of the data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clickfleet.config.load import Config
 from clickfleet.data.bad_lines import Counters
 from clickfleet.data.batch import Batch
-from clickfleet.data.reader import Reader
+from clickfleet.data.dataset import Source
+from clickfleet.data.feed_files import FeedFiles
+from clickfleet.data.files import split_files
 from clickfleet.data.schema import Schema
 from clickfleet.data.split import RowSplit
 from clickfleet.training import modes
@@ -19,12 +21,21 @@ def links_of(config: Config) -> int:
     return config.cluster.threads if modes.needs(config).link_per_trainer else 1
 
 
+Share = Sequence[str] | FeedFiles
+"""The data of one worker: files, or rows of data in memory."""
+
+
+def share_of(data: Share, index: int, of: int) -> Share:
+    """Return part `index` of `of` about equal parts of the data, in order."""
+    return data.share(index, of) if isinstance(data, FeedFiles) else split_files(list(data), index, of)
+
+
 @dataclass(frozen=True)
 class AssignedStream:
-    """A share of the files of an epoch, and how far it has been read."""
+    """A share of the data of an epoch, and how far it has been read."""
 
     number: int
-    files: tuple[str, ...]
+    data: Share
     state: Mapping[str, object] | None = None
 
 
@@ -42,6 +53,8 @@ class Assignment:
     """How to read the files. None: as the worker's configuration says."""
     split: RowSplit | None = None
     """The rows that are set aside for validation."""
+    by_batch: bool = False
+    """A program hands over the batches, one at a time. There are no streams."""
     score_first: bool = False
     """Score each batch in evaluation mode before training on it, if training adds noise."""
 
@@ -49,7 +62,7 @@ class Assignment:
 class AssignedStreams:
     """The streams of a worker, read one after the other."""
 
-    def __init__(self, schema: Schema, epoch: int, readers: dict[int, Reader], skip: int = 0) -> None:
+    def __init__(self, schema: Schema, epoch: int, readers: dict[int, Source], skip: int = 0) -> None:
         self.schema, self.epoch, self.readers = schema, epoch, readers
         self.ended: set[int] = set()
         self._skip = skip

@@ -1,6 +1,6 @@
 """One run on a cluster: epochs over the data, checkpoints, and recovery from failures.
 
-The driver assigns streams (shares of the files) to the workers, polls them, and takes checkpoints: states of all shards and workers
+The driver assigns streams (shares of the data) to the workers, polls them, and takes checkpoints: states of all shards and workers
 between the same batches. After a failure, the run resumes from the last checkpoint in a new generation; messages of the old
 generation are rejected.
 """
@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,14 +22,14 @@ import numpy as np
 
 from clickfleet import cluster
 from clickfleet.cluster import processes, start_state
-from clickfleet.cluster.assignments import AssignedStream, Assignment
+from clickfleet.cluster.assignments import AssignedStream, Assignment, Share, share_of
 from clickfleet.cluster.checkpoints import TICK_S, ClusterCheckpoints
 from clickfleet.cluster.evaluate import Evaluations, HeldOutFiles
 from clickfleet.cluster.processes import Call, ProcessFailedError, ProcessGroup, StoppedError
 from clickfleet.cluster.recovery import Recovery
 from clickfleet.cluster.status import ClusterMonitor, closing_facts, closing_table
 from clickfleet.config.load import Config
-from clickfleet.data.files import split_files
+from clickfleet.data.feed_files import FeedFiles
 from clickfleet.data.schema import Schema
 from clickfleet.data.split import RowSplit
 from clickfleet.errors import ClusterError
@@ -56,14 +56,14 @@ class Driver(Loop[Calls]):
         self,
         config: Config,
         schema: Schema,
-        files: Sequence[str],
+        data: Share,
         monitor: ClusterMonitor,
         held_out: HeldOutFiles | None = None,
         split: RowSplit | None = None,
     ) -> None:
         self.config = config = modes.settled(config)
         cluster.check(config)
-        self.schema, self.files, self.monitor, self.split = schema, list(files), monitor, split
+        self.schema, self.data, self.monitor, self.split = schema, data, monitor, split
         plain = replace(config, table=replace(config.table, memory_limit=None, snapshot_reserve=None))
         self.learner = Learner(plain, schema)
         self.table = table_spec(config, schema)
@@ -93,9 +93,9 @@ class Driver(Loop[Calls]):
         self.evaluations.unwanted = lambda: self.signal is not None
         self.trained_s = self.last_save_s = 0.0
         self.streams_of, self.finished = 0, set[str]()
-        """The number of streams that the files were split into, and the streams that were read to their end."""
-        self.shares: list[list[str]] | None = None
-        """The files of each stream, if they are not a split of all files."""
+        """The number of streams that the data was split into, and the streams that were read to their end."""
+        self.shares: list[Share] | None = None
+        """The data of each stream, if it is not a split of all data."""
         self.untouched = True
         """Whether the workers have got no share of the data since they began."""
         self._calls: Calls = {}
@@ -189,29 +189,67 @@ class Driver(Loop[Calls]):
 
     def stretches(self, epoch: int) -> Iterator[Calls]:
         """Give the workers what is left of an epoch, and yield their calls until all have ended or the run stops."""
-        self.overview.epoch = epoch
-        self._tasks = self._assign()
+        self._give(epoch, self._assign())
+        while self._calls and self.signal is None and not self.progress.stopped_early:
+            yield self._calls
+
+    def _give(self, epoch: int, tasks: dict[str, Assignment]) -> None:
+        """Let the workers begin their assignments."""
+        self.overview.epoch, self._tasks = epoch, tasks
         self.processes.call(self.processes.shards, "next_epoch")
         self.start_state.saved = {}  # the workers have it
         self.checkpoints.note()
         actors = self.processes.actor_group.actors
-        self._calls = {name: actors[name].train.remote(task) for name, task in self._tasks.items()}
+        self._calls = {name: actors[name].train.remote(task) for name, task in tasks.items()}
         self.untouched = False
-        while self._calls and self.signal is None and not self.progress.stopped_early:
-            yield self._calls
 
     def train(self, stretch: Calls) -> None:
         """Let the workers train for a moment; then poll them."""
+        self._tolerate(lambda: self._poll(stretch, TICK_S))
 
-        def poll() -> None:
-            ready, _ = self.processes.actor_group.ray.wait(list(stretch.values()), timeout=TICK_S)
-            for name in [name for name, call in stretch.items() if call in ready]:
-                self.overview.workers[name] = self.processes.result(name, stretch[name])
-                del stretch[name]
-            self.processes.poll()
-            self.monitor.tick(self.overview)
+    def _poll(self, calls: Calls, timeout_s: float) -> None:
+        """Wait for a moment. Take note of the workers that have ended, and of the status of all processes."""
+        ready, _ = self.processes.actor_group.ray.wait(list(calls.values()), timeout=timeout_s)
+        for name in [name for name, call in calls.items() if call in ready]:
+            self.overview.workers[name] = self.processes.result(name, calls[name])
+            del calls[name]
+        self.processes.poll()
+        self.monitor.tick(self.overview)
 
-        self._tolerate(poll)
+    def open_epoch(self) -> int:
+        """Let the workers wait for batches that the program hands to them; return the number of the epoch."""
+        epoch, workers = self.progress.epoch, self.processes.workers
+        if self.start_state.reader["epoch"] == epoch:
+            raise ClusterError(
+                "the checkpoint lies in the middle of an epoch", "end that epoch first, with `train` and the same data"
+            )
+        if len(workers) < self.config.cluster.workers:
+            raise ClusterError(f"only {len(workers)} workers of {self.config.cluster.workers} are left", "start again")
+        saved = self.start_state.saved
+        self.streams_of, self.finished, self.shares = len(workers), set(), []
+        self._give(epoch, {f"worker {w}": Assignment(epoch, (), saved.get(w, {}), by_batch=True) for w in workers})
+        return epoch
+
+    def poll_epoch(self) -> None:
+        """Poll the processes of an epoch of `open_epoch`. Raise ProcessFailedError if one has failed."""
+        if self._calls:
+            self._poll(self._calls, 0)
+
+    def close_epoch(self) -> None:
+        """Wait until all workers have ended the epoch of `open_epoch`; then evaluate and save."""
+        begin, epoch = time.monotonic(), self.progress.epoch
+        while self._calls:
+            self._poll(self._calls, TICK_S)
+            self.processes.actor_group.check()
+        self.trained_s += time.monotonic() - begin
+        self._end_epoch()
+        self.checkpoints.now(epoch)
+
+    def shrink(self) -> int:
+        """Decay the statistics of the rows and remove old and rare ones; return how many were removed."""
+        removed = self.processes.call(self.processes.shards, "shrink", timeout_s=3600.0).values()
+        self.overview.start.steps += 1  # the next checkpoint differs from the last one, and needs a step of its own
+        return int(sum(removed))
 
     def evaluate_if_due(self) -> None:
         self._tolerate(self.checkpoints.evaluate_if_due)
@@ -281,14 +319,14 @@ class Driver(Loop[Calls]):
         epoch, reader = self.progress.epoch, self.start_state.reader
         if reader["epoch"] != epoch:
             count = len(self.processes.workers if self.shares is None else self.shares)
-            left = [AssignedStream(i, self._files_of(i, count)) for i in range(count)]
+            left = [AssignedStream(i, self._share_of(i, count)) for i in range(count)]
             self.streams_of, self.finished = count, set()
         else:
             count, states = reader["of"], reader["streams"]
-            files = {number: self._files_of(int(number), count) for number in states}
-            left = [AssignedStream(int(n), files[n], state) for n, state in states.items() if state is not None]
+            shared = {number: self._share_of(int(number), count) for number in states}
+            left = [AssignedStream(int(n), shared[n], state) for n, state in states.items() if state is not None]
             self.streams_of, self.finished = count, {n for n, state in states.items() if state is None}
-        left = [stream for stream in left if stream.files]
+        left = [stream for stream in left if len(stream.data)]
         shares: dict[int, list[AssignedStream]] = {worker: [] for worker in self.processes.workers}
         for i, stream in enumerate(left):
             shares[self.processes.workers[i % len(self.processes.workers)]].append(stream)
@@ -300,15 +338,20 @@ class Driver(Loop[Calls]):
         """Record how many workers have no files. Warn whenever this number changes."""
         if idle and idle != self._idle_logged:
             self._idle_logged = idle
+            amounts = self.shares or [self.data]
+            there = sum(map(len, amounts))
+            files = any(not isinstance(each, FeedFiles) for each in amounts)
+            reason = f"{there} files, and each is read by one worker" if files else f"{there} rows"
+            remedy = "split the data into more files or use fewer workers" if files else "use fewer workers"
             self.monitor.log(
-                f"warning: {idle} of {len(self.processes.workers)} workers are idle: there are only {len(self.files)} files, and each "
-                "is read by one worker; split the data into more files or use fewer workers"
+                f"warning: {idle} of {len(self.processes.workers)} workers are idle: there are only {reason}; {remedy}"
             )
         self.overview.idle_workers = idle
 
     def task(self, epoch: int, streams: tuple[AssignedStream, ...], saved: dict[str, bytes]) -> Assignment:
         """Return the assignment of a worker."""
-        return Assignment(epoch, streams, saved, split=self.split)
+        fed = isinstance(self.data, FeedFiles)  # without the rows that are set aside
+        return Assignment(epoch, streams, saved, split=None if fed else self.split)
 
     def assign_nothing(self) -> None:
         """Give each worker an empty share. Workers take part in checkpoints only after a share."""
@@ -322,14 +365,16 @@ class Driver(Loop[Calls]):
         """Return what checkpoints of this kind of run hold in addition."""
         return {} if self.split is None else {"split": self.split.to_dict()}
 
-    def _files_of(self, stream: int, count: int) -> tuple[str, ...]:
+    def _share_of(self, stream: int, count: int) -> Share:
         if self.shares is not None and len(self.shares) == count:
-            return tuple(self.shares[stream])
-        return tuple(split_files(self.files, stream, count))
+            return self.shares[stream]
+        return share_of(self.data, stream, count)
 
-    def advance(self, shares: list[list[str]]) -> None:
-        """Train one epoch over these files, share i by worker i, and save. Every row is trained once, even after failures."""
-        self.shares, self.files = shares, [file for share in shares for file in share]
+    def advance(self, shares: list[Share]) -> None:
+        """Train one epoch over this data, share i by worker i, and save. Every row is trained once, even after failures."""
+        self.shares = shares
+        self.data = [file for share in shares if not isinstance(share, FeedFiles) for file in share]
+        self._check_streams(shares)
         epoch = self.progress.epoch
         while self.progress.epoch <= epoch:
             begin = time.monotonic()
@@ -342,6 +387,16 @@ class Driver(Loop[Calls]):
                 self.checkpoints.now(epoch)
             except ProcessFailedError as failure:
                 self.recovery.roll_back(failure)
+
+    def _check_streams(self, shares: list[Share]) -> None:
+        """Refuse to resume an epoch over data in memory with another number of workers: each has fed its own rows."""
+        reader = self.start_state.reader
+        fed = any(isinstance(share, FeedFiles) for share in shares)
+        if fed and reader["epoch"] == self.progress.epoch and reader["of"] != len(shares):
+            raise ClusterError(
+                f"the epoch began with the data of {reader['of']} workers, and there are {len(shares)} now",
+                f"resume with {reader['of']} workers, and give each the same data again",
+            )
 
     def _end_epoch(self) -> None:
         self.processes.call(self.processes.shards, "end_epoch")
@@ -385,6 +440,10 @@ class Driver(Loop[Calls]):
         if windows:
             start_state.set_last_batches(total, np.sum(windows, axis=0))
         return total
+
+    def stop_early(self) -> None:
+        """End the run as early stopping does."""
+        self.progress.stopped_early = True
 
     def stop(self, number: int) -> None:
         """Stop the run because of a signal. `number` is the signal."""

@@ -1,4 +1,4 @@
-"""Evaluate and score with the shards' model. Each worker reads its share of the files."""
+"""Evaluate and score with the shards' model. Each worker reads its share of the data."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clickfleet.cluster.assignments import Share, share_of
 from clickfleet.cluster.processes import ProcessGroup, StoppedError
 from clickfleet.cluster.status import ClusterMonitor
 from clickfleet.config.load import Config
-from clickfleet.data.files import split_files
 from clickfleet.data.names import Names
 from clickfleet.data.split import RowSplit
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import RunProgress
 from clickfleet.training.metrics import Metrics
-from clickfleet.training.predict import Results, metrics_of, name_slices, results
+from clickfleet.training.predict import MetricFunctions, Results, metrics_of, name_slices, results
 
 
 @dataclass(frozen=True)
 class HeldOutFiles:
-    """The files that a run is validated and tested on."""
+    """The data that a run is validated and tested on."""
 
-    valid: tuple[str, ...] = ()
-    test: tuple[str, ...] = ()
+    valid: Share = ()
+    test: Share = ()
     split: RowSplit | None = None
     """If `valid` are the training files: the rows that are set aside."""
 
@@ -53,7 +53,7 @@ class Evaluations:
         )
 
     def take(self, progress: RunProgress, epoch: int, steps: int) -> None:
-        """Evaluate on the validation files or, without any, on the test files. Add the result to the progress of the run."""
+        """Evaluate on the validation data or, without any, on the test data. Add the result to the progress of the run."""
         held_out = self.held_out
         if held_out.valid:
             valid = results(self.measure(held_out.valid, split=held_out.split))
@@ -62,44 +62,62 @@ class Evaluations:
             self.take_test(progress, epoch, steps)
 
     def take_test(self, progress: RunProgress, epoch: int, steps: int) -> None:
-        """Evaluate on the test files and add the result to the progress of the run."""
+        """Evaluate on the test data and add the result to the progress of the run."""
         progress.take_test(self.evaluate(self.held_out.test), epoch, steps, self.monitor)
 
-    def evaluate(self, files: Sequence[str]) -> Results:
-        """Return the metrics of the shards' model on files, by name."""
-        return name_slices(results(self.measure(files)), self.names, self.learner.config.train.metrics.slices)
+    def evaluate(self, data: Share | None, shares: Sequence[Share] | None = None) -> Results:
+        """Return the metrics of the shards' model on data, by name. The workers share the data, or have a share each."""
+        measured = self.measure(data or (), shares=shares)
+        return name_slices(results(measured), self.names, self.learner.config.train.metrics.slices)
 
-    def measure(self, files: Sequence[str], reading: Config | None = None, split: RowSplit | None = None) -> Metrics:
-        """Return the metrics on files as sums and buckets. `reading` replaces the workers' configuration for reading.
+    def measure(
+        self,
+        data: Share,
+        reading: Config | None = None,
+        split: RowSplit | None = None,
+        shares: Sequence[Share] | None = None,
+    ) -> Metrics:
+        """Return the metrics on data as sums and buckets. `reading` replaces the workers' configuration for reading.
 
         With a split, only the rows that are set aside count.
         """
-        total = metrics_of(self.learner)
-        for state in self._by_worker("measure", files, reading, split):
+        total, own = metrics_of(self.learner), MetricFunctions(self.learner.config)
+        collect = bool(own.functions)  # of the user: they need all rows at once
+        for state, rows in self._by_worker("measure", shares or self._divided(data), reading, split, collect):
             of_worker = metrics_of(self.learner)
             of_worker.restore(state)
             total.merge(of_worker)
+            if rows is not None:
+                own.rows.extend(rows)
+        total.own = own.results()
         return total
 
     def predict(self, files: Sequence[str]) -> Iterator[Any]:
         """Yield the scores of all rows, file by file in order."""
-        for parts in self._by_worker("score", files):
+        for parts in self._by_worker("score", self._divided(files)):
             yield from parts
 
-    def _by_worker(self, verb: str, files: Sequence[str], *more: Any) -> list[Any]:
-        """Return the result of each worker on its share of the files, in order. Count the bad lines."""
+    def _divided(self, data: Share) -> list[Share]:
+        """Return a share of the data for each worker."""
+        workers = len(self.processes.workers)
+        return [share_of(data, i, workers) for i in range(workers)]
+
+    def _by_worker(self, verb: str, shares: Sequence[Share], *more: Any) -> list[Any]:
+        """Return the result of a worker on each share, in order. Count the bad lines."""
         names = [f"worker {worker}" for worker in self.processes.workers]
         actors = self.processes.actor_group.actors
         buffers = self.processes.call({names[0]: actors[names[0]]}, "buffers")[names[0]]
-        calls = {}
-        for i, name in enumerate(names):
-            calls[name] = getattr(actors[name], verb).remote(split_files(list(files), i, len(names)), buffers, *more)
 
         def poll() -> None:
             if self.unwanted():
                 raise StoppedError("evaluation cancelled: a signal stopped the run", "resume with --resume")
             self.processes.poll()
 
-        done = self.processes.actor_group.wait_for(calls, verb, float("inf"), monitor=poll)
-        self.bad_lines = sum(bad for _, bad in done.values())
-        return [done[name][0] for name in names]
+        parts: list[tuple[Any, int]] = []
+        for first in range(0, len(shares), len(names)):  # a lost worker leaves its share to the others
+            pairs = zip(names, shares[first : first + len(names)], strict=False)
+            calls = {name: getattr(actors[name], verb).remote(share, buffers, *more) for name, share in pairs}
+            done = self.processes.actor_group.wait_for(calls, verb, float("inf"), monitor=poll)
+            parts += [done[name] for name in calls]
+        self.bad_lines = sum(bad for _, bad in parts)
+        return [result for result, _ in parts]

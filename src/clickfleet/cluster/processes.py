@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -147,6 +148,8 @@ class ProcessGroup:
     """The shards and workers of a run, and its current generation."""
 
     def __init__(self, config: Config, schema: Schema, spread: Spread, row_files: int, logs: str, log: Log) -> None:
+        metrics = replace(config.train.metrics, functions={})  # the driver calls them
+        config = replace(config, train=replace(config.train, metrics=metrics))
         self.config, self.schema, self.spread, self.row_files = config, schema, spread, row_files
         self.log, self._logs = log, logs
         self.actor_group = ActorGroup(config, log)
@@ -295,6 +298,7 @@ class ProcessGroup:
             (folder / log_name(name)).write_text(text)
 
     def stop(self) -> None:
+        self._polls = {}  # Ray would try to recover their results when a node leaves
         self.actor_group.stop(self.shards)
 
 
@@ -310,6 +314,21 @@ def place(name: str) -> str:
     ('clickfleet shard 2', 'clickfleet worker 0')
     """
     return f"clickfleet {name.replace('server', 'shard')}"
+
+
+def call_result(ray: Any, name: str, call: Call) -> Any:
+    """Return the result of a finished call of a process. Raise ProcessFailedError if the process failed."""
+    from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+    try:
+        return ray.get(call, timeout=60)
+    except RayActorError as error:
+        raise ProcessFailedError(name, "its process ended") from error
+    except GetTimeoutError as error:
+        raise ProcessFailedError(name, "its result cannot be fetched") from error
+    except RayTaskError as error:
+        cause = error.cause
+        raise (cause if isinstance(cause, Exception) else error) from None
 
 
 class ActorGroup:
@@ -456,17 +475,7 @@ class ActorGroup:
 
     def result(self, name: str, call: Call) -> Any:
         """Return the result of a finished call. Raise ProcessFailedError if its process failed."""
-        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-
-        try:
-            return self.ray.get(call, timeout=60)
-        except RayActorError as error:
-            raise ProcessFailedError(name, "its process ended") from error
-        except GetTimeoutError as error:
-            raise ProcessFailedError(name, "its result cannot be fetched") from error
-        except RayTaskError as error:
-            cause = error.cause
-            raise (cause if isinstance(cause, Exception) else error) from None
+        return call_result(self.ray, name, call)
 
     def end(self, name: str) -> None:
         """Kill a process and forget it."""

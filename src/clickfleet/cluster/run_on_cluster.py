@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+from clickfleet.cluster.assignments import Share
 from clickfleet.cluster.driver import Driver, train_on_cluster
 from clickfleet.cluster.evaluate import Evaluations, HeldOutFiles
+from clickfleet.cluster.feed_folder import FeedFolder
 from clickfleet.cluster.processes import ProcessFailedError, StoppedError
 from clickfleet.cluster.status import ClusterMonitor
 from clickfleet.config.check import cores
@@ -19,9 +22,13 @@ from clickfleet.config.sections import Cluster
 from clickfleet.data.dataset import Data, Source, for_scoring, open_source, with_format
 from clickfleet.data.files import expand
 from clickfleet.data.formats import load as load_format
+from clickfleet.data.guess import is_files
+from clickfleet.data.memory import Feed, is_rereadable
 from clickfleet.data.reader import Reader
-from clickfleet.errors import ClusterError, ConfigError
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ClusterError
 from clickfleet.store import checkpoint, run_folder
+from clickfleet.training.callbacks import Callbacks
 from clickfleet.training.loop import leave, record
 from clickfleet.training.model import TrainingResult
 from clickfleet.training.predict import Results
@@ -72,24 +79,39 @@ def scorers(
                 driver.close()
 
 
-def train(run: OpenRun[ClusterMonitor], source: Source, valid: Data, test: Data) -> TrainingResult:
-    """Train a run on a cluster, in the mode of its configuration."""
-    folder, mode = run.folder, run.settings.mode.name
-    if not isinstance(source, Reader) or folder is None:
-        raise ConfigError(f"mode {mode} reads files", "give paths, or use mode local for data in memory")
+def train(
+    run: OpenRun[ClusterMonitor], source: Source, valid: Data, test: Data, callbacks: Callbacks
+) -> TrainingResult:
+    """Train a run on a cluster, in the mode of its configuration. Data in memory reaches the workers as files."""
+    assert run.folder is not None
+    with FeedFolder(run.folder, run.settings, reached=run.mirror is None) as feeds:
+        return _train(run, feeds, source, valid, test, callbacks)
+
+
+def _train(
+    run: OpenRun[ClusterMonitor], feeds: FeedFolder, source: Source, valid: Data, test: Data, callbacks: Callbacks
+) -> TrainingResult:
+    folder, schema = run.folder, source.schema
+    assert folder is not None
     test = test if test is not None else run.settings.data.test or None
     valid = valid if valid is not None else run.settings.data.valid or None
-    validated = run.choose_validation(source, valid, test, local=False) is not None
+    chosen = run.choose_validation(source, valid, test, local=isinstance(source, Feed))
     settings = run.settings
-    held_out = HeldOutFiles(
-        tuple(expand(valid) if valid is not None else source.files if validated else ()),
-        () if test is None else tuple(expand(test)),
-        source.split if valid is None else None,
-    )
-    driver = Driver(settings, source.schema, source.files, run.monitor, held_out, source.split)
+    if isinstance(source, Reader):
+        data: Share = source.files
+        aside = valid is None and chosen is not None
+        held_out = source.files if aside else _held_out(feeds, "valid", valid, settings, schema)
+    else:
+        assert isinstance(source, Feed)
+        data, aside = feeds.write("train", source.parts()), False
+        held_out = _held_out(feeds, "valid", chosen, settings, schema)
+    held = HeldOutFiles(held_out, _held_out(feeds, "test", test, settings, schema), source.split if aside else None)
+    driver = Driver(settings, schema, data, run.monitor, held, source.split)
     driver.mirror = run.mirror
     run.begin(driver)
-    sampled = [open_source(for_scoring(settings), held_out, source.schema)] if held_out else []
+    run.monitor.listen = callbacks.listen
+    callbacks.start(driver.overview, driver.stop_early)
+    sampled = [open_source(for_scoring(settings), each, schema) for each in (valid, test) if each is not None]
     driver.evaluations.names = run.collect_names(source, *sampled)
     before = driver.start_state.rows
     train_on_cluster(driver)
@@ -112,12 +134,14 @@ def train(run: OpenRun[ClusterMonitor], source: Source, valid: Data, test: Data)
         last=driver.path,
         signal=driver.signal,
         best=best,
+        records=callbacks.history,
+        run=settings,
     )
     if driver.signal is not None:
         return result
     table_bytes = driver.overview.table_stats()["bytes"]
-    if kept and best != driver.path and held_out.test:
-        result.test = _test_best(result, held_out.test, settings, table_bytes)
+    if kept and best != driver.path and test is not None:
+        result.test = _test_best(result, test, held.test, settings, table_bytes)
         record(run.monitor, "test", result.test, progress.epoch - 1, progress.best_step or driver.start_state.steps)
     if settings.run.report and rows:
         of = "validation" if result.test is None and result.valid is not None else "test"
@@ -126,11 +150,21 @@ def train(run: OpenRun[ClusterMonitor], source: Source, valid: Data, test: Data)
     return result
 
 
-def _test_best(result: TrainingResult, test: Sequence[str], settings: Config, table_bytes: int) -> Results:
-    """Return the metrics of the best checkpoint on the test files. A table that is too large for this process is spread again."""
+def _held_out(feeds: FeedFolder, name: str, data: Data, settings: Config, schema: Schema) -> Share:
+    """Return data to evaluate on as files."""
+    if data is None:
+        return ()
+    if is_files(data):
+        return expand(data)
+    source = open_source(for_scoring(settings), data, schema, labels=True)
+    return source.files if isinstance(source, Reader) else feeds.write(name, cast(Feed, source).parts())
+
+
+def _test_best(result: TrainingResult, test: Data, files: Share, settings: Config, table_bytes: int) -> Results:
+    """Return the metrics of the best checkpoint on the test data. A table that is too large for this process is spread again."""
     if not too_large(table_bytes):
-        return result.evaluate(list(test))
+        return result.evaluate(test if not is_files(test) and is_rereadable(test) else files)
     assert result.path is not None
     cluster = settings.cluster
     with scorers(result.path, cluster.workers, cluster.shards, cluster.address, trust=True) as evaluations:
-        return evaluations.evaluate(test)
+        return evaluations.evaluate(files)

@@ -1,4 +1,4 @@
-"""A worker: train its share of the files in a mode, and answer the driver meanwhile."""
+"""A worker: train its share of the data in a mode, and answer the driver meanwhile."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import torch
 
-from clickfleet.cluster.assignments import AssignedStream, AssignedStreams, Assignment, links_of
+from clickfleet.cluster.assignments import AssignedStream, AssignedStreams, Assignment, Share, links_of
 from clickfleet.cluster.process import ProcessFacts, Stopwatch, describe_process, keep_memory, log, log_to, read_log
 from clickfleet.cluster.shard_client import AbandonedError, ShardClient, ShardTable
 from clickfleet.cluster.start_state import adopt_buffers, last_batches, pack_buffers
 from clickfleet.cluster.status import WorkerStatus
 from clickfleet.cluster.wire import PeerIdentity
 from clickfleet.config.load import Config
-from clickfleet.data.batch import Batch
+from clickfleet.data.batch import Batch, Floats
 from clickfleet.data.dataset import Source, for_scoring, open_source
+from clickfleet.data.feed_files import FeedFiles
 from clickfleet.data.memory import Feed
 from clickfleet.data.reader import Reader
 from clickfleet.data.schema import Schema
@@ -29,6 +30,7 @@ from clickfleet.data.split import RowSplit, count
 from clickfleet.errors import ClusterError, MissingError
 from clickfleet.store.table import Table
 from clickfleet.training import modes, predict
+from clickfleet.training.handed_batches import HandedBatches
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import WorkerJob
 from clickfleet.training.metrics import State, make_metrics
@@ -54,6 +56,10 @@ class WorkerCheckpoint(TypedDict):
     """Files of the mode."""
     buffers: bytes
     """The buffers of the network, from worker 0 only."""
+
+
+MeasuredShare = tuple[State, tuple[Floats, Floats, Floats] | None]
+"""Metrics of a share of the data; and labels, scores and weights of its rows, if they are asked for."""
 
 
 class WorkerActor:
@@ -83,8 +89,10 @@ class WorkerActor:
         """The last generation that was abandoned."""
         self._ended: dict[str, Mapping[str, object] | None] | None = None
         self._carried: dict[str, object] = {}
-        self._aside: tuple[tuple[list[str], RowSplit], Iterable[Batch]] | None = None
+        self._aside: tuple[tuple[Share, RowSplit], Iterable[Batch]] | None = None
         """The rows that were set aside for validation, once they were read."""
+        self._handed: HandedBatches | None = None
+        """What a program hands over, in an epoch that it trains batch by batch."""
         self._counted = (0, 0, 0)
         """Batches handed out, rows trained and batches trained before this epoch."""
         self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
@@ -143,19 +151,20 @@ class WorkerActor:
 
     def train(self, task: Assignment) -> WorkerStatus:
         """Train the streams of an assignment to their ends."""
-        files = sum(len(stream.files) for stream in task.streams)
-        log(f"epoch {task.epoch}: {len(task.streams)} streams, {files} files")
-        for stream in task.streams:
-            for file in stream.files:
+        shares = [[stream.data] if isinstance(stream.data, FeedFiles) else stream.data for stream in task.streams]
+        log(f"epoch {task.epoch}: {len(task.streams)} streams, {sum(map(len, shares))} files")
+        for share in shares:
+            for file in share:
                 log(f"  {file}")
         with self._change:
             self._training = True
             self._ended = None
             self._trained.start()
         try:
-            source = AssignedStreams(
-                self.schema, task.epoch, {s.number: self._reader(s, task) for s in task.streams}, task.skip
-            )
+            readers = {s.number: self._reader(s, task) for s in task.streams}
+            if task.by_batch:
+                readers[self.index] = handed = HandedBatches(self.schema, task.epoch)
+            source = AssignedStreams(self.schema, task.epoch, readers, task.skip)
             self._by_phase = self._phases()
             if self.job is not None:
                 self._counted = (self.job.steps, self.job.rows, self.job.trained)
@@ -176,11 +185,18 @@ class WorkerActor:
                 trainer.step.score_first = task.score_first and trainer.step.is_noisy()
             marks = self.needs.marks_checkpoints
             job.stop_when = (lambda: self._abandoned) if marks else (lambda: self._abandoned or self._asked() > 0)
+            if task.by_batch:
+                job.stop_when = lambda: self._abandoned or handed.idle
+                with self._change:
+                    self._handed = handed
+                    self._change.notify_all()
             self.learner.model.train()
             train = modes.load(self.config)
             try:
                 for stretch in self._stretches(job):
                     train(stretch)
+                    if task.by_batch:
+                        handed.finish()
             except NotFiniteError as problem:
                 raise ClusterError(
                     f"worker {self.index}, step {job.steps}: {problem}; nothing of that batch was applied",
@@ -193,23 +209,28 @@ class WorkerActor:
                 self._ended, self._training = source.state(), False
                 if number := self._asked():
                     self._mark(number, self._ended)
+        except Exception as error:
+            if self._handed is not None:
+                self._handed.finish(str(error) or type(error).__name__)
+            raise
         finally:
             with self._change:
                 self._training = False
+                self._handed = None
                 self._change.notify_all()
         status = self.status()
         log(f"epoch {task.epoch} done: {status['rows']:,} rows, {status['steps']:,} steps")
         return status
 
-    def _reader(self, stream: AssignedStream, task: Assignment) -> Reader:
+    def _reader(self, stream: AssignedStream, task: Assignment) -> Source:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
-        reader = open_source(task.reading or self.config, list(stream.files), self.schema, labels=True, folder=folder)
-        assert isinstance(reader, Reader)
-        reader.whole = task.reading is None  # a pass may have only a few lines
+        reader = open_source(task.reading or self.config, stream.data, self.schema, labels=True, folder=folder)
+        if isinstance(reader, Reader):
+            reader.whole = task.reading is None  # a pass may have only a few lines
         reader.split = task.split
         reader.epoch = task.epoch if task.reading is None else 0  # each pass has its own seed
         if stream.state is not None:
-            reader.restore(stream.state)
+            reader.restore(dict(stream.state))
         return reader
 
     def _stretches(self, job: WorkerJob) -> Iterator[WorkerJob]:
@@ -221,7 +242,32 @@ class WorkerActor:
                 self._mark(number, job.position())
             if job.epoch_ended:
                 return
-            yield job
+            if self._handed is not None:
+                self._handed.wait(lambda: self._abandoned)
+                for trainer in job.trainers:
+                    trainer.clock.start()
+            if not self._abandoned:
+                yield job
+
+    def train_batch(self, batch: Batch, epoch: int) -> tuple[float, float]:
+        """Train on a batch that the program hands over; return the sum of its losses and its weight."""
+        handed = self._waiting_for(epoch)
+        assert self.job is not None
+        loss, weight = self.job.loss, self.job.weight
+        handed.put_and_wait(batch.take(np.arange(len(batch))), lambda: self._abandoned)  # what Ray sends is read-only
+        return self.job.loss - loss, self.job.weight - weight
+
+    def end_batches(self, epoch: int) -> None:
+        """End an epoch that the program trains batch by batch."""
+        self._waiting_for(epoch).close()
+
+    def _waiting_for(self, epoch: int) -> HandedBatches:
+        """Return where the batches of an epoch go, once the worker has begun it."""
+        with self._change:
+            begun = self._change.wait_for(lambda: self._handed is not None, self.config.cluster.timeout)
+            if not begun or self._handed is None or self._handed.epoch != epoch:
+                raise ClusterError(f"worker {self.index} does not wait for batches of epoch {epoch}")
+            return self._handed
 
     def _asked(self) -> int:
         """Return the number of the requested checkpoint; 0 if none is requested or it is taken already."""
@@ -293,6 +339,10 @@ class WorkerActor:
     def metrics(self) -> State:
         return self._metrics.state()
 
+    def results(self) -> predict.Results:
+        """Return the metrics of what this worker has trained, by name."""
+        return dict(self._metrics.results())
+
     def reset_metrics(self) -> None:
         self._metrics.reset()
 
@@ -305,7 +355,8 @@ class WorkerActor:
         if job is None:
             return {"rows": 0, "steps": 0, "training": self._training, "idle_s": 0.0}
         now = time.perf_counter()
-        waiting = self._held or any(link.waiting for link in self.links)
+        handed = self._handed
+        waiting = self._held or any(link.waiting for link in self.links) or (handed is not None and handed.idle)
         latest = max(trainer.clock.last for trainer in job.trainers)
         counters = job.source.counters
         return {
@@ -345,22 +396,31 @@ class WorkerActor:
         return quantiles
 
     def measure(
-        self, files: list[str], buffers: bytes, reading: Config | None = None, split: RowSplit | None = None
-    ) -> tuple[State, int]:
-        """Return the metrics of the shards' model on the worker's share of files, and the number of bad lines.
+        self,
+        files: Share,
+        buffers: bytes,
+        reading: Config | None = None,
+        split: RowSplit | None = None,
+        collect: bool = False,
+    ) -> tuple[MeasuredShare, int]:
+        """Return the metrics of the shards' model on the worker's share of the data, and the number of bad lines.
 
-        With a split, only the rows that are set aside count.
+        With a split, only the rows that are set aside count. With `collect`, return the labels, scores and weights of all rows, too.
         """
+        rows = predict.ScoredRows()
         with self._shards_model(buffers) as learner:
-            if not files:
-                return predict.measure(learner, ()).state(), 0
-            if split is not None:
-                return predict.measure(learner, self._rows_aside(files, split)).state(), 0
-            source = files_to_score(reading or self.config, self.schema, files)
-            lines = EvaluationLines(log, self.config.train.print_every)
-            return predict.measure(learner, source, on_batch=lines).state(), source.counters.bad_lines
+            bad_lines, lines = 0, EvaluationLines(log, self.config.train.print_every)
+            if not len(files):
+                measured = predict.measure(learner, ())
+            elif split is not None:
+                measured = predict.measure(learner, self._rows_aside(files, split), collected=rows if collect else None)
+            else:
+                source = files_to_score(reading or self.config, self.schema, files)
+                measured = predict.measure(learner, source, on_batch=lines, collected=rows if collect else None)
+                bad_lines = source.counters.bad_lines
+            return (measured.state(), rows.columns() if collect else None), bad_lines
 
-    def _rows_aside(self, files: list[str], split: RowSplit) -> Iterable[Batch]:
+    def _rows_aside(self, files: Share, split: RowSplit) -> Iterable[Batch]:
         """Return the rows of the files that are set aside. If they are few, they are read once and kept."""
         if self._aside is None or self._aside[0] != (files, split):
             source = files_to_score(self.config, self.schema, files)
@@ -398,6 +458,6 @@ class WorkerActor:
             link.close()
 
 
-def files_to_score(config: Config, schema: Schema, files: Sequence[str], labels: bool = True) -> Any:
-    """Return the source of files to evaluate or score, in their order."""
-    return open_source(for_scoring(config), list(files), schema, labels=labels)
+def files_to_score(config: Config, schema: Schema, files: Share, labels: bool = True) -> Any:
+    """Return the source of data to evaluate or score, in its order."""
+    return open_source(for_scoring(config), files, schema, labels=labels)

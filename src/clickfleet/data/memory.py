@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from clickfleet.data.bad_lines import Counters, describe
 from clickfleet.data.batch import Batch, SourceState, concatenate
+from clickfleet.data.feed_files import FeedFiles
 from clickfleet.data.parsing.layout import nothing
 from clickfleet.data.reader import order
 from clickfleet.data.schema import Schema
@@ -75,12 +76,16 @@ class Feed:
         """Return all rows of this part as one batch, in their order."""
         part = self.split, self.validation
         if self._rows is None or self._rows[0] != part:
-            parts = list(self._parts())
-            whole = concatenate(parts) if parts else nothing(self.schema)
-            if self.split is not None:
-                whole = self.split.part("", 0, whole, self.validation)
-            self._rows = part, whole
+            parts = list(self.parts())
+            self._rows = part, concatenate(parts) if parts else nothing(self.schema)
         return self._rows[1]
+
+    def parts(self) -> Iterator[Batch]:
+        """Yield the rows of this part in their order, in batches of any size."""
+        before = 0
+        for rows in self._parts():
+            yield rows if self.split is None else self.split.part("", before, rows, self.validation)
+            before += len(rows)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one pass over the data, or the rest of it after `restore`."""
@@ -133,6 +138,7 @@ class Feed:
         return {
             **({"shuffle": self.seed} if self.shuffle else {}),
             **({} if self.split is None else {"split": self.split.to_dict()}),
+            **({"data": [data.digest, data.first, data.last]} if isinstance(data := self.data, FeedFiles) else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -145,6 +151,10 @@ class Feed:
                     f"the saved state has {name} {state.get(name)!r}, this run has {self._identity().get(name)!r}",
                     "resume with the same data, train.seed, data.shuffle and data.valid_share",
                 )
+        if "data" in state and state["data"] != self._identity().get("data"):
+            raise DataError(
+                "the run began this epoch with other data in memory", "resume with the same rows in the same order"
+            )
         self.epoch, self._skip = state["epoch"], state["skip"]
         self.counters = Counters(**state["counters"])
 
@@ -270,7 +280,7 @@ class Feed:
 def is_rereadable(data: Any) -> bool:
     """Return whether every pass over data yields the same rows in the same order."""
     return (
-        isinstance(data, Batch | Mapping | list | tuple)
+        isinstance(data, Batch | Mapping | list | tuple | FeedFiles)
         or hasattr(data, "__arrow_c_array__")
         or (hasattr(data, "__arrow_c_stream__") and hasattr(data, "__len__"))
     )

@@ -44,8 +44,8 @@ class PassDriver(Driver):
 
     def train_pass(self, files: Sequence[str], reading: Config) -> bool:
         """Train the rest of a pass; return whether it came to its end."""
-        self.files, self._reading = list(files), reading
-        if self.files:
+        self.data, self._reading = list(files), reading
+        if files:
             self.train_epoch(self.progress.epoch)
         if self.signal is not None:
             return False

@@ -1,4 +1,4 @@
-"""Take part in a cluster run from a program of your own, as every worker does.
+"""Write the training loop yourself: the same program on one machine and as every worker of a cluster.
 
 import clickfleet
 
@@ -10,115 +10,83 @@ with clickfleet.join("config.yaml", "mode.name=async") as job:
         if job.is_first_worker:
             print(job.evaluate(tests)["auc"], clicks)
 
+Batch by batch:
+
+    with job.epoch() as epoch:
+        for batch in epoch.batches(job.split_files(files)):
+            loss = epoch.step(batch)
+
 `clickfleet launch --server_num 2 --worker_num 4 program.py` runs the program in every role on this machine. On several hosts,
 start it on each with its role in the environment. A server does not return from `join`: it serves until the job ends. Without roles,
-the program is the only worker and starts its own shards.
+the program is the only worker and starts its own shards. In mode local, there are none.
 
-All workers must call `train`, `evaluate`, `save`, `shrink`, `barrier` and `all_reduce` in the same order.
+All workers must call `train`, `epoch`, `evaluate`, `save`, `shrink`, `barrier` and `all_reduce` in the same order.
 """
 
 from __future__ import annotations
 
-import sys
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 import numpy as np
 
-from clickfleet.cluster import nodes
-from clickfleet.cluster.driver import Driver
-from clickfleet.cluster.evaluate import HeldOutFiles
-from clickfleet.cluster.processes import ProcessFailedError, StoppedError
-from clickfleet.cluster.status import ClusterMonitor
 from clickfleet.config import check
 from clickfleet.config.load import Config
 from clickfleet.config.plugins import extensions
 from clickfleet.data import dataset
-from clickfleet.data.files import expand, split_files
-from clickfleet.errors import ClusterError, ConfigError
-from clickfleet.online import manual
-from clickfleet.store import checkpoint, mirror
+from clickfleet.data.batch import Batch
+from clickfleet.data.dataset import Data, Source, open_source
+from clickfleet.data.files import split_files
+from clickfleet.data.memory import Feed
+from clickfleet.data.schema import Schema
+from clickfleet.errors import ConfigError, DataError
+from clickfleet.store import mirror
 from clickfleet.training import modes
-from clickfleet.training.loop import leave
 from clickfleet.training.predict import Results
-from clickfleet.training.run import open_run
 
 Kind = Literal["checkpoint", "base", "delta"]
-TICK_S, CHECK_S = 0.05, 10.0
-"""Time between two polls for the values of a collective call, and between two checks for workers that have left."""
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
-T = TypeVar("T")
 
 
 @contextmanager
 def join(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *overrides: str,
+    schema: Schema | None = None,
     resume: bool = False,
     quiet: bool = False,
-) -> Iterator[JointJob]:
-    """Join the job of a configuration as one of its workers. In a server process, serve and do not return."""
+) -> Iterator[ProgramJob]:
+    """Join the job of a configuration as one of its workers. In a server process, serve and do not return.
+
+    In mode local, the program is the whole job. `schema` is that of the data; by default, the configuration names it.
+    """
     settings, role = check.configure(config, overrides), next((role() for role in extensions("role")), None)
-    if not modes.distributed(settings):
+    distributed = modes.distributed(settings)
+    if role is not None and not distributed:
         raise ConfigError(
-            f"mode {settings.mode.name} runs in one process", "set mode.name=async, sync, half_async or geo"
+            f"mode {settings.mode.name} runs in one process, and this one is the {role.name} of a job",
+            "set mode.name=async, sync, half_async or geo",
         )
     if mirror.url_of(settings.run.dir) is None:
         settings = replace(settings, run=replace(settings.run, dir=str(Path(settings.run.dir).absolute())))
-
-    def log(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    if role is None:
-        alone = replace(settings, cluster=replace(settings.cluster, workers=1))
-        with _running_driver(alone, resume, quiet) as driver:
-            yield JointJob(0, 1, None, driver)
-        return
-    settings = nodes.settled(settings, role)
-    if role.kind == "server":
-        nodes.serve(role, settings, log)
-        raise SystemExit(0)
-    if not role.drives:
-        with nodes.following(role, settings, log) as watcher:
-            yield JointJob(role.index, role.workers, watcher, None)
-        return
-    with nodes.driving(role, settings, log) as watcher, _running_driver(settings, resume, quiet) as driver:
-        yield JointJob(0, role.workers, watcher, driver)
+    if distributed:
+        from clickfleet.online.cluster_program import join_cluster as opened
+    else:
+        from clickfleet.online.local_program import run_here as opened
+    with opened(settings, schema or dataset.schema_of(settings), role, resume, quiet) as job:
+        yield job
 
 
-@contextmanager
-def _running_driver(config: Config, resume: bool, quiet: bool) -> Iterator[Driver]:
-    """Yield a driver whose processes run until the block ends."""
-    with open_run(config, config.run.dir, resume, ClusterMonitor, quiet) as run:
-        valid, test = (tuple(expand(paths)) if paths else () for paths in (config.data.valid, config.data.test))
-        driver = Driver(run.settings, dataset.schema_of(run.settings), [], run.monitor, HeldOutFiles(valid, test))
-        driver.mirror = run.mirror
-        run.begin(driver)
-        with driver.interruptible():
-            try:
-                driver.start()
-                run.monitor.start(driver.overview)
-                driver.idle = True
-                yield driver
-            except ProcessFailedError as failure:
-                raise ClusterError(str(failure), f"see {driver.logs}") from None
-            finally:
-                driver.idle = False
-                driver.close()
+class ProgramJob(ABC):
+    """One worker's view of a job. All workers get the same results."""
 
-
-class JointJob:
-    """One worker's view of a job. Worker 0 leads it; all workers get its results."""
-
-    def __init__(self, index: int, workers: int, watcher: Any, driver: Driver | None) -> None:
+    def __init__(self, index: int, workers: int, config: Config, schema: Schema) -> None:
         self.worker_index, self.worker_num = index, workers
-        self._watcher, self._driver = watcher, driver
-        self._name = f"worker {index}"
-        self._meetings = 0
+        self.config, self.schema = config, schema
 
     @property
     def is_first_worker(self) -> bool:
@@ -128,50 +96,32 @@ class JointJob:
         """Return the files of this worker: a contiguous block of the list, which must be the same for all workers."""
         return split_files(files, self.worker_index, self.worker_num)
 
-    def train(self, data: str | Path | Sequence[str | Path]) -> Results:
-        """Train one epoch and save a checkpoint. Every worker passes its own files. Return the metrics of all workers.
+    @abstractmethod
+    def train(self, data: Data) -> Results:
+        """Train one epoch and save a checkpoint. Every worker passes its own files, or its own data in memory.
 
-        Every row is trained once, even after failures.
+        Return the metrics of all workers. Every row is trained once, even after failures.
         """
-        shares = self._meet(expand(data) if data else [])
 
-        def lead(driver: Driver) -> Results:
-            driver.advance(shares)
-            if driver.signal is not None:
-                driver.end_early("resume=True")
-            return {**(driver.progress.train or {}), "step": driver.start_state.steps, "test": driver.progress.test}
+    @abstractmethod
+    def epoch(self) -> AbstractContextManager[ProgramEpoch]:
+        """Train one epoch batch by batch, in the block. It ends when all workers have left it, and saves a checkpoint."""
 
-        return self._on_driver(lead)
+    @abstractmethod
+    def evaluate(self, data: Data) -> Results:
+        """Return the metrics of the model. All workers pass the same files and share them, or each its own data in memory."""
 
-    def evaluate(self, data: str | Path | Sequence[str | Path]) -> Results:
-        """Return the metrics of the model on files. All workers pass the same list and share the work."""
-        files = expand(data)
-        return self._on_driver(lambda driver: driver.evaluations.evaluate(files))
-
+    @abstractmethod
     def save(self, kind: Kind = "checkpoint") -> str:
         """Save a checkpoint, or a checkpoint and a published entry; return its path."""
-        if kind not in ("checkpoint", "base", "delta"):
-            raise ConfigError(f"cannot save a {kind!r}", "use checkpoint, base or delta")
 
-        def lead(driver: Driver) -> str:
-            driver.checkpoints.last()
-            if kind == "checkpoint":
-                return mirror.origin(str(driver.path)) or str(driver.path)
-            done = manual.publish(driver.folder.parent, kind, locked=True, trust=True)
-            driver.resume(checkpoint.latest(driver.folder))  # rows that were published no longer count as changed
-            driver.processes.generation += 1
-            driver.begin()
-            if driver.mirror is not None:
-                driver.mirror.push()
-            return str(done["entry"])
-
-        return self._on_driver(lead)
-
+    @abstractmethod
     def shrink(self) -> int:
         """Decay the statistics of the rows and remove old and rare ones; return how many were removed."""
-        return self._on_driver(
-            lambda driver: int(sum(driver.processes.call(driver.processes.shards, "shrink", timeout_s=3600.0).values()))
-        )
+
+    @abstractmethod
+    def _meet(self, value: Any) -> list[Any]:
+        """Exchange a value with all workers; return all values."""
 
     def barrier(self) -> None:
         """Wait for all workers."""
@@ -185,49 +135,65 @@ class JointJob:
         reduced = np.asarray(_REDUCE[how](values, axis=0))
         return reduced if reduced.ndim else reduced.item()
 
-    def _on_driver(self, lead: Callable[[Driver], T]) -> T:
-        """Call `lead` on worker 0 and return its result to all workers. If it fails, all fail."""
-        self._meet(None)
-        if self._driver is None:
-            result, problem = self._meet(None)[0]
-            if problem:
-                raise ClusterError(f"worker 0 failed: {problem}")
-            return cast(T, result)
-        self._driver.idle = False
-        try:
-            try:
-                result = lead(self._driver)
-            except StoppedError as stopped:
-                self._driver.end_early("resume=True", str(stopped))
-        except BaseException as error:
-            by_signal = isinstance(error, KeyboardInterrupt | SystemExit)
-            self._bring((None, "stopped by a signal" if by_signal else f"{type(error).__name__}: {error}"))
-            raise
-        finally:
-            self._driver.idle = True
-        if self._driver.signal is not None:  # it came too late to stop this call
-            leave(self._driver.signal)
-        self._meet((result, ""))
-        return result
+    def source(self, data: Data) -> Source:
+        """Open training data of this worker."""
+        return open_source(self.config, data, self.schema, labels=True, folder=Path(self.config.run.dir))
 
-    def _bring(self, value: Any) -> None:
-        self._meetings += 1
-        if self._watcher is not None:
-            nodes.bring(self._watcher, self._meetings, self.worker_index, value)
 
-    def _meet(self, value: Any) -> list[Any]:
-        """Exchange a value with all workers; return all values. Raise an error that names workers that have left."""
-        self._bring(value)
-        if self._watcher is None:
-            return [value]
-        checked_at = time.monotonic()
-        while True:
-            values, missing = nodes.brought(self._watcher, self._meetings, self._name)
-            if not missing:
-                return list(values)
-            if time.monotonic() - checked_at > CHECK_S:
-                checked_at = time.monotonic()
-                if gone := [worker for worker in nodes.gone(self.worker_num) if worker in missing]:
-                    names = ", ".join(f"worker {worker}" for worker in gone)
-                    raise ClusterError(f"{names} left the job while worker {self.worker_index} waited for it")
-            time.sleep(TICK_S)
+def check_kind(kind: str) -> None:
+    """Refuse an unknown kind of saved model."""
+    if kind not in ("checkpoint", "base", "delta"):
+        raise ConfigError(f"cannot save a {kind!r}", "use checkpoint, base or delta")
+
+
+class ProgramEpoch(ABC):
+    """An epoch that the program trains batch by batch.
+
+    In mode sync, a step waits until all workers that are still in the block have made theirs. A worker that leaves the block early is
+    not waited for, so that workers may have different numbers of batches.
+    """
+
+    def __init__(self, job: ProgramJob, number: int) -> None:
+        self.number = number
+        """The number of the epoch."""
+        self.steps = self.rows = 0
+        """What this worker has trained in this epoch."""
+        self.results: Results = {}
+        """The metrics of all workers, once the block has ended."""
+        self._job, self._open = job, True
+
+    def batches(self, data: Data) -> Iterator[Batch]:
+        """Yield the batches of this worker's files or data in memory, shuffled as data.shuffle says."""
+        source = self._job.source(data)
+        source.epoch = self.number
+        yield from source
+
+    def step(self, rows: Data) -> float | None:
+        """Train on these rows as one batch: a batch, a frame, a mapping of arrays or a list of rows.
+
+        Return their mean loss before this step; None if their weights are all 0. When it returns, the mode has pushed the gradients, or
+        in mode geo added them to the worker's copy.
+        """
+        if not self._open:
+            raise ConfigError("the epoch has ended", "make steps inside the block of `with job.epoch() as epoch:`")
+        batch = rows if isinstance(rows, Batch) else Feed(rows, self._job.schema).rows()
+        if not len(batch):
+            return None
+        if batch.labels is None:
+            raise DataError(f"the rows have no label ({self._job.schema.label}); training needs one")
+        batch = next(iter(Feed(batch, self._job.schema, len(batch))))  # checks what a user may have made
+        loss, weight = self._train(batch)
+        self.steps, self.rows = self.steps + 1, self.rows + len(batch)
+        return loss / weight if weight else None
+
+    @abstractmethod
+    def metrics(self) -> Results:
+        """Return the metrics of the rows that this worker has trained in this epoch, each scored before it was trained."""
+
+    @abstractmethod
+    def _train(self, batch: Batch) -> tuple[float, float]:
+        """Train on a batch; return the sum of its losses and its weight."""
+
+    def close(self) -> None:
+        """Refuse further steps."""
+        self._open = False

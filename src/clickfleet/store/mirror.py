@@ -34,7 +34,9 @@ NAMES = "names.json"
 DONE_FILES = "model/*donefile.txt"
 """Files that name published entries and checkpoints."""
 SPOOL = "spool/"
-"""Not uploaded: records of passes, which are in their topic."""
+FEED = "feed/"
+LOCAL = (SPOOL, FEED)
+"""Not uploaded: records of passes, which are in their topic, and rows of data in memory, which only the run needs."""
 _URL = re.compile(r"^([a-z][a-z0-9+]+):/+(?=[^/])")
 _LATEST = f"checkpoints/{checkpoint.LATEST}"
 _folders: dict[str, str] = {}  # local folder -> URL
@@ -182,7 +184,7 @@ class Mirror:
         with self._lock, self._errors("write"):
             for attempt in range(TRIES):
                 try:
-                    self._push((SPOOL, "checkpoints/") if skip_checkpoints else (SPOOL,))
+                    self._push((*LOCAL, "checkpoints/") if skip_checkpoints else LOCAL)
                     break
                 except FileNotFoundError:  # a file was removed during its upload: list the folder again
                     if attempt == TRIES - 1:

@@ -160,8 +160,15 @@ class Monitor:
 
     def end(self, state: EndState, **facts: object) -> None:
         """Record how the run ended. A run without this line is running, or was killed."""
-        if self._run is not None:
-            self.record(END, {"step": self._run.steps, "rows": self._run.rows, "state": state, **facts})
+        run = self._run
+        if run is not None or state == "failed":
+            counts = {"step": 0, "rows": 0} if run is None else {"step": run.steps, "rows": run.rows}
+            self.record(END, {**counts, "state": state, **facts})
+
+    @property
+    def started(self) -> bool:
+        """Whether training has begun."""
+        return self._run is not None
 
     def _share_done(self, run: Progress) -> float | None:
         if self.total_bytes:

@@ -105,15 +105,21 @@ def measure(
     threads: int = 1,
     on_batch: Callable[[Batch], None] | None = None,
     engine: Engine | None = None,
+    collected: ScoredRows | None = None,
 ) -> Metrics:
-    """Evaluate and return sums and buckets, which can be merged and drawn. `on_batch` is called with every batch."""
+    """Evaluate and return sums and buckets, which can be merged and drawn. `on_batch` is called with every batch.
+
+    `collected` receives the labels and scores of all rows.
+    """
     metrics, own = metrics_of(learner), MetricFunctions(learner.config)
     slot = slice_slot(learner.schema, learner.config.train.metrics.slices)
     for batch, scores in Scorer(learner, threads, engine)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
         metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
-        own.add(batch, scores)
+        for rows in (own.rows if own.functions else None, collected):
+            if rows is not None:
+                rows.add(batch, scores)
         if on_batch is not None:
             on_batch(batch)
     metrics.own = own.results()
@@ -124,8 +130,30 @@ MetricFunction = Callable[[Floats, Floats, Floats], float]
 """A user's metric: `function(labels, scores, weights)`, arrays with one number per row of the evaluation data."""
 
 
+class ScoredRows:
+    """The labels, scores and weights of the rows of an evaluation."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Floats, Floats, Floats]] = []
+
+    def add(self, batch: Batch, scores: Floats) -> None:
+        assert batch.labels is not None
+        weights = np.ones(len(batch), np.float32) if batch.weights is None else batch.weights
+        self._parts.append((batch.labels, scores, weights))
+
+    def extend(self, columns: tuple[Floats, Floats, Floats]) -> None:
+        """Add the rows that another process has collected."""
+        self._parts.append(columns)
+
+    def columns(self) -> tuple[Floats, Floats, Floats]:
+        """Return labels, scores and weights, one number per row."""
+        empty = (np.empty(0, np.float32),) * 3
+        labels, scores, weights = (np.concatenate(part) for part in zip(empty, *self._parts, strict=True))
+        return labels, scores, weights
+
+
 class MetricFunctions:
-    """Collects the rows of an evaluation for the user's metric functions. Without functions, it collects nothing."""
+    """The user's metric functions, and the rows of an evaluation for them."""
 
     def __init__(self, config: Config, missing_ok: bool = True) -> None:
         """`missing_ok` leaves out functions that were passed in Python when the model was trained and are not saved with it."""
@@ -138,20 +166,13 @@ class MetricFunctions:
         if taken:
             raise ConfigError(f"{taken[0]} is a built-in name", "give your metric another name")
         self.functions = {name: find_function("metric function", plugin) for name, plugin in given.items()}
-        self._parts: list[tuple[Floats, Floats, Floats]] = []
-
-    def add(self, batch: Batch, scores: Floats) -> None:
-        if self.functions:
-            assert batch.labels is not None
-            weights = np.ones(len(batch), np.float32) if batch.weights is None else batch.weights
-            self._parts.append((batch.labels, scores, weights))
+        self.rows = ScoredRows()
 
     def results(self) -> dict[str, float]:
         """Return the result of each function on all rows."""
         if not self.functions:
             return {}
-        empty = (np.empty(0, np.float32),) * 3
-        labels, scores, weights = (np.concatenate(part) for part in zip(empty, *self._parts, strict=True))
+        labels, scores, weights = self.rows.columns()
         results = {}
         for name, function in self.functions.items():
             value = function(labels, scores, weights)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -40,9 +40,10 @@ from clickfleet.data.guess import Guess, is_files
 from clickfleet.data.memory import is_rereadable
 from clickfleet.data.names import Names, collect
 from clickfleet.data.schema import Schema
-from clickfleet.errors import CheckpointError, ConfigError, TrainingError, hide
+from clickfleet.errors import CheckpointError, ConfigError, DataError, TrainingError, hide
 from clickfleet.store import checkpoint, run_folder
-from clickfleet.store.mirror import NAMES, Mirror
+from clickfleet.store.lock import Lock
+from clickfleet.store.mirror import NAMES, Mirror, url_of
 from clickfleet.store.run_folder import NO_CHECKPOINT, State, local_folder, open_folder, write_config
 from clickfleet.training import averaging, defaults, devices, modes, predict, saving, validation
 from clickfleet.training.arguments import Settings, configured, is_data
@@ -108,16 +109,22 @@ def train(
     MetricFunctions(chosen, missing_ok=False)
     listeners = Callbacks(callbacks)
     in_memory = data is not None and not is_files(data)
-    if in_memory and modes.distributed(chosen):  # before the data is measured
-        raise ConfigError(f"mode {chosen.mode.name} reads files", "give paths, or use mode local for data in memory")
     where = None if in_memory and chosen.run.dir == Run.dir else chosen.run.dir
+    distributed = modes.distributed(chosen)
+    if distributed:
+        check_for_cluster(chosen, listeners, where)
     folder = None if where is None else local_folder(where)
     if resume and folder is not None:
         chosen = with_saved_format(chosen, folder)
     chosen, guess = settle(chosen, data, schema)
     chosen = with_schema_file(chosen, guess, folder)
     saved = defaults.saved_config(where) if resume and where is not None else None
-    choice = defaults.choose(chosen, data, valid, schema if guess is None else guess.schema, saved)
+    try:
+        choice = defaults.choose(chosen, data, valid, schema if guess is None else guess.schema, saved)
+    except DataError as error:
+        if where is not None and url_of(where) is None:
+            record_failure(Path(where), error)
+        raise
     chosen = settled(choice.config)
     averaging.check_average(chosen)
     source = open_source(
@@ -128,25 +135,21 @@ def train(
         folder=folder,
     )
     size = total_bytes(source, chosen)
-    distributed = modes.distributed(chosen)
-    if distributed:
-        check_for_cluster(chosen, callbacks)
     cluster: Any = import_module(CLUSTER) if distributed else None
     monitor_type = cluster.ClusterMonitor if distributed else Monitor
-    in_passing = where is None and not resume and not distributed and validation.keeps_best(chosen)
+    in_passing = where is None and not resume and (distributed or validation.keeps_best(chosen))
     with ExitStack() as around:
-        if in_passing:  # the best model has to be kept somewhere
+        if in_passing:  # the best model, and what the processes of a cluster write, has to be kept somewhere
             where = around.enter_context(tempfile.TemporaryDirectory(prefix="clickfleet-"))
-            epochs = bool(chosen.train.average)
-            few = replace(chosen.run, checkpoint_every=None, keep=1, keep_epochs=epochs, report=False)
+            epochs, every = bool(chosen.train.average), chosen.run.checkpoint_every if distributed else None
+            few = replace(chosen.run, checkpoint_every=every, keep=1, keep_epochs=epochs, report=False)
             chosen = replace(chosen, run=few)
         run = around.enter_context(open_run(chosen, where, resume, monitor_type, quiet, size, overwrite=overwrite))
         if guess is not None:
             record_guess(guess, run)
         run.notes += choice.notes
-        if distributed:
-            return cast(TrainingResult, cluster.train(run, source, valid, test))
-        result = _train(run, source, valid, test, listeners)
+        train_run = cluster.train if distributed else _train
+        result: TrainingResult = train_run(run, source, valid, test, listeners)
         result = result.in_memory() if in_passing else result
     listeners.end(result)
     return result
@@ -193,16 +196,14 @@ def fit(
     )
 
 
-def check_for_cluster(config: Config, callbacks: Sequence[Any]) -> None:
-    """Refuse what only a run in one process can call."""
-    if callbacks:
+def check_for_cluster(config: Config, callbacks: Callbacks, where: str | None) -> None:
+    """Refuse what only a run in one process can do."""
+    if where is None and config.cluster.address is not None:
+        raise ConfigError("several hosts need a run folder that all of them see", "set run.dir")
+    if callbacks.hooks["on_step"]:
         raise ConfigError(
-            f"mode {config.mode.name} runs in several processes, which cannot call callbacks", "use mode local"
-        )
-    if config.train.metrics.functions:
-        raise ConfigError(
-            f"mode {config.mode.name} merges the metrics of its workers, which own functions do not allow",
-            "remove train.metrics.functions, or use mode local",
+            f"on_step cannot be called in mode {config.mode.name}: its workers make the steps, in other processes",
+            "use on_evaluation and on_epoch, which the driver calls; or use mode local",
         )
     for plugin, what in ((config.model, "model"), (config.train.loss.function, "loss function")):
         if plugin is not None and plugin.name.startswith(PASSED):
@@ -210,6 +211,24 @@ def check_for_cluster(config: Config, callbacks: Sequence[Any]) -> None:
                 f"the processes of mode {config.mode.name} cannot import the {what} {plugin.name.removeprefix(PASSED)}",
                 "define it in a file of its own, or use mode local",
             )
+
+
+def in_short(error: BaseException) -> str:
+    """Return the text of an error for the record of a run."""
+    return hide(str(error))[:500] or type(error).__name__
+
+
+def record_failure(folder: Path, error: Exception) -> None:
+    """Record in a run folder that a new run has failed before it began. A folder with checkpoints stays as it is."""
+    if checkpoint.steps(folder / "checkpoints"):
+        return
+    with (
+        suppress(CheckpointError, OSError),
+        Lock(folder / ".lock", "trains"),
+        closing(Monitor(folder, quiet=True)) as monitor,
+    ):
+        monitor.log(str(error))
+        monitor.end("failed", error=in_short(error))
 
 
 def with_saved_format(settings: Config, folder: Path) -> Config:
@@ -405,7 +424,8 @@ def open_run(
                 monitor.end("stopped")
                 raise
             except BaseException as error:
-                monitor.end("failed", error=hide(str(error))[:500] or type(error).__name__)
+                if monitor.started or not has_checkpoints:  # otherwise the run is as it was
+                    monitor.end("failed", error=in_short(error))
                 raise
             monitor.end("finished" if run.signal is None else "stopped")
 

@@ -40,7 +40,7 @@ class Replica:
         self.dense = job.learner.flat.values  # the live weights
         self.old_dense = self.dense.clone()
         self._touched: list[Push] = []
-        self._steps = job.steps
+        self._steps = self.shipped_at = job.steps
         self.ticket: Ticket | None = None
         self._sent: tuple[Keys, Floats] | None = None
         """Differences in flight. They are added to `old` with the answer, which replaces nearly all of it."""
@@ -101,6 +101,7 @@ class Replica:
     def ship(self) -> None:
         """Send 1/N of the progress since the last shipment, and all counts."""
         self.receive(wait=True)
+        self.shipped_at = self.job.steps
         if self._touched:
             used, self._touched = merged(self._touched), []
             self._send(used, 1.0 / self.job.workers)

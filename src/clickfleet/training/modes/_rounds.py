@@ -106,5 +106,6 @@ def _epoch(job: WorkerJob, pool: ThreadPoolExecutor, waits: bool, mean: bool) ->
         elif not waits and (number := job.wanted()):
             link.ask(Request(Kind.MARK, checkpoint=number)).wait()
             job.took(number, ahead.position)
-    link.ask(Request(Kind.DONE)).wait()
+    if job.epoch_ended:
+        link.ask(Request(Kind.DONE)).wait()
     job.adopt(reply.values)

@@ -48,6 +48,8 @@ class Queue:
     def __init__(self, link: Link, config: Config, clips: bool, loss_mean: bool) -> None:
         self.link, self.config, self._clips, self._loss_mean = link, config, clips, loss_mean
         self.sends = 0
+        self.pulled_at: int | None = None
+        """Sends before the last pull of the dense weights."""
         self._pushes: list[Push] = []
         self._gradients: list[Gradient] = []
         self._seen: list[int] = []
@@ -67,6 +69,10 @@ class Queue:
         if self.due():
             return self.flush(asking)
         return None if asking is None else self.link.ask(asking)
+
+    def stale(self) -> bool:
+        """Return whether the dense weights are to be pulled with the next rows, before anything is sent."""
+        return self.pulled_at is None or self.sends - self.pulled_at >= self.config.pull_every
 
     def due(self, more: int = 0) -> bool:
         """Return whether a send is due, counting `more` batches to come."""
@@ -91,23 +97,31 @@ class Queue:
         return ticket
 
     def drain(self) -> None:
-        """Send what is left and wait for every answer."""
+        """Send what is left and wait for every answer. The dense weights are pulled anew afterwards."""
         self.flush()
         while self._out:
             self._out.popleft().wait()
+        self.pulled_at = None
 
 
 def train(job: WorkerJob, config: Config) -> None:
     loss_mean = job.learner.loss.config.reduction == "mean"
-    queues = [Queue(link, config, job.optimizer.clips, loss_mean) for link in job.links]
+    queues: list[Queue] = job.carried.setdefault("queues", [])
+    if not queues:
+        queues += [Queue(link, config, job.optimizer.clips, loss_mean) for link in job.links]
     job.queued = lambda: sum(map(len, queues))
+
+    def drain() -> None:
+        for queue in queues:
+            queue.drain()
+
+    job.before_checkpoint = drain
     free = [[trainer.step.spare(), trainer.step.spare()] for trainer in job.trainers]
 
     def work(trainer: Trainer) -> None:
         index = job.trainers.index(trainer)
         step, clock, link, queue = trainer.step, trainer.clock, job.links[index], queues[index]
         stream, coming = job.batches(clock), deque[Coming]()
-        fresh = queue.sends
 
         def prepare(values: bool = False) -> tuple[Batch, Embedding, Request] | None:
             """Return the next batch and the request for its rows."""
@@ -118,7 +132,8 @@ def train(job: WorkerJob, config: Config) -> None:
             return batch, embedding, Request(pull=embedding.unique(batch), values=values)
 
         for first in (True, False):  # two batches in flight: one is computed while the rows of the other travel
-            if following := prepare(first):
+            if following := prepare(stale := first and queue.stale()):
+                queue.pulled_at = queue.sends if stale else queue.pulled_at
                 coming.append((*following[:2], link.ask(following[2])))
         clock.lap("pull")
         while coming:
@@ -132,16 +147,18 @@ def train(job: WorkerJob, config: Config) -> None:
             result = step(batch, reply.rows)
             gradient = job.gradient(trainer, result)
             clock.lap("compute")
-            due = queue.due(1) and queue.sends + 1 - fresh >= config.pull_every
+            due = queue.due(1) and queue.sends + 1 - (queue.pulled_at or 0) >= config.pull_every
             following = prepare(due)
+            due = due and following is not None
             asked = queue.add(result.push, gradient, reply.seen, following and following[2])
             if following and asked:
                 coming.append((*following[:2], asked))
                 if due and not config.independent_recv:
                     job.adopt(asked.wait().values)
-            fresh = queue.sends if due else fresh
+            queue.pulled_at = queue.sends if due else queue.pulled_at
             clock.lap("push")
             job.report(batch, result)
-        queue.drain()
+        if job.epoch_ended:
+            queue.drain()
 
     job.together(work)

@@ -84,11 +84,12 @@ def train(job: WorkerJob, config: Config) -> None:
 
     while not job.due:
         replica.begin()
-        job.stop_at = job.steps + config.k_steps
+        job.stop_at = replica.shipped_at + config.k_steps
         job.together(work)
         clock = job.trainers[0].clock
         clock.start()
-        replica.ship()
+        if job.steps >= job.stop_at or job.epoch_ended:
+            replica.ship()
         if job.epoch_ended:
             replica.exchange()
         clock.lap("push")
