@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tempfile
 from collections.abc import Callable
@@ -109,6 +110,8 @@ def client(ask: Callable[[Client], object]) -> Callable[[bytes], object]:
 
     def run(data: bytes) -> object:
         class Connection:
+            sock = None
+
             def request(self, *given: Any, **more: Any) -> None: ...
             def getresponse(self) -> Reply:
                 return Reply(data)
@@ -125,7 +128,10 @@ def client(ask: Callable[[Client], object]) -> Callable[[bytes], object]:
 
 BATCH = Batch(np.zeros((2, 1), np.float32), np.arange(4, dtype=np.uint64), 2)
 JSON = b'{"click": 1, "t": 5, "x": 0.5, "a": "q", "b": ["r", 7]}'
-INFER = b'200\ninference-header-content-length: 21\nserver-timing: total;dur=1.5\n\n{"model_version":"1"}' + b"\0" * 8
+HEAD = b'{"model_version":"1","outputs":[{"name":"score","shape":[2],"parameters":{"binary_data_size":8}}]}'
+INFER = b"200\ninference-header-content-length: %d\nserver-timing: total;dur=1.5\n\n%b" % (len(HEAD), HEAD + b"\0" * 8)
+PACKED = b"200\ncontent-encoding: gzip\n\n" + gzip.compress(b'{"result": {"score": [[0.5], [0.25]]}}')
+FEED = b'200\nserver-timing: total;dur=1.5\n\n{"result": {"score": [[0.5], [0.25]]}}'
 SURROGATE = b'{"click": 1, "t": 5, "a": "\\ud800"}'
 DEEP = b'{"a": ' + b"[" * 3000 + b"]" * 3000 + b"}"
 DIGITS = b'{"click": 1, "t": ' + b"9" * 400 + b', "x": 1e999}'
@@ -139,6 +145,7 @@ TARGETS = [
     ("kafka-arrow", records("arrow", "skip"), [arrow_records()]),
     ("client-model", client(lambda one: one.model()), [b'200\n\n{"name":"m","schema":{}}', b"500\n\n{}", b"200\n\n" + b"[" * 3000]),
     ("client-predict", client(lambda one: one.predict([{"a": 1}])), [b'200\n\n{"scores":[0.5]}', b'200\n\n{"scores":{}}', b'200\n\n[1]']),
+    ("client-feed", client(lambda one: one.feed({"x": [[1], [2]]}, ["score"])), [FEED, PACKED]),
     ("client-score", client(lambda one: one.score(BATCH)), [INFER, b"200\n\n{}", b"200\ninference-header-content-length: x\n\n"]),
     ("client-upload", client(lambda one: one.upload(b"x", "csv")), [b'200\n\n{"data":[[0.5]],"server_ms":1}', b'200\n\n{"data":"x"}']),
 ]  # fmt: skip

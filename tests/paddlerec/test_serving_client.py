@@ -17,6 +17,7 @@ from clickfleet.paddlerec import client_config, rec_client
 from clickfleet.paddlerec.client_config import FLOAT, INTEGER, TEXT, ClientConfig, Variable
 from clickfleet.paddlerec.paddle_names import STAND_IN
 from clickfleet.paddlerec.serving_client import HttpServingClient, ServingClient, columns_of
+from clickfleet.serve.client import InferReply
 from clickfleet.training import export
 from originals import DENSE, READER, SLOTS, project, slot_lines
 from ports import free_ports
@@ -332,3 +333,13 @@ def test_a_client_configuration_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / client_config.FILE).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot read"):
         client_config.read(str(tmp_path))
+
+
+def test_a_reply_of_another_number_of_rows_is_refused(
+    old: Path, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, feed = connected(old, server), feed_of(slot_lines(2))
+    short = InferReply({SCORE: np.zeros(1, np.float32)}, 1.0, 1.0, "1")
+    monkeypatch.setattr("clickfleet.serve.client.Client.infer", lambda *given: short)
+    with pytest.raises(ServeError, match=r"has the shape \[1\] for 2 rows"):
+        client.predict(feed, SCORE, batch=True)

@@ -244,9 +244,15 @@ def send(server: Client, inputs: Mapping[str, Rows], outputs: Sequence[str]) -> 
     """Send arrays as binary tensors, and rows with different numbers of values as lists."""
     arrays = {name: rows for name, rows in inputs.items() if isinstance(rows, np.ndarray)}
     if len(arrays) == len(inputs):
-        return server.infer(arrays, outputs)
-    lists = {name: rows.tolist() if isinstance(rows, np.ndarray) else rows for name, rows in inputs.items()}
-    return server.feed(lists, outputs)
+        reply = server.infer(arrays, outputs)
+    else:
+        lists = {name: rows.tolist() if isinstance(rows, np.ndarray) else rows for name, rows in inputs.items()}
+        reply = server.feed(lists, outputs)
+    rows = len(next(iter(inputs.values())))
+    for name, values in reply.outputs.items():
+        if values.shape[:1] != (rows,):
+            raise ServeError(f"{server.url}: output {name!r} has the shape {list(values.shape)} for {rows} rows")
+    return reply
 
 
 def server_names(config: ClientConfig, served: Mapping[str, Any], url: str) -> dict[str, str]:
