@@ -95,7 +95,7 @@ def test_l2_on_rows_keeps_them_small_and_is_the_originals_in_deepfefm() -> None:
     original = train(frame(200), model={"name": "deepfefm", "paddlerec": True})
     assert original.learner.l2_rows == 1e-6
     assert train(frame(200), model={"name": "deepfefm"}).learner.l2_rows == 0.0
-    assert len(original.learner.steps(1)[0].decays) == 1
+    assert len(original.learner.steps(1)[0].row_decays) == 1
 
 
 def test_l2_on_the_table_is_the_same_for_frequent_and_rare_keys() -> None:

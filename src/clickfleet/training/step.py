@@ -108,11 +108,11 @@ class Step:
         schema: Schema,
         factors: int,
         device: torch.device = devices.CPU,
-        decays: Sequence[RowDecay | TableDecay] = (),
+        row_decays: Sequence[RowDecay | TableDecay] = (),
     ) -> None:
         assert isinstance(flat.model, Model)
         self.flat, self.model, self.loss, self.schema = flat, flat.model, loss, schema
-        self.decays = decays
+        self.row_decays = row_decays
         self.device, self.factors = device, factors
         self.embedding = self.spare()
         self.score_first = False
@@ -158,7 +158,7 @@ class Step:
         scores = torch.sigmoid(self.loss.sampled(logits.detach() if before is None else before)).cpu().numpy()
         scale = self.loss.dense_scale(labels, weights)
         push = self.embedding.push(batch, x)
-        for decay in self.decays:
+        for decay in self.row_decays:
             decay.add(push, rows)
         return Result(value, scores, push, scale)
 
