@@ -42,7 +42,23 @@ def test_large_logs_keep_the_usual_settings_exactly() -> None:
 
 def test_settings_of_a_small_log() -> None:
     log = LogFacts(rows=57_722, exact=True, dense=0, slots=10, positives=0.33, ids=5_400, shows_per_id=110)
-    assert settings_for(log) == AutoSettings(256, 20, 2, True, 0.08, 0.1, 0.042, wide=True, small=True)
+    assert settings_for(log) == AutoSettings(256, 20, 2, True, 0.08, 0.1, None, 0.00017, wide=True, small=True)
+
+
+def test_settings_of_a_tiny_log() -> None:
+    log = LogFacts(rows=5_000, exact=True, dense=3, slots=4, positives=0.3, ids=200, shows_per_id=100)
+    assert settings_for(log) == AutoSettings(64, 20, 4, True, 0.1, 0.1, 1.0, 0.002, 0.002, wide=True, small=True)
+
+
+def test_the_network_learns_faster_from_few_rows_with_numbers() -> None:
+    few, many = facts(20_000), facts(60_000)
+    assert (settings_for(few).dense_rate, settings_for(many).dense_rate) == (0.002, None)
+    assert settings_for(replace(few, dense=0)).dense_rate is None
+    chosen = auto_settings(load(), few)
+    assert chosen.config.dense.lr == 0.002
+    assert "13 dense columns: rate of the network 0.002" in chosen.notes
+    assert auto_settings(load(None, ["dense.lr=0.003"]), few).config.dense.lr == 0.003
+    assert auto_settings(load(), many).config.dense.lr == load().dense.lr
 
 
 def test_settings_grow_with_the_rows() -> None:
@@ -52,7 +68,9 @@ def test_settings_grow_with_the_rows() -> None:
     assert batches == sorted(batches)
     rates = [settings_for(facts(rows)) for rows in sizes if rows < SMALL_ROWS]
     assert [one.rate for one in rates] == sorted(one.rate or 0 for one in rates)
-    assert [one.l2_rows for one in rates] == sorted((one.l2_rows or 0 for one in rates), reverse=True)
+    for l2 in ([one.l2_rows or 0.0 for one in rates], [one.l2_table or 0.0 for one in rates]):
+        assert l2 == sorted(l2, reverse=True)
+    assert all(one.l2_table for one in rates)
     epochs = [one.train.epochs for one in by_size]
     assert epochs == sorted(epochs, reverse=True)
 
@@ -78,6 +96,7 @@ def test_explicit_settings_win() -> None:
         "data.shuffle": 0,
         "train.epochs": 7,
         "train.loss.l2_rows": 0.0,
+        "train.loss.l2_table": 0.5,
         "train.hogwild": 2,
         "train.threads": 2,
         "dense.lr": 0.004,
@@ -88,7 +107,8 @@ def test_explicit_settings_win() -> None:
     now = chosen(5_000, *(f"{key}={value}" for key, value in given.items()))
     assert (now.data.batch_size, now.data.shuffle, now.train.epochs) == (300, 0, 7)
     assert (now.train.patience, now.train.average) == (None, None)  # whoever gives the epochs gets all of them
-    assert (now.train.loss.l2_rows, now.train.hogwild, now.dense.lr) == (0.0, 2, 0.004)
+    assert (now.train.loss.l2_rows, now.train.loss.l2_table) == (0.0, 0.5)
+    assert (now.train.hogwild, now.dense.lr) == (2, 0.004)
     assert now.model.settings["hidden"] == [8]
     assert now.table.rule.name == "adagrad_v2"
     assert now.table.rule.settings["lr"] == 0.07
@@ -104,7 +124,7 @@ def test_a_named_rule_stays_as_it_is() -> None:
 def test_few_steps_keep_the_usual_rates() -> None:
     now = chosen(2_000, "data.batch_size=100", "train.epochs=1")
     assert now.table.rule == ROW_RULE
-    assert now.train.loss.l2_rows is None
+    assert (now.train.loss.l2_rows, now.train.loss.l2_table) == (None, None)
     assert "hidden" not in now.model.settings
 
 
@@ -135,7 +155,16 @@ def test_without_validation_data_there_is_no_early_stopping() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["data.batch_size", "data.shuffle", "train.epochs", "train.patience", "dense.lr", "train.loss.l2_rows"]
+    "key",
+    [
+        "data.batch_size",
+        "data.shuffle",
+        "train.epochs",
+        "train.patience",
+        "dense.lr",
+        "train.loss.l2_rows",
+        "train.loss.l2_table",
+    ],
 )
 def test_the_word_auto_is_the_default(key: str) -> None:
     assert load(None, [f"{key}=auto"]) == load()
@@ -175,7 +204,7 @@ def test_a_run_writes_and_explains_its_numbers(tmp_path: Path) -> None:
     assert "auto" not in (tmp_path / "run/config.yaml").read_text().replace("name: auto", "")
     text = (tmp_path / "run/log.txt").read_text()
     assert "3,000 rows: batches of 64, up to 20 epochs with early stopping, averaged, shuffled" in text
-    assert "2 slots, 46 ids: row rates" in text
+    assert "2 slots, 46 ids: row rates 0.1 and 0.1 (first order), L2 0.0033 and 1 on the rows of a batch" in text
 
 
 def test_a_resumed_run_keeps_its_numbers(tmp_path: Path) -> None:

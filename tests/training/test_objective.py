@@ -1,5 +1,6 @@
 """Losses end to end: down-sampled negatives, L2 on the network and on rows, sample weights."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,9 @@ import torch
 
 import clickfleet
 from clickfleet.data.schema import Dense, Schema, Slot
+from clickfleet.training.embedding import Push
 from clickfleet.training.learner import Learner
+from clickfleet.training.step import TableDecay
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"), Slot("shop")))
 
@@ -92,7 +95,64 @@ def test_l2_on_rows_keeps_them_small_and_is_the_originals_in_deepfefm() -> None:
     original = train(frame(200), model={"name": "deepfefm", "paddlerec": True})
     assert original.learner.l2_rows == 1e-6
     assert train(frame(200), model={"name": "deepfefm"}).learner.l2_rows == 0.0
-    assert original.learner.steps(1)[0].decay is not None
+    assert len(original.learner.steps(1)[0].row_decays) == 1
+
+
+def test_l2_on_the_table_is_the_same_for_frequent_and_rare_keys() -> None:
+    """Over an epoch, it adds strength·rows·w to the gradient of every key, however many batches hold the key."""
+    strength, batches, size = 0.01, 40, 50
+    decay = TableDecay(strength)
+    spans = {1: range(batches), 2: range(0, batches, 4), 3: range(7, batches, 20)}  # in every batch, in 10, in 2
+    for epoch in range(6):
+        total = dict.fromkeys(spans, 0.0)
+        for batch in range(batches):
+            keys = np.array([key for key, span in spans.items() if batch in span] + [100 + batch], np.uint64)
+            show = np.where(keys == 1, size - len(keys) + 1, 1).astype(np.float32)
+            grads = np.zeros((len(keys), 3), np.float32)
+            none = np.zeros(len(keys), np.float32)
+            decay.add(Push(keys, grads, show, none, none.astype(np.uint16), float(size)), np.ones_like(grads))
+            for key, grad in zip(keys.tolist(), grads, strict=True):
+                assert grad[0] == grad[1] == grad[2]
+                total[key] = total.get(key, 0.0) + float(grad[0])
+        if epoch:
+            for key in spans:
+                assert total[key] == pytest.approx(strength * batches * size, rel=0.2), (epoch, key)
+
+
+def test_one_step_of_l2_on_the_table_is_bounded() -> None:
+    decay = TableDecay(1.0)
+    decay.count(np.array([1], np.uint64), np.array([1e7], np.float32))
+    grads, one = np.zeros((1, 2), np.float32), np.ones(1, np.float32)
+    decay.add(Push(np.array([2], np.uint64), grads, one, one, one.astype(np.uint16), 100.0), np.ones_like(grads))
+    assert grads.tolist() == [[TableDecay.MOST, TableDecay.MOST]]
+
+
+def test_l2_on_the_table_keeps_rows_small() -> None:
+    rows = {"dim": 4, "rule": {"name": "adagrad", "lr": 0.1, "initial_g2sum": 0.3}}
+    norms = [
+        float(np.square(done.learner.table.pull(np.unique(_keys(done)))).sum())
+        for done in (train(frame(4000), table=rows, train={"loss": {"l2_table": l2}}) for l2 in (0.0, 0.1))
+    ]
+    assert norms[1] < 0.7 * norms[0]
+
+
+def test_a_resumed_run_continues_l2_on_the_table(tmp_path: Path) -> None:
+    """The rows of the table tell how often their keys occurred, so nothing else has to be saved."""
+
+    def rows(name: str, epochs: int, resume: bool = False) -> Any:
+        config = {
+            "model": {"name": "deepfm", "hidden": [8]},
+            "data": {"batch_size": 100, "valid_share": 0},
+            "train": {"deterministic": True, "threads": 1, "epochs": epochs, "loss": {"l2_table": 0.01}},
+            "run": {"dir": str(tmp_path / name), "report": False},
+        }
+        done = clickfleet.train(config, data=frame(2000), schema=SCHEMA, resume=resume, quiet=True)
+        keys = np.unique(_keys(done))
+        return done.learner.table.pull(keys)
+
+    at_once = rows("whole", 2)
+    rows("parts", 1)
+    np.testing.assert_array_equal(rows("parts", 2, resume=True), at_once)
 
 
 def _keys(done: Any) -> Any:

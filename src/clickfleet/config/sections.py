@@ -292,8 +292,11 @@ class LossSettings:
     l2: float = 0.0
     """L2 coefficient of every dense weight matrix."""
     l2_rows: Annotated[float | None, auto(None)] = None
-    """L2 coefficient of the rows of a batch, added to their gradient. Default: auto, up to 1 for small logs; for others that of the
-    model, in most models 0."""
+    """L2 coefficient of the rows of a batch, added to their gradient. Default: auto, up to 1 for very small logs; for others that of
+    the model, in most models 0."""
+    l2_table: Annotated[float | None, auto(None)] = None
+    """L2 coefficient of every row of the table, on the scale of the mean loss. It acts in the steps in which a key occurs, and more
+    on rare keys, so that it is the same for all keys over an epoch. Default: auto, 10 / rows for small logs, else 0."""
     function: Annotated[Plugin, plugin("")] | None = None
     """Your own loss instead of the log loss: ./my_loss.py, ./my_loss.py:name or package.module:name, or {name, arguments…}."""
 

@@ -34,6 +34,8 @@ SMALL_ROWS = 200_000
 """Below this many rows, rates, regularisation and the MLP differ from the usual ones."""
 RARE_SHOWS = 30
 """Where values of many slots occur less often than this on average, their factors learn in smaller steps."""
+TABLE_L2 = 10.0
+"""L2 of the sum of all losses: that of a logistic regression with C = 0.1."""
 FEW_STEPS = 200
 """In fewer steps, the careful rates would learn too little."""
 
@@ -50,6 +52,9 @@ class AutoSettings:
     """Learning rate of the factors."""
     first_order_rate: float | None = None
     l2_rows: float | None = None
+    l2_table: float | None = None
+    dense_rate: float | None = None
+    """Learning rate of the network."""
     wide: bool = False
     small: bool = False
     """Whether models use their settings for small logs, such as a narrower MLP."""
@@ -71,10 +76,24 @@ def settings_for(facts: LogFacts) -> AutoSettings:
         shuffle=True,
         rate=_short(min(0.1, 0.8 / slots * care) * rare),  # the logit is a sum over slots, so its step grows with them
         first_order_rate=_short(min(0.1, 4.0 / slots * care)),
-        l2_rows=1.0 if rows < 10_000 else _short(2400 / rows),
+        l2_rows=_fading(rows),
+        l2_table=_short(TABLE_L2 / rows),
+        dense_rate=0.002
+        if facts.dense and rows < 40_000
+        else None,  # numbers reach the logit through the network alone
         wide=True,
         small=True,
     )
+
+
+def _fading(rows: int) -> float | None:
+    """Return the L2 of the rows of a batch: 1 for very few rows, none for 30,000. It also holds back frequent values and the MLP.
+
+    >>> [_fading(rows) for rows in (8_000, 14_000, 23_000, 60_000)]
+    [1.0, 0.19, 0.016, None]
+    """
+    strength = _short(min(1.0, (10_000 / rows) ** 5))
+    return strength if strength >= 0.01 else None
 
 
 def _batch_size(rows: int) -> int:
@@ -155,9 +174,15 @@ def auto_settings(config: Config, facts: LogFacts, can_stop: bool = True) -> Cho
             if table.rule.given is not None
             else table.embed_rule,
         )
-    l2_rows = loss.l2_rows
-    if careful and l2_rows is None and not kind.row_rule:
-        l2_rows = best.l2_rows
+    if careful and not kind.row_rule:
+        loss = replace(
+            loss,
+            l2_rows=best.l2_rows if loss.l2_rows is None else loss.l2_rows,
+            l2_table=best.l2_table if loss.l2_table is None else loss.l2_table,
+        )
+    dense = config.dense
+    if careful and best.dense_rate is not None and isinstance(dense.lr, AutoFloat):
+        dense = replace(dense, lr=best.dense_rate)
     given = model.settings
     chosen: dict[str, Any] = {}
     lacks_wide = not kind.has_wide and not model.is_user_code  # the formula of a user stays as it is
@@ -173,6 +198,7 @@ def auto_settings(config: Config, facts: LogFacts, can_stop: bool = True) -> Cho
         config,
         data=replace(data, batch_size=batch_size, shuffle=shuffle),
         table=table,
+        dense=dense,
         model=replace(model, settings={**given, **chosen}) if chosen else model,
         train=replace(
             train,
@@ -180,7 +206,7 @@ def auto_settings(config: Config, facts: LogFacts, can_stop: bool = True) -> Cho
             patience=patience,
             average=average,
             hogwild=hogwild,
-            loss=replace(loss, l2_rows=l2_rows),
+            loss=loss,
         ),
     )
     return Chosen(settled, _notes(config, settled, facts, chosen))
@@ -220,8 +246,12 @@ def _notes(before: Config, after: Config, facts: LogFacts, model: Mapping[str, A
     if after.table.rule != before.table.rule:
         assert after.table.embed_rule is not None
         rates = f"{after.table.rule.settings['lr']:g} and {after.table.embed_rule.settings['lr']:g} (first order)"
-        l2 = f", L2 {after.train.loss.l2_rows:g}" if after.train.loss.l2_rows is not None else ""
+        loss = after.train.loss
+        l2 = f", L2 {loss.l2_table:g}" if loss.l2_table is not None else ""
+        l2 += f" and {loss.l2_rows:g} on the rows of a batch" if l2 and loss.l2_rows is not None else ""
         notes.append(f"{facts.slots} slot{'s' * (facts.slots != 1)}, {facts.ids:,} ids: row rates {rates}{l2}")
+    if after.dense.lr != before.dense.lr:
+        notes.append(f"{facts.dense} dense column{'s' * (facts.dense != 1)}: rate of the network {after.dense.lr:g}")
     if model:
         notes.append(f"few rows: {', '.join(f'model.{key} {_text(value)}' for key, value in model.items())}")
     return notes
@@ -242,6 +272,8 @@ def _as_resumed(config: Config, saved: Config) -> Config:
         train = replace(train, epochs=saved.train.epochs, patience=train.patience or saved.train.patience)
     if train.loss.l2_rows is None:
         train = replace(train, loss=replace(train.loss, l2_rows=saved.train.loss.l2_rows))
+    if train.loss.l2_table is None:
+        train = replace(train, loss=replace(train.loss, l2_table=saved.train.loss.l2_table))
     if train.hogwild is None:
         train = replace(train, hogwild=saved.train.hogwild)
     run = config.run

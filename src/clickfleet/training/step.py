@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clickfleet.data.batch import Batch, Floats
+from clickfleet.data.batch import Batch, Floats, Keys
 from clickfleet.data.schema import Schema
 from clickfleet.store.table import Table
 from clickfleet.training import devices
@@ -57,6 +58,46 @@ class RowDecay(NamedTuple):
             push.grads[:, part] += self.strength * np.where(divisor > 0, divisor, np.float32(1.0)) * rows[:, part]
 
 
+class TableDecay:
+    """L2 on the whole table: the gradient of strength/2·w² per row of data, as if every row of the table took part in every step.
+
+    Only the rows of a batch are at hand. So each takes the share of the steps in which its key did not occur: the gradient is divided
+    by the probability that a batch contains the key. Earlier batches tell it; their counts are in a hashed array.
+    """
+
+    MOST = 10.0
+    """Bound of the coefficient of one step, so that a key that comes back after long does not overshoot."""
+    BITS = 20
+
+    def __init__(self, strength: float) -> None:
+        self.strength = strength
+        self.counts = np.zeros(1 << self.BITS, np.float32)
+        self.total = 0.0
+
+    @classmethod
+    def of(cls, strength: float, table: Table) -> TableDecay:
+        """Return the decay for a table, whose rows tell how often each key occurred so far."""
+        decay = cls(strength)
+        if len(table):
+            with table.snapshot() as rows:
+                for columns in rows:
+                    decay.count(columns["key"], columns["show"])
+        return decay
+
+    def count(self, keys: Keys, shows: Floats) -> NDArray[np.int64]:
+        """Count occurrences. Return the places of the keys in `counts`."""
+        places = (keys * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(64 - self.BITS)).astype(np.int64)
+        np.add.at(self.counts, places, shows)
+        self.total += float(shows.sum(dtype=np.float64))
+        return places
+
+    def add(self, push: Push, rows: Floats) -> None:
+        places = self.count(push.keys, push.show)
+        expected = self.counts[places] * np.float32(push.show.sum(dtype=np.float64) / max(self.total, 1.0))
+        present = np.maximum(-np.expm1(-expected), np.float32(1e-12))
+        push.grads[:] += np.minimum(np.float32(self.strength * push.n) / present, np.float32(self.MOST))[:, None] * rows
+
+
 class Step:
     """The forward and backward pass of one trainer thread. Each thread has its own gradients of the dense weights."""
 
@@ -67,11 +108,11 @@ class Step:
         schema: Schema,
         factors: int,
         device: torch.device = devices.CPU,
-        decay: RowDecay | None = None,
+        row_decays: Sequence[RowDecay | TableDecay] = (),
     ) -> None:
         assert isinstance(flat.model, Model)
         self.flat, self.model, self.loss, self.schema = flat, flat.model, loss, schema
-        self.decay = decay
+        self.row_decays = row_decays
         self.device, self.factors = device, factors
         self.embedding = self.spare()
         self.score_first = False
@@ -82,8 +123,12 @@ class Step:
     def of(cls, learner: Learner, flat: Flat) -> Step:
         """Return the step of a learner for one thread."""
         table, l2 = learner.table, learner.l2_rows
-        decay = RowDecay(l2, table.embed_rule.scale, table.rule.scale) if l2 else None
-        return cls(flat, learner.loss, learner.schema, table.factors, learner.device, decay)
+        decays: list[RowDecay | TableDecay] = []
+        if l2:
+            decays.append(RowDecay(l2, table.embed_rule.scale, table.rule.scale))
+        if strength := learner.config.train.loss.l2_table:
+            decays.append(TableDecay.of(strength, table))
+        return cls(flat, learner.loss, learner.schema, table.factors, learner.device, decays)
 
     def train(self, batch: Batch, table: Table, optimizer: Optimizer, lap: Callable[[str], None]) -> Result:
         """Train on a batch with a table of this process: pull, compute, push. `lap` is called with the name of each phase at its end."""
@@ -113,8 +158,8 @@ class Step:
         scores = torch.sigmoid(self.loss.sampled(logits.detach() if before is None else before)).cpu().numpy()
         scale = self.loss.dense_scale(labels, weights)
         push = self.embedding.push(batch, x)
-        if self.decay is not None:
-            self.decay.add(push, rows)
+        for decay in self.row_decays:
+            decay.add(push, rows)
         return Result(value, scores, push, scale)
 
     def spare(self) -> Embedding:

@@ -272,7 +272,6 @@ def with_space(config: Config, say: Callable[[str], None]) -> Config:
     config = defaults.fixed(chosen.config)
     rule, first = config.table.rule.settings, (config.table.embed_rule or config.table.rule).settings
     batch = config.data.batch_rows
-    l2 = config.train.loss.l2_rows or 0.0
     known, given = settings_of(config.model.name), config.model.settings
     space = {
         "data.batch_size": Dimension(choices=(max(batch // 4, 1), max(batch // 2, 1), batch, 2 * batch)),
@@ -281,8 +280,9 @@ def with_space(config: Config, say: Callable[[str], None]) -> Config:
     rate, first_rate = rule.get("lr"), first.get("lr")
     if rate and first_rate:
         space |= {"table.rule.lr": _around(rate, 4), "table.embed_rule.lr": _around(first_rate, 4)}
-    if l2:
-        space["train.loss.l2_rows"] = _around(l2, 10)
+    for key, l2 in (("l2_table", config.train.loss.l2_table), ("l2_rows", config.train.loss.l2_rows)):
+        if l2:
+            space[f"train.loss.{key}"] = _around(l2, 10)
     if config.table.dim:
         space["table.dim"] = Dimension(choices=tuple(sorted({4, config.table.dim, 16})))
     if "hidden" in known:
