@@ -17,6 +17,7 @@ import clickfleet
 from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.errors import ClusterError, ConfigError, DataError
 from fleet import kill, shows, tables, when_saved
+from soak import only_in_soak
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
@@ -78,7 +79,7 @@ def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
     yield from table.to_pylist()
 
 
-@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
+@pytest.mark.parametrize("mode", ["sync", only_in_soak("half_async"), "async", only_in_soak("geo")])
 def test_every_row_is_learned_in_every_mode(ray: Any, feeding: dict[str, Any], mode: str) -> None:
     """A generator has rows for both epochs: they are written down once."""
     data = rows_of(clicks()) if mode == "async" else clicks().to_pandas()
@@ -178,7 +179,7 @@ def test_a_program_on_a_cluster_is_that_of_one_machine(ray: Any, feeding: dict[s
     assert not (run / "feed").exists()
 
 
-@pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
+@pytest.mark.parametrize("mode", [only_in_soak("half_async"), "async", only_in_soak("geo")])
 def test_a_program_learns_every_row_in_every_mode(ray: Any, feeding: dict[str, Any], mode: str) -> None:
     done = program(feeding, f"mode.name={mode}")
     steps = -(-ROWS // 50)

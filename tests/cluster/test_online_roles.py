@@ -18,7 +18,7 @@ from clickfleet.store import published
 from fleet import ALL, Processes, shows
 from marked import Marked
 from originals import ONLINE, write_slot_days
-from soak import only_in_soak
+from soak import in_soak
 from streams import settings, write_days
 
 pytestmark = [pytest.mark.xdist_group("own clusters"), pytest.mark.timeout(900)]
@@ -51,7 +51,8 @@ def check_two_days(run: Path, shown: int, kinds: list[str] = KINDS) -> None:
         assert [Path(json.loads(line)["input"]).resolve().name[7:] for line in lines] == [kind] * kinds.count(kind)
 
 
-@pytest.mark.parametrize("victims", [ALL, only_in_soak(("worker 1",)), only_in_soak(("server 1",))])
+@in_soak
+@pytest.mark.parametrize("victims", [ALL, ("worker 1",), ("server 1",)])
 def test_config_online_in_four_roles(tmp_path: Path, victims: tuple[str, ...]) -> None:
     """Processes are killed while the last pass is awaited: the pass before it is published, but in no checkpoint."""
     config, run = deepcopy(ONLINE), tmp_path / "stream"

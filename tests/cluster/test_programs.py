@@ -13,7 +13,7 @@ import yaml
 import clickfleet
 from clickfleet.cli import build, frame
 from fleet import ROWS, SLOTS, TEST_ROWS, shows
-from soak import only_in_soak
+from soak import in_soak, only_in_soak
 
 pytestmark = pytest.mark.xdist_group("own clusters")
 
@@ -48,6 +48,7 @@ with clickfleet.join(config, quiet=True) as job:
 """
 
 
+@in_soak
 @pytest.mark.timeout(900)
 def test_a_program_runs_in_every_role(config: dict[str, Any], tmp_path: Path) -> None:
     run, program, path = Path(config["run"]["dir"]), tmp_path / "program.py", tmp_path / "config.yaml"

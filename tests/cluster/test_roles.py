@@ -13,6 +13,7 @@ from clickfleet.cli import build, frame
 from clickfleet.errors import ConfigError
 from clickfleet.paddlerec import roles
 from fleet import ALL, ROWS, SLOTS, Processes, shows, when_saved
+from soak import in_soak
 
 JOB = {
     "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:6170, 10.0.0.2:6170,10.0.0.2:6171",
@@ -143,6 +144,7 @@ def training(config: dict[str, Any], names: tuple[str, ...] = ALL) -> Processes:
     return Processes("train", str(path), folder=path.parent, names=names)
 
 
+@in_soak
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("own clusters")
 def test_two_servers_and_two_workers_started_by_their_environment_train_a_model(config: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from clickfleet.store import checkpoint, run_folder
 from clickfleet.training.loop import interruptible, leave
 from fleet import SLOTS, kill, shows
 from marked import Marked
+from soak import in_soak
 
 pytestmark = pytest.mark.xdist_group("own clusters")
 SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
@@ -65,9 +66,10 @@ def test_a_signal_while_ray_starts_ends_everything(endless: tuple[Path, Path], n
         command.kill()
 
 
+@in_soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("moment", ["start", "training"] if SOAK else ["training"])
-@pytest.mark.parametrize("numbers", [(TERM,), (INT,), (HUP,), (KILL,), (INT, INT), (TERM, TERM)] if SOAK else [(TERM,)])
+@pytest.mark.parametrize("moment", ["start", "training"])
+@pytest.mark.parametrize("numbers", [(TERM,), (INT,), (HUP,), (KILL,), (INT, INT), (TERM, TERM)])
 def test_a_stopped_launch_leaves_no_process(
     endless: tuple[Path, Path], config: dict[str, Any], moment: str, numbers: tuple[signal.Signals, ...]
 ) -> None:

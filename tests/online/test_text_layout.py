@@ -133,7 +133,13 @@ def test_slot_dnn_from_its_yaml_to_text_and_back(tmp_path, monkeypatch, capsys):
         keys = [(2**63 + int(rng.integers(9)), int(rng.integers(1, 90))) for _ in range(90)]
         text = "".join(f"{int(rng.random() < 0.2 + 0.5 * (a % 2))}:1 {a}:2 {b}:3\n" for a, b in keys)
         (folder / "part-0").write_text(text)
-    same = ["train.deterministic=true", "train.threads=1", "run.report=false", "publish.guard.copc=null"]
+    same = [
+        "online.quiet=1s",
+        "train.deterministic=true",
+        "train.threads=1",
+        "run.report=false",
+        "publish.guard.copc=null",
+    ]
     assert run(build(), ["online", "-m", str(config), "publish.text_parts=3", *same]) == 0
     folder = tmp_path / "stream" / "model"
     base = told(folder, "base_donefile.txt")[0]["input"]

@@ -274,7 +274,7 @@ def test_online_learns_from_the_days_of_slot_dnn(tmp_path: Path, capsys: pytest.
     assert table["init"] == {"embedx": "uniform(-0.01, 0.01)"}
     assert (table["nonclick_coeff"], table["decay_rate"], table["delete_after_unseen_days"]) == (0.2, 0.9, 30.0)
     assert translated.raw["online"]["split_interval"] == "720min"
-    done = result(capsys, "online", "-m", home / "config_online.yaml", *SAME)
+    done = result(capsys, "online", "-m", home / "config_online.yaml", "online.quiet=1s", *SAME)
     assert (done["passes"], done["rows"]) == (2, 60)
     assert (tmp_path / "stream" / "model" / "base_donefile.txt").exists()
     rows = tmp_path / "days" / "20190720" / "1200"
@@ -286,7 +286,7 @@ def test_online_learns_from_the_days_of_slot_dnn(tmp_path: Path, capsys: pytest.
     assert (both["online"]["start_day"], both["mode"]) == (20190720, {"name": "async"})
     written = result(capsys, "migrate", "paddlerec", home / "config_online.yaml")["path"]
     assert yaml.safe_load(Path(written).read_text())["online"]["start_day"] == 20190720
-    assert result(capsys, "online", written, f"run.dir={tmp_path}/again", *SAME)["rows"] == 60
+    assert result(capsys, "online", written, f"run.dir={tmp_path}/again", "online.quiet=1s", *SAME)["rows"] == 60
     assert rows_of(tmp_path / "stream") == rows_of(tmp_path / "again") != {}
 
 

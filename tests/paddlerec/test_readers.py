@@ -285,7 +285,8 @@ def test_from_python_a_reader_that_uses_hash_is_refused(tmp_path: Path, monkeypa
     data = {"train": "part-*", "format": str(path), "schema": "words.yaml"}
     with pytest.raises(DataError, match=r"uses hash\(\).*\n.*PYTHONHASHSEED=0"):
         clickfleet.train({"data": data, "model": "lr", "run": {"dir": "run"}}, quiet=True)
-    assert not Path("run").exists()
+    assert not Path("run/checkpoints").exists()
+    assert json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])["state"] == "failed"
 
 
 def test_a_command_whose_output_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ Rows = NDArray[Any] | list[list[Any]]
 
 
 @dataclass
-class Variant:
+class TrafficVariant:
     """Servers that have the same model. A request goes to the next of them."""
 
     tag: str
@@ -50,7 +50,7 @@ class ServingClient:
     """The class `Client` of paddle_serving_client."""
 
     def __init__(self) -> None:
-        self._connected: list[Variant] = []
+        self._connected: list[TrafficVariant] = []
         self.feed_names_: list[str] = []
         self.fetch_names_: list[str] = []
         self.rpc_timeout_ms = 200_000
@@ -98,7 +98,7 @@ class ServingClient:
         if not all(places for _, places, _ in variants):
             raise ConfigError("there is no address to connect to", 'give connect(["host:port"])')
         self.release()
-        self._connected = [Variant(tag, list(map(self._server, at)), weight) for tag, at, weight in variants]
+        self._connected = [TrafficVariant(tag, list(map(self._server, at)), weight) for tag, at, weight in variants]
         for variant in self._connected:
             variant.names = server_names(config, self._ask(variant, Client.model), variant.servers[0].url)
 
@@ -140,7 +140,7 @@ class ServingClient:
 
     def _reply(
         self, feed: Mapping[str, Any] | Sequence[Any] | None, fetch: Any, batch: bool, log_id: int
-    ) -> tuple[InferReply, Variant]:
+    ) -> tuple[InferReply, TrafficVariant]:
         """Return the outputs under the names of the client, and the variant that answered."""
         config = self.config
         if not self._connected:
@@ -171,7 +171,7 @@ class ServingClient:
         return names
 
     @staticmethod
-    def _ask(variant: Variant, ask: Callable[[Client], Any]) -> Any:
+    def _ask(variant: TrafficVariant, ask: Callable[[Client], Any]) -> Any:
         """Ask the next server of a variant, and the others if it cannot be reached."""
         problem: UnreachableError | None = None
         for _ in variant.servers:
