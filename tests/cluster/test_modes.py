@@ -125,7 +125,7 @@ def test_threads_of_a_worker_learn_the_sum_of_their_batches(
     mode: str, trainers: int, batches: list[Any], schema: Any
 ) -> None:
     """Trainers with a part of a batch each, in one worker, are one trainer with the whole."""
-    config = configured()
+    config = configured("train.loss.shared_error=1")
     some, size = batches[:20], BATCH // trainers
     parts = [batch[i * size : (i + 1) * size] for batch in some for i in range(trainers)]
     fleet = SimulatedCluster(with_mode(config, mode), schema, 1, 2, trainers=trainers)
@@ -144,15 +144,16 @@ def test_workers_with_threads_do_not_wait_for_each_other_in_half_async(batches: 
 
 
 def test_geo_spreads_what_workers_learn(batches: list[Any], schema: Any) -> None:
-    """With k of one step, the shards' rows move by the mean of what two equal workers learn in the first round."""
-    config = configured("table.rule={name: sgd, lr: 0.1}", "dense.optimizer=sgd", "dense.lr=0.1")
+    """With k of one step, the shards' rows move by the mean of what two equal workers learn, and dense weights by the sum."""
+    plain = "train.loss.shared_error=1"
+    config = configured(plain, "table.rule={name: sgd, lr: 0.1}", "dense.optimizer=sgd", "dense.lr=0.1")
     fleet = SimulatedCluster(with_mode(config, "geo", k_steps=1), schema, 2, 2)
     one = batches[:1]
     found = fleet.train([Feed(one, schema, BATCH), Feed(one, schema, BATCH)])
     start, expected = Learner(config, schema), local(config, schema, one)
     moved, wanted = found.flat.values - start.flat.values, expected.flat.values - start.flat.values
     # Equal workers ship half each; the second one to come trains from the first one's shipment only if it starts later.
-    assert torch.allclose(moved, wanted, atol=2e-3)
+    assert torch.allclose(moved, 2 * wanted, atol=2e-3)
     keys = np.unique(one[0].keys)
     assert np.abs(found.table.pull(keys) - expected.table.pull(keys)).max() < 2e-3
 
@@ -202,6 +203,88 @@ def test_all_modes_reach_the_auc_of_one_machine(tmp_path_factory: pytest.TempPat
         fleet = SimulatedCluster(with_mode(config, mode), schema, workers, 2)
         model = fleet.train([Feed(share, schema, len(share[0])) for share in shares])
         assert predict.evaluate(model, test)["auc"] > alone - 0.005, mode
+
+
+@pytest.mark.parametrize("optimizer", ["dense.optimizer=sgd", "dense.optimizer=adam"])
+def test_workers_with_own_dense_weights_move_as_far_as_one_machine(
+    optimizer: str, batches: list[Any], schema: Any
+) -> None:
+    """In async and geo, each of N workers makes steps N times as long, and the shards take the mean of them."""
+    config = configured(optimizer, "dense.lr=0.01", "train.loss.shared_error=1", "table.rule={name: sgd, lr: 0}")
+    start = Learner(config, schema).flat.values
+    wanted = local(config, schema, batches[:12]).flat.values - start
+    for mode, settings in (("async", {"dense_every": 2}), ("geo", {"k_steps": 2})):
+        fleet = SimulatedCluster(with_mode(config, mode, **settings), schema, 3, 2)
+        found = fleet.train([Feed(batches[i:12:3], schema, BATCH) for i in range(3)]).flat.values - start
+        along = float(found @ wanted / (wanted @ wanted))
+        assert 0.6 < along < 1.4, mode
+
+
+def test_the_dense_weights_of_one_async_worker_are_those_of_one_machine(batches: list[Any], schema: Any) -> None:
+    """The exchange adds nothing and loses nothing, whenever it happens; the schedule has its clock from the shards."""
+    config = configured("table.rule={name: sgd, lr: 0}", "dense.schedule={name: step, every: 5, decay: 0.5}")
+    expected = local(config, schema, batches[:20]).flat.values
+    for every in (1, 3, 100):
+        fleet = SimulatedCluster(with_mode(config, "async", dense_every=every), schema, 1, 2)
+        found = fleet.train([Feed(batches[:20], schema, BATCH)]).flat.values
+        assert torch.allclose(found, expected, atol=1e-6), every
+        assert [shard.batches for shard in fleet.shards] == [20] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "averages"),
+    [
+        ({}, True),
+        ({"dense_every": 4}, True),
+        ({"pull_every": 4}, False),
+        ({"independent_recv": False}, False),
+        ({"dense": "gradient"}, False),
+    ],
+)
+def test_settings_of_gradients_choose_gradients(settings: dict[str, Any], averages: bool) -> None:
+    assert modes.resolve(with_mode(configured(), "async", **settings)).averages is averages
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dense": "average", "pull_every": 2},
+        {"dense": "average", "independent_recv": True},
+        {"dense": "gradient", "dense_every": 8},
+        {"pull_every": 2, "dense_every": 8},
+    ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="has no effect"):
+        modes.resolve(with_mode(configured(), "async", **settings))
+
+
+def test_stale_weights_damp_the_shared_error_by_default() -> None:
+    def share(mode: str, *settings: str) -> float | None:
+        return modes.with_shared_error(with_mode(configured(*settings), mode)).train.loss.shared_error
+
+    assert [share(mode) for mode in ("sync", "half_async", "async", "geo")] == [1.0, 0.2, 0.2, 0.2]
+    assert share("async", "cluster.workers=1") == 1.0
+    assert (share("local", "train.threads=2"), share("local", "train.threads=2", "train.hogwild=1")) == (0.2, 1.0)
+    assert share("async", "train.loss.shared_error=0.5") == 0.5
+    assert share("async", "model.name=deepfm", "model.paddlerec=true") is None  # the original's loss, as it is
+    assert share("async", "train.loss.function=./mine.py") is None
+
+
+def test_few_steps_of_many_workers_reach_the_auc_of_one_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Stale weights cost most in the first steps: in async 0.017 of AUC here, without damping the shared error."""
+    folder, size = tmp_path_factory.mktemp("few"), 400
+    synth(folder, SynthOptions(rows=40_000, test_rows=10_000, parts=2, seed=3))
+    batches = list(Reader(str(folder / "train" / "*"), batch_size=size))
+    test = list(Reader(str(folder / "test" / "*"), batch_size=1000))
+    schema = Reader(str(folder / "train" / "*")).schema
+    config = configured("model.name=deepfm", "model.hidden=[64, 32]", f"data.batch_size={size}")
+    found = {}
+    for mode, workers in (("sync", 1), ("half_async", 4), ("async", 4), ("geo", 4)):
+        fleet = SimulatedCluster(with_mode(config, mode), schema, workers, 2)
+        model = fleet.train([Feed(batches[i::workers], schema, size) for i in range(workers)])
+        found[mode] = predict.evaluate(model, test)["auc"]
+    assert min(found.values()) > found["sync"] - 0.005, found
 
 
 def test_merging_adds_and_means() -> None:

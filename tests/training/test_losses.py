@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
+from clickfleet.config.plugins import Plugin
 from clickfleet.errors import ConfigError
 from clickfleet.training.losses import Config, Loss, l2, log_loss
 
@@ -68,3 +70,51 @@ def test_down_sampled_negatives_are_corrected_in_the_log_odds() -> None:
 def test_an_impossible_share_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match=r"must be in \(0, 1\]"):
         Loss(Config(negatives_kept=share))
+
+
+def errors(
+    logits: torch.Tensor, labels: torch.Tensor, share: float, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the gradient of the logits with a shared error of `share`."""
+    leaf = logits.clone().requires_grad_()
+    Loss(Config(shared_error=share)).total(leaf * 1, labels, weights).backward()  # type: ignore[no-untyped-call]
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def test_a_step_corrects_a_share_of_the_shared_error() -> None:
+    draw = torch.Generator().manual_seed(3)
+    logits, labels = torch.randn(50, generator=draw) - 2, (torch.rand(50, generator=draw) < 0.3).float()
+    weights = torch.rand(50, generator=draw)
+    for weighed in (None, weights):
+        plain, damped = errors(logits, labels, 1.0, weighed), errors(logits, labels, 0.25, weighed)
+        kept = 1 - 0.75 * (1 - 1 / 50)
+        assert torch.allclose(damped.sum(), kept * plain.sum(), rtol=1e-4)
+        p = torch.sigmoid(logits)
+        curvature = p * (1 - p) * (1 if weighed is None else weighed)
+        assert torch.allclose(damped - plain, curvature * ((damped - plain).sum() / curvature.sum()), atol=1e-6)
+
+
+def test_the_shared_error_does_not_move_the_optimum() -> None:
+    """If the scores are the true probabilities, the expected gradient of every row is zero, in small batches too."""
+    logits = torch.tensor([-3.0, -1.0, 0.5])
+    p = torch.sigmoid(logits)
+    expected = torch.zeros(3)
+    for labels in itertools.product((0.0, 1.0), repeat=3):
+        y = torch.tensor(labels)
+        chance = torch.prod(torch.where(y > 0, p, 1 - p))
+        expected += chance * errors(logits, y, 0.2)
+    assert torch.allclose(expected, torch.zeros(3), atol=1e-6)
+
+
+def test_a_single_row_and_rows_without_weight_keep_their_errors() -> None:
+    one = torch.tensor([0.3]), torch.tensor([1.0])
+    assert torch.equal(errors(*one, 0.2), errors(*one, 1.0))
+    logits, labels = torch.tensor([40.0, 200.0]), torch.tensor([0.0, 1.0])
+    assert torch.isfinite(errors(logits, labels, 0.2)).all()  # p·(1 − p) is zero
+    assert torch.equal(errors(logits, labels, 0.2, torch.zeros(2)), torch.zeros(2))
+
+
+def test_the_shared_error_is_for_the_log_loss() -> None:
+    with pytest.raises(ConfigError, match="shared_error"):
+        Loss(Config(shared_error=0.5, function=Plugin("./mine.py")))

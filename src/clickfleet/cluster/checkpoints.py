@@ -22,6 +22,7 @@ from clickfleet.cluster.start_state import (
     adopt_buffers,
     join_dense,
     kept_name,
+    mean_state,
     more_of,
 )
 from clickfleet.cluster.worker import WorkerCheckpoint
@@ -156,6 +157,8 @@ class ClusterCheckpoints:
         run, config, learner = self.run, self.run.config, self.run.learner
         parts = [cast(WrittenCheckpoint, work.done[name]) for name in run.processes.shards]
         dense = join_dense([part["dense"] for part in parts])
+        if states := [report["optimizer"] for report in work.reports.values() if report["optimizer"]]:
+            dense |= mean_state(states)
         learner.flat.values.copy_(dense["values"])
         learner.optimizer.restore({key: value for key, value in dense.items() if key != "values"})
         first = work.reports.get("worker 0")

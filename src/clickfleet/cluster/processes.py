@@ -216,11 +216,12 @@ class ProcessGroup:
             calls, "loading", max(self.config.cluster.start_timeout, 600.0)
         )
 
-    def connect(self, workers: Iterable[str], start: StartState, learned: Sequence[int] = ()) -> None:
-        """Connect workers to the shards. `learned`: batches that the shards have applied of each link of a failed worker."""
+    def connect(self, workers: Iterable[str], start: StartState, learned: Sequence[tuple[int, int]] = ()) -> None:
+        """Connect workers to the shards. `learned`: messages and batches that they have applied of each link of a failed worker."""
         endpoints = [self.actor_group.facts[name]["endpoints"] for name in self.shards]
+        dense = {key: tensor for key, tensor in start.dense.items() if key != "values"} if start.batches else {}
         calls = {
-            name: self.actor_group.actors[name].connect.remote(endpoints, self.who, start.buffers, learned)
+            name: self.actor_group.actors[name].connect.remote(endpoints, self.who, dense, start.buffers, learned)
             for name in workers
         }
         self.actor_group.wait_for(calls, "connecting", self.config.cluster.start_timeout)

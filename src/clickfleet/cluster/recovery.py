@@ -94,9 +94,9 @@ class Recovery:
         by_shard = processes.call(processes.shards, "learned").values()
         links, index = links_of(run.config), int(name.split()[1])
         peers = range(index * links, (index + 1) * links)
-        learned = [max(batches.get(peer, 0) for batches in by_shard) for peer in peers]
+        learned = [max(of_shard.get(peer, (0, 0)) for of_shard in by_shard) for peer in peers]
         processes.connect([name], run.start_state, learned)
-        skip = max(0, sum(learned) - run.start_state.worker_steps.get(name, 0))
+        skip = max(0, sum(batches for _, batches in learned) - run.start_state.worker_steps.get(name, 0))
         run.monitor.log(
             f"{name} continues after {skip:,} batches since the last checkpoint; what it had not sent is lost"
         )

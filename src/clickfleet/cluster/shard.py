@@ -47,8 +47,6 @@ class ShardCounts(TypedDict):
 
     version: int
     batches: int
-    learned: dict[int, int]
-    """Batches applied of each peer."""
 
 
 @dataclass
@@ -92,7 +90,7 @@ class Shard:
         self.version = 0
         """Pushes applied."""
         self.batches = 0
-        """Batches applied to the dense weights: the clock of the learning-rate schedule."""
+        """Batches applied: the clock of the learning-rate schedule."""
         self.staleness = Staleness()
         self.begin(())
 
@@ -101,6 +99,9 @@ class Shard:
         self.peers = set(peers)
         self.active = set(self.peers)
         self.learned: dict[int, int] = dict.fromkeys(self.peers, 0)
+        """The last message applied of each peer, by its sequence number."""
+        self.batches_of: dict[int, int] = dict.fromkeys(self.peers, 0)
+        """Batches applied of each peer."""
         self.gathered: dict[int, Piece] = {}
         self.held: list[tuple[int, Piece]] = []
         self.marked: set[int] = set()
@@ -148,21 +149,24 @@ class Shard:
             if peer in self.holds:  # the worker replicates these rows from now on
                 self.holds[peer].add(request.pull)
         if request.values:
-            answer.values = self.optimizer.values.numpy().copy()
+            answer.values, answer.batches = self.optimizer.values.numpy().copy(), self.batches
         if request.kind is Kind.SHIP:
             self._changes(peer, answer)
         return answer
 
     def _learn(self, peer: int, piece: Piece) -> None:
         request = piece.request
-        if request.kind is Kind.SHIP:
-            self._add(peer, request.push, request.dense)
-        else:
-            if request.push is not None:
+        if request.push is not None:
+            if request.kind is Kind.SHIP:
+                self._add(peer, request.push)
+            else:
                 self.table.push(**request.push._asdict())
-            if request.dense is not None:
-                self._step([request.dense])
-        self.learned[peer] = piece.sequence
+        if request.dense is not None:
+            self._step([request.dense])
+        if request.difference is not None:
+            self.optimizer.values += torch.from_numpy(request.difference)
+        self.batches += request.batches
+        self._note(peer, piece)
         self.staleness.add(max(0, self.version - piece.seen))
         self.version += 1
 
@@ -172,7 +176,11 @@ class Shard:
         total = summed(gradients, clips, self.rules.loss_mean)
         lr = config.lr * optimizer.factor(config.schedule, self.batches)
         self.optimizer.step_clipped(torch.from_numpy(total.vector), total.scale, lr)
-        self.batches += 1 if self.rules.waits else total.batches
+
+    def _note(self, peer: int, piece: Piece) -> None:
+        """Count a piece that was applied."""
+        self.learned[peer] = piece.sequence
+        self.batches_of[peer] += piece.request.batches
 
     def _round(self) -> Answers:
         """Apply the pushes of all workers as one, if all have arrived."""
@@ -185,8 +193,9 @@ class Shard:
         gradients = [piece.request.dense for piece in round_.values() if piece.request.dense is not None]
         if gradients:
             self._step(gradients)
+        self.batches += 1
         for peer, piece in round_.items():
-            self.learned[peer] = piece.sequence
+            self._note(peer, piece)
             self.staleness.add(max(0, self.version - piece.seen))
         self.version += 1
         number = max(piece.request.checkpoint for piece in round_.values())
@@ -212,30 +221,28 @@ class Shard:
     def _take(self, number: int) -> None:
         self.last_checkpoint = number
         self.marked = set()
-        facts: ShardCounts = {"version": self.version, "batches": self.batches, "learned": dict(self.learned)}
+        facts: ShardCounts = {"version": self.version, "batches": self.batches}
         dense, rows = self.dense_state(), self.table.snapshot(self.rules.row_files)
         self.on_checkpoint(ShardCheckpoint(number, rows, dense, facts))
 
-    def _add(self, peer: int, push: Push | None, dense: Gradient | None) -> None:
+    def _add(self, peer: int, push: Push) -> None:
         """Add shipped differences, and note for every worker which rows changed.
 
         A sender knows the new value of a row that only it has changed: it adds its difference in the same way.
         """
-        if push is not None and len(push.keys):
-            self.table.move(
-                push.keys,
-                push.grads,
-                add=True,
-                show=push.show,
-                click=push.click,
-                slots=push.slots,
-                distinct=push.distinct,
-            )
-            for other, keys in self.changed.items():
-                keys.append(self._unknown_to(peer, push.keys) if other == peer else push.keys)
-        if dense is not None:
-            self.optimizer.values += torch.from_numpy(dense.vector)
-            self.batches += dense.batches
+        if not len(push.keys):
+            return
+        self.table.move(
+            push.keys,
+            push.grads,
+            add=True,
+            show=push.show,
+            click=push.click,
+            slots=push.slots,
+            distinct=push.distinct,
+        )
+        for other, keys in self.changed.items():
+            keys.append(self._unknown_to(peer, push.keys) if other == peer else push.keys)
 
     def _unknown_to(self, peer: int, keys: Keys) -> Keys:
         """Return the keys whose new value the sender cannot compute itself."""

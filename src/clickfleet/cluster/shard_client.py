@@ -63,7 +63,7 @@ class ShardClient:
         self._sockets = [self._connect(addresses) for addresses in endpoints]
         self._number = 0
         self._sequence = learned
-        """Batches sent by this peer, including those of a failed worker that it replaces."""
+        """Messages that the shards learn from, including those of a failed worker that this one replaces."""
         self._answers: list[dict[int, Answer]] = [{} for _ in endpoints]
         self._sent: list[dict[int, Frames]] = [{} for _ in endpoints]
         self._moves: dict[int, list[str]] = {}
@@ -86,8 +86,8 @@ class ShardClient:
     def ask(self, request: Request) -> ShardTicket:
         pull = None if request.pull is None else self.spread.split(request.pull)
         push = None if request.push is None else self._split_of(request.push.keys)
-        learns = request.push is not None or request.dense is not None
-        self._sequence += max(1, request.dense.batches if request.dense is not None else 0) * learns
+        learns = request.learns
+        self._sequence += learns
         self._move()
         self._number += 1
         for i, part in enumerate(self.spread.divide(request, pull, push)):

@@ -150,10 +150,10 @@ class ShardActor:
     def read_log(self) -> str:
         return read_log()
 
-    def learned(self) -> dict[int, int]:
-        """Return how many batches of each peer were applied."""
+    def learned(self) -> dict[int, tuple[int, int]]:
+        """Return the last message applied of each peer, and how many batches were applied."""
         with self._locked() as shard:
-            return dict(shard.learned)
+            return {peer: (shard.learned[peer], shard.batches_of[peer]) for peer in shard.peers}
 
     def shrink(self) -> int:
         with self._locked() as shard:

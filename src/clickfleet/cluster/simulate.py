@@ -81,13 +81,15 @@ class SimulatedLink:
     def ask(self, request: Request) -> SimulatedTicket:
         spread = self.simulation.spread
         pull = None if request.pull is None else spread.split(request.pull)
-        learns = request.push is not None or request.dense is not None
+        learns = request.learns
         self._sequence += learns
         self._number += 1
         for i, part in enumerate(spread.divide(request, pull)):
             seen = request.seen[i] if request.seen else 0
             if part.dense is not None:  # a shard may hold it while the worker continues
                 part.dense = part.dense._replace(vector=part.dense.vector.copy())
+            if part.difference is not None:
+                part.difference = part.difference.copy()
             piece = Piece(part, self._sequence if learns else 0, seen, self._number)
             for peer, answer in self.simulation.shards[i].handle(self.worker, piece):
                 self.simulation.boxes[peer].setdefault(answer.number, {})[i] = answer
@@ -121,6 +123,8 @@ class SimulatedCluster:
     def __init__(
         self, config: Config, schema: Schema, workers: int, shards: int = 1, seed: int = 0, trainers: int = 1
     ) -> None:
+        config = replace(config, cluster=replace(config.cluster, workers=workers, threads=trainers, shards=shards))
+        config = modes.with_shared_error(config)
         self.config, self.schema = config, schema
         self.turns = Turns(seed)
         self.first = Learner(config, schema)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -79,6 +79,19 @@ def set_last_batches(metrics: Metrics, whole: NDArray[np.float64]) -> None:
 
 def dense_of(learner: Learner) -> dict[str, torch.Tensor]:
     return {"values": learner.flat.values.clone(), **learner.optimizer.state()}
+
+
+def mean_state(states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the mean of the optimizer states of several workers. Any number of workers can resume from it.
+
+    >>> mean_state([{"steps": torch.tensor(4), "mean": torch.ones(1)}, {"steps": torch.tensor(7), "mean": torch.zeros(1)}])
+    {'steps': tensor(6), 'mean': tensor([0.5000])}
+    """
+    means = {key: torch.stack([state[key] for state in states]).double().mean(dim=0) for key in states[0]}
+    return {
+        key: (mean if states[0][key].is_floating_point() else mean.round()).to(states[0][key].dtype)
+        for key, mean in means.items()
+    }
 
 
 def pack_buffers(learner: Learner) -> bytes:

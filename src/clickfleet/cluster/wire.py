@@ -29,7 +29,7 @@ try:
 except ModuleNotFoundError:
     raise MissingError("pyzmq", "cluster") from None
 
-PROTOCOL = 2
+PROTOCOL = 3
 STALE = "stale"
 IPC_BUFFER = 4 << 20
 """Buffer of a Unix socket, as far as the kernel permits."""
@@ -45,9 +45,10 @@ LOG_EVERY_S = 10.0
 """Time between two log lines about dropped messages."""
 RUN_BYTES = 16
 _REQUEST = struct.Struct(f"<HBBIQ{RUN_BYTES}sIIQQQdddI")
-_ANSWER = struct.Struct("<HBQQI")
-_VALUES, _TRAINING, _PUSH, _DENSE, _PULL = 1, 2, 4, 8, 16
-_KNOWN = _VALUES | _TRAINING | _PUSH | _DENSE | _PULL
+_ANSWER = struct.Struct("<HBQQIQ")
+_VALUES, _TRAINING, _PUSH, _DENSE, _DIFFERENCE, _PULL = 1, 2, 4, 8, 16, 32
+_ARRAYS = (_PUSH, _DENSE, _DIFFERENCE, _PULL)
+_KNOWN = _VALUES | _TRAINING | sum(_ARRAYS)
 _HAS = ("rows", "values", "keys", "deleted")
 
 Frames = list[Any]
@@ -107,6 +108,7 @@ def pack_request(piece: Piece, who: PeerIdentity, peer: int) -> Frames:
         | request.training * _TRAINING
         | (push is not None) * _PUSH
         | (dense is not None) * _DENSE
+        | (request.difference is not None) * _DIFFERENCE
         | (pull is not None) * _PULL
     )
     header = _REQUEST.pack(
@@ -122,9 +124,9 @@ def pack_request(piece: Piece, who: PeerIdentity, peer: int) -> Frames:
         0.0 if push is None else push.n,
         0.0 if dense is None else dense.n,
         0.0 if dense is None else dense.scale,
-        0 if dense is None else dense.batches,
+        request.batches,
     )
-    arrays = (request.rows, None if dense is None else dense.vector, pull)
+    arrays = (request.rows, None if dense is None else dense.vector, request.difference, pull)
     return [owned(header), *(owned(each) for each in arrays if each is not None)]
 
 
@@ -162,7 +164,7 @@ def unpack_request(frames: Sequence[Any], width: int, floats: int | None = None)
     """
     header = unpack_header(frames)
     flags, rest = header.flags, list(frames[1:])
-    arrays = [flag for flag in (_PUSH, _DENSE, _PULL) if flags & flag]
+    arrays = [flag for flag in _ARRAYS if flags & flag]
     if header.kind not in Kind.__members__.values() or flags & ~_KNOWN:
         raise BadMessageError("malformed", f"unknown kind {header.kind} or flags {flags:#x}")
     if len(rest) != len(arrays):
@@ -170,30 +172,37 @@ def unpack_request(frames: Sequence[Any], width: int, floats: int | None = None)
     if not all(map(math.isfinite, (header.n, header.dense_n, header.scale))):
         raise BadMessageError("malformed", "a weight is not finite")
     request = Request(
-        Kind(header.kind), values=bool(flags & _VALUES), training=bool(flags & _TRAINING), checkpoint=header.checkpoint
+        Kind(header.kind),
+        batches=header.batches,
+        values=bool(flags & _VALUES),
+        training=bool(flags & _TRAINING),
+        checkpoint=header.checkpoint,
     )
     try:
         if flags & _PUSH:
             request.push = rows_of(rest.pop(0), width, header.n)
         if flags & _DENSE:
             vector = array(rest.pop(0), np.float32)
-            request.dense = Gradient(vector, header.dense_n, header.scale, header.batches)
+            request.dense = Gradient(vector, header.dense_n, header.scale)
+        if flags & _DIFFERENCE:
+            request.difference = array(rest.pop(0), np.float32)
         if flags & _PULL:
             request.pull = array(rest.pop(0), np.uint64)
     except (ValueError, ClusterError) as error:  # the length is not a multiple of the item size
         raise BadMessageError("malformed", str(error)) from None
     if request.pull is not None and 4 * width * len(request.pull) > MAX_FRAME:
         raise BadMessageError("malformed", f"a request for {len(request.pull)} rows, more than an answer can hold")
-    if request.dense is not None and floats is not None and len(request.dense.vector) != floats:
-        raise BadMessageError("malformed", f"a gradient of {len(request.dense.vector)} weights; the shard has {floats}")
-    if (request.push is not None or request.dense is not None) != (header.sequence > 0):
+    for vector in (None if request.dense is None else request.dense.vector, request.difference):
+        if vector is not None and floats is not None and len(vector) != floats:
+            raise BadMessageError("malformed", f"a vector of {len(vector)} dense weights; the shard has {floats}")
+    if request.learns != (header.sequence > 0):
         raise BadMessageError("malformed", "a push without a sequence number, or a sequence number without a push")
     return Piece(request, header.sequence, header.seen, header.number), header.who, header.peer
 
 
 def pack_answer(answer: Answer) -> Frames:
     flags = sum(1 << i for i, name in enumerate(_HAS) if getattr(answer, name) is not None)
-    header = _ANSWER.pack(PROTOCOL, flags, answer.number, answer.version, answer.checkpoint)
+    header = _ANSWER.pack(PROTOCOL, flags, answer.number, answer.version, answer.checkpoint, answer.batches)
     arrays = [getattr(answer, name) for name in _HAS]
     return [owned(header), owned(answer.error.encode()), *(owned(a) for a in arrays if a is not None)]
 
@@ -202,12 +211,12 @@ def unpack_answer(frames: Sequence[Any], width: int) -> Answer:
     """Return the answer of a shard, or raise BadMessageError."""
     if len(frames) < 2 or len(memoryview(frames[0]).cast("B")) != _ANSWER.size or len(frames[1]) > MAX_ERROR:
         raise BadMessageError("malformed", "not an answer of a shard")
-    protocol, flags, number, version, checkpoint = _ANSWER.unpack(frames[0])
+    protocol, flags, number, version, checkpoint, batches = _ANSWER.unpack(frames[0])
     if protocol != PROTOCOL:
         raise _other_protocol(protocol)
     if flags >> len(_HAS) or len(frames) - 2 != flags.bit_count():
         raise BadMessageError("malformed", f"{len(frames) - 2} arrays in an answer, with flags {flags:#x}")
-    answer = Answer(version=version, checkpoint=checkpoint, number=number)
+    answer = Answer(version=version, checkpoint=checkpoint, number=number, batches=batches)
     rest = iter(frames[2:])
     try:
         answer.error = bytes(frames[1]).decode()

@@ -54,6 +54,8 @@ class WorkerCheckpoint(TypedDict):
     metrics: State
     keep: dict[str, bytes]
     """Files of the mode."""
+    optimizer: dict[str, torch.Tensor]
+    """The state of the dense optimizer, if the mode runs it in the worker."""
     buffers: bytes
     """The buffers of the network, from worker 0 only."""
 
@@ -110,11 +112,17 @@ class WorkerActor:
         return Learner(replace(self.config, table=table), self.schema)
 
     def connect(
-        self, endpoints: list[list[str]], who: tuple[int, bytes, int], buffers: bytes = b"", learned: Sequence[int] = ()
+        self,
+        endpoints: list[list[str]],
+        who: tuple[int, bytes, int],
+        optimizer: dict[str, torch.Tensor],
+        buffers: bytes = b"",
+        learned: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Connect to these shards as part of a generation of the run, and forget the generation before.
 
-        `learned` is for the replacement of a failed worker: how many batches of each link the shards have applied.
+        `optimizer` is the state of the dense optimizer, for modes that run it here; empty at the start of a run. `learned` is for the
+        replacement of a failed worker: how many messages and batches of each link the shards have applied.
         """
         self.abandon(self.who.generation)
         with self._change:
@@ -131,9 +139,12 @@ class WorkerActor:
             self._metrics, self.learner = make_metrics(self.config, self.schema), self._fresh_learner()
             self._carried = {}
             links = links_of(self.config)
-            known = [*learned, *[0] * (links - len(learned))]
-            self.links = [self._link(self.index * links + i, known[i]) for i in range(links)]
-            self._counted = (sum(known), sum(known) * self.config.data.batch_rows, sum(known))
+            known = [*learned, *[(0, 0)] * (links - len(learned))]
+            self.links = [self._link(self.index * links + i, known[i][0]) for i in range(links)]
+            batches = sum(count for _, count in known)
+            self._counted = (batches, batches * self.config.data.batch_rows, batches)
+        if optimizer:
+            self.learner.optimizer.restore({key: tensor.clone() for key, tensor in optimizer.items()})
         adopt_buffers(self.learner, buffers)
         log(f"connected to {len(endpoints)} shards, generation {self.who.generation}")
 
@@ -288,6 +299,7 @@ class WorkerActor:
             "rows": self.job.rows,
             "metrics": self._metrics.state(),
             "keep": self.job.keep(),
+            "optimizer": self.learner.optimizer.state() if self.job.runs_optimizer else {},
             "buffers": pack_buffers(self.learner) if self.index == 0 else b"",
         }
         with self._change:

@@ -297,6 +297,10 @@ class LossSettings:
     l2_table: Annotated[float | None, auto(None)] = None
     """L2 coefficient of every row of the table, on the scale of the mean loss. It acts in the steps in which a key occurs, and more
     on rare keys, so that it is the same for all keys over an epoch. Default: auto, 10 / rows for small logs, else 0."""
+    shared_error: Annotated[float, Gt(0), Le(1)] | None = None
+    """Fraction that a step corrects of the error that all rows of a batch share: their mean score minus their click rate. All weights
+    correct it at once, so with stale weights they overshoot. Default: 0.2 if trainers start from stale weights (mode half_async, async
+    or geo, or several trainers in mode local), else 1, the plain log loss."""
     function: Annotated[Plugin, plugin("")] | None = None
     """Your own loss instead of the log loss: ./my_loss.py, ./my_loss.py:name or package.module:name, or {name, arguments…}."""
 

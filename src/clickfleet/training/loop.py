@@ -649,6 +649,8 @@ class WorkerJob(Job):
         """Returns how many gradients are not acknowledged yet."""
         self.before_checkpoint: Callable[[], None] = lambda: None
         """Sends what the mode must send before a checkpoint."""
+        self.runs_optimizer = False
+        """Whether the mode runs the dense optimizer in the worker. Its state then belongs to a checkpoint."""
 
     def report(self, batch: Batch, result: Result) -> None:
         super().report(batch, result)

@@ -27,6 +27,25 @@ def log_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None, epsi
     return (losses if weights is None else losses * weights).sum()
 
 
+def damp_shared_error(logits: Tensor, weights: Tensor | None, share: float) -> None:
+    """Let the gradient of the logits keep only `share` of the error that all rows share.
+
+    With errors r = p − y and h = p·(1 − p), a Newton step of the bias alone would add −Σr/Σh to every logit, and so change the errors
+    by −h·Σr/Σh. Of that part, the gradient keeps `share`: r' = r − c·h·Σr/Σh with c = (1 − share)·(1 − 1/rows). As r' is linear in y,
+    the optimum stays where it was. One row shares nothing, so c is 0 for it.
+
+    >>> logits = torch.zeros(4, requires_grad=True)
+    >>> damp_shared_error(scaled := logits * 1, None, 0.5)
+    >>> log_loss(scaled, torch.tensor([1.0, 0.0, 0.0, 0.0])).backward()
+    >>> logits.grad  # without it: -0.5, 0.5, 0.5, 0.5
+    tensor([-0.5938,  0.4062,  0.4062,  0.4062])
+    """
+    p = torch.sigmoid(logits.detach())
+    curvature = p * (1 - p) if weights is None else p * (1 - p) * weights
+    part = curvature * ((1 - share) * (1 - 1 / len(logits)) / curvature.sum().clamp_min(1e-30))
+    logits.register_hook(lambda errors: errors - part * errors.sum())  # type: ignore[no-untyped-call]
+
+
 def l2(tensors: Iterable[Tensor], strength: float) -> Tensor:
     """strength/2 · Σ‖w‖², whose gradient is strength·w."""
     return torch.stack([tensor.square().sum() for tensor in tensors]).sum() * (strength / 2)
@@ -53,7 +72,13 @@ class Loss:
                 f"train.loss.negatives_kept must be in (0, 1], not {config.negatives_kept:g}",
                 "set it to the fraction of negatives that the training data still contains, such as 0.1",
             )
+        if config.function is not None and config.shared_error not in (None, 1.0):
+            raise ConfigError(
+                f"train.loss.shared_error is {config.shared_error:g}, which is defined for the log loss only",
+                "remove it or train.loss.function",
+            )
         self.config = config
+        self.shared_error = 1.0 if config.shared_error is None else config.shared_error
         self.epsilon = model_epsilon if config.epsilon is None else config.epsilon
         self.shift = -math.log(config.negatives_kept)
         self._function: LossFunction | None = None
@@ -70,10 +95,13 @@ class Loss:
 
         `extra` is the model's `extra_loss()`; `matrices` are the weights to which `l2` applies.
         """
+        logits = self.sampled(logits)
+        if self.shared_error < 1.0 and logits.requires_grad:
+            damp_shared_error(logits, weights, self.shared_error)
         if self.config.function is None:
-            loss = log_loss(self.sampled(logits), labels, weights, self.epsilon)
+            loss = log_loss(logits, labels, weights, self.epsilon)
         else:
-            loss = self._own(self.sampled(logits), labels, weights)
+            loss = self._own(logits, labels, weights)
         penalty = extra
         if self.config.l2:
             decay = l2(matrices, self.config.l2)

@@ -608,7 +608,8 @@ def settled(config: Config) -> Config:
     check_model(config, kind)
     config = defaults.fixed(config)
     size = config.data.batch_size or kind.batch_rows(config)
-    return replace(config, data=replace(config.data, batch_size=size), table=table_settings(config))
+    config = replace(config, data=replace(config.data, batch_size=size), table=table_settings(config))
+    return modes.with_shared_error(config) if kind.scores_rows else config
 
 
 def arrange(settings: Config) -> Arrangement:

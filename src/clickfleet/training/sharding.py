@@ -47,7 +47,6 @@ class Gradient(NamedTuple):
     """Weight of its rows."""
     scale: float
     """Factor that turns it into a mean."""
-    batches: int = 1
 
 
 @dataclass(slots=True)
@@ -57,6 +56,10 @@ class Request:
     kind: Kind = Kind.ASK
     push: Push | None = None
     dense: Gradient | None = None
+    difference: Floats | None = None
+    """What to add to the dense weights [L], of a worker that trains its own copy of them."""
+    batches: int = 1
+    """Batches that the push contains."""
     pull: Keys | None = None
     values: bool = False
     """Whether the answer must hold the dense weights."""
@@ -68,6 +71,11 @@ class Request:
     rows: NDArray[np.uint8] | None = None
     """The arrays of `push` as bytes, one after the other, in the part for one shard."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether the shards learn from it."""
+        return self.push is not None or self.dense is not None or self.difference is not None
+
 
 @dataclass(slots=True)
 class Piece:
@@ -75,7 +83,7 @@ class Piece:
 
     request: Request
     sequence: int = 0
-    """Counts the pushes of one peer; 0 without a push."""
+    """Number of the message among those of its peer that the shards learn from; 0 for all others."""
     seen: int = 0
     """Pushes that the shard had applied when the rows of this push were read."""
     number: int = 0
@@ -88,6 +96,8 @@ class Answer:
 
     rows: Floats | None = None
     values: Floats | None = None
+    batches: int = 0
+    """Batches that all workers have trained so far, if `values` were asked for: the clock of the learning-rate schedule."""
     version: int = 0
     """Pushes the shard has applied."""
     checkpoint: int = 0
@@ -106,6 +116,7 @@ class Reply:
 
     rows: Floats | None = None
     values: Floats | None = None
+    batches: int = 0
     checkpoint: int = 0
     keys: Keys | None = None
     deleted: Keys | None = None
@@ -144,9 +155,15 @@ class Spread:
         return Split(self, keys)
 
     def divide(self, request: Request, pull: Split | None, push: Split | None = None) -> list[Request]:
-        """Return the part of a request for each shard. Keys and rows are copies, the dense gradient is not."""
+        """Return the part of a request for each shard. Keys and rows are copies, the dense part is not."""
         parts = [
-            Request(request.kind, values=request.values, training=request.training, checkpoint=request.checkpoint)
+            Request(
+                request.kind,
+                batches=request.batches,
+                values=request.values,
+                training=request.training,
+                checkpoint=request.checkpoint,
+            )
             for _ in range(self.shards)
         ]
         if request.push is not None:
@@ -158,6 +175,9 @@ class Spread:
         if request.dense is not None:
             for part, (first, last) in zip(parts, self.spans, strict=True):
                 part.dense = request.dense._replace(vector=request.dense.vector[first:last])
+        if request.difference is not None:
+            for part, (first, last) in zip(parts, self.spans, strict=True):
+                part.difference = request.difference[first:last]
         if pull is not None:
             for part, rows in zip(parts, pull.spans, strict=True):
                 part.pull = pull.keys[rows]
@@ -166,7 +186,9 @@ class Spread:
     def join(self, answers: Sequence[Answer], pull: Split | None) -> Reply:
         """Return one reply, with rows in the order of the requested keys."""
         reply = Reply(
-            checkpoint=max(answer.checkpoint for answer in answers), seen=[answer.version for answer in answers]
+            batches=max(answer.batches for answer in answers),
+            checkpoint=max(answer.checkpoint for answer in answers),
+            seen=[answer.version for answer in answers],
         )
         if pull is not None:
             reply.rows = pull.put([answer.rows for answer in answers])
@@ -273,4 +295,4 @@ def summed(gradients: Sequence[Gradient], clipped: bool, mean: bool) -> Gradient
     for gradient in gradients:
         vector += gradient.vector * np.float32(gradient.n) if weighed else gradient.vector
     n = sum(gradient.n for gradient in gradients)
-    return Gradient(vector, n, 1.0 / (n or 1.0) if mean else 1.0, sum(gradient.batches for gradient in gradients))
+    return Gradient(vector, n, 1.0 / (n or 1.0) if mean else 1.0)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from clickfleet.config.check import hogwild
 from clickfleet.config.load import Config, checked, plain
 from clickfleet.config.plugins import extensions, module
 from clickfleet.errors import ConfigError
@@ -28,6 +29,8 @@ class Needs:
     """Run `train` in every worker of a cluster, with a `WorkerJob`. Otherwise run it in this process, with a `Job`."""
     deterministic: bool = False
     """Equal seeds give equal results, so `train.deterministic` is allowed."""
+    stale: bool = False
+    """Trainers start from weights that miss steps of others. `train.loss.shared_error` is then below 1 by default."""
     shards_wait: bool = False
     """A shard applies a round only after every worker has sent its part, and then as one batch."""
     link_per_trainer: bool = False
@@ -66,6 +69,23 @@ def settled(config: Config) -> Config:
     """Return the configuration with every setting of its mode written out, so that no other environment changes it."""
     settings = {key: value for key, value in plain(resolve(config)).items() if value is not None}
     return dataclasses.replace(config, mode=dataclasses.replace(config.mode, settings=settings))
+
+
+STALE_SHARED_ERROR = 0.2
+
+
+def with_shared_error(config: Config) -> Config:
+    """Return the configuration with its default of `train.loss.shared_error` written out."""
+    loss = config.train.loss
+    original = config.model.settings.get("paddlerec") or loss.function is not None
+    if loss.shared_error is not None or original:
+        return config
+    if distributed(config):
+        stale = needs(config).stale and config.cluster.workers * config.cluster.threads > 1
+    else:
+        stale = hogwild(config) > 1
+    loss = dataclasses.replace(loss, shared_error=STALE_SHARED_ERROR if stale else 1.0)
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, loss=loss))
 
 
 def needs(config: Config) -> Needs:

@@ -1,4 +1,4 @@
-"""A worker's replica: its copy of the rows and dense weights it uses, and their values on the shards at the last exchange."""
+"""A worker's replica: its copy of the rows it uses, and their values on the shards at the last exchange."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from safetensors import numpy as numpy_tensors
 
 from clickfleet import _core
 from clickfleet.data.batch import Floats, Keys
@@ -17,7 +15,8 @@ from clickfleet.store.rules import rule
 from clickfleet.store.table import NO_SLOT, Table
 from clickfleet.training.embedding import Push
 from clickfleet.training.loop import WorkerJob
-from clickfleet.training.sharding import Gradient, Kind, Request, Ticket, merged, unique
+from clickfleet.training.modes._own_weights import OwnWeights
+from clickfleet.training.sharding import Kind, Request, Ticket, merged, unique
 
 
 class Fetch(NamedTuple):
@@ -37,8 +36,7 @@ class Replica:
         plain = rule("sgd").to_dict()
         self._spec, self._old_spec = spec, {**spec, "rule": plain, "embed_rule": plain}
         self.rows, self.blank, self.old = Table.like(spec), Table.like(spec), Table.like(self._old_spec)
-        self.dense = job.learner.flat.values  # the live weights
-        self.old_dense = self.dense.clone()
+        self.weights = OwnWeights(job)
         self._touched: list[Push] = []
         self._steps = self.shipped_at = job.steps
         self.ticket: Ticket | None = None
@@ -50,13 +48,10 @@ class Replica:
         self._loaded = False
 
     def begin(self) -> None:
-        """Load the dense weights from the shards, and a saved replica if there is one. Later calls do nothing."""
+        """Load a saved replica if there is one. Later calls do nothing."""
         if self._loaded:
             return
         self._loaded = True
-        reply = self.link.ask(Request(values=True)).wait()
-        self.job.adopt(reply.values)
-        self.old_dense.copy_(self.dense)
         if self.job.saved:
             self._restore(self.job.saved)
 
@@ -114,14 +109,10 @@ class Replica:
         delta -= self.old.pull(used.keys)
         delta *= np.float32(share)
         self._sent = used.keys, delta
-        batches = self.job.steps - self._steps
-        gradient = None
+        request = Request(Kind.SHIP, push=used._replace(grads=delta), batches=0)
         if dense:
-            change = (self.dense - self.old_dense) * share
-            self.old_dense += change
-            gradient = Gradient(change.numpy(), used.n, 1.0, batches)
-            self._steps = self.job.steps
-        request = Request(Kind.SHIP, push=used._replace(grads=delta), dense=gradient, values=dense)
+            self.weights.put(request)
+            request.batches, self._steps = self.job.steps - self._steps, self.job.steps
         self.ticket = self.link.ask(request)
 
     def receive(self, wait: bool = True) -> None:
@@ -145,10 +136,7 @@ class Replica:
             deleted = reply.deleted[self.rows.known(reply.deleted)]
             for table in (self.rows, self.old):
                 table.move(deleted, self.blank.pull(deleted), add=False)
-            if reply.values is not None:
-                values = torch.from_numpy(reply.values.copy())
-                self.dense += values - self.old_dense
-                self.old_dense.copy_(values)
+            self.weights.take(reply)
 
     def _take(self, keys: Keys, rows: Floats) -> None:
         """Move the replica to the values that the shards have now."""
@@ -198,25 +186,15 @@ class Replica:
 
     def save(self) -> dict[str, bytes]:
         """Return the replica with the state of its rule as files of a checkpoint. Call it right after `exchange`."""
-        optimizer = {key: value.numpy() for key, value in self.job.optimizer.state().items()}
-        arrays = {"dense": self.dense.numpy(), "old_dense": self.old_dense.numpy(), **optimizer}
         return {
             "rows.arrow": checkpoint.pack(self.rows),
             "old.arrow": checkpoint.pack(self.old),
-            "dense.safetensors": numpy_tensors.save({key: np.ascontiguousarray(a) for key, a in arrays.items()}),
         }
 
     def _restore(self, saved: dict[str, bytes]) -> None:
         """Load a saved replica and move it to the values that the shards have now."""
         checkpoint.unpack(self.rows, saved["rows.arrow"])
         checkpoint.unpack(self.old, saved["old.arrow"])
-        arrays = {
-            key: torch.from_numpy(array.copy()) for key, array in numpy_tensors.load(saved["dense.safetensors"]).items()
-        }
-        dense, old_dense = arrays.pop("dense"), arrays.pop("old_dense")
-        self.job.optimizer.restore(arrays)
-        with torch.no_grad():
-            self.dense += dense - old_dense  # the shards' values plus what was not shipped yet
         keys = self._keys()
         rows = self.link.ask(Request(pull=keys)).wait().rows
         assert rows is not None

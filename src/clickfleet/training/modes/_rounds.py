@@ -91,6 +91,7 @@ def _epoch(job: WorkerJob, pool: ThreadPoolExecutor, waits: bool, mean: bool) ->
         ahead = draw()
         request = Request(
             push=merged([result.push for result, _ in results], mean),
+            batches=len(results),
             dense=summed([gradient for _, gradient in results], job.optimizer.clips, loss_mean),
             pull=ahead.keys,
             values=True,

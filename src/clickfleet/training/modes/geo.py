@@ -1,12 +1,13 @@
 """Geo: each worker trains its own copy of the model and ships the difference every k steps.
 
-With x the worker's value, o its old copy, s the shards' value and N workers:
+For rows, with x the worker's value, o its old copy, s the shards' value and N workers:
 
     ship      δ = (x − o)/N      o ← o + δ      s ← s + δ
     receive   x ← x + (s' − o)   o ← s'
 
 After a round x = s' + (1 − 1/N)·(own progress): the rest stays and enters the next difference. The rest at the end of
-training is never shipped: the full sum of the workers' progress overshoots (it cost 0.007 AUC in a trial).
+training is never shipped: the full sum of the workers' progress overshoots (it cost 0.007 AUC in a trial). Dense weights are
+averaged instead (`_own_weights.py`).
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from clickfleet.training.loop import Trainer, WorkerJob
 from clickfleet.training.modes import Needs
 from clickfleet.training.modes._replica import Fetch, Replica
 
-NEEDS = Needs(distributed=True, replicates_rows=True)
+NEEDS = Needs(distributed=True, stale=True, replicates_rows=True)
 TOGETHER = 8
 """Batches whose rows a worker with one trainer requests in one message."""
 
 
 @dataclass(frozen=True)
 class Config:
-    k_steps: Annotated[int, Ge(1)] = 5
+    k_steps: Annotated[int, Ge(1)] = 10
     """Batches of a worker between two shipments."""
     replica_limit: Bytes | None = None
     """Memory of a worker's replica. Beyond it, the least recently used rows are shipped completely and dropped."""
@@ -47,6 +48,7 @@ def train(job: WorkerJob, config: Config) -> None:
             )
     replica: Replica = job.carried.setdefault("replica", None) or Replica(job, config.replica_limit)
     job.carried["replica"], replica.job = replica, job
+    replica.weights.begin(job)
     job.keep, job.before_checkpoint, job.queued = replica.save, replica.exchange, replica.waiting
 
     together = TOGETHER if len(job.trainers) == 1 else 1  # several trainers divide a round batch by batch
@@ -75,7 +77,7 @@ def train(job: WorkerJob, config: Config) -> None:
                 rows = replica.pull(keys, step.embedding.room())
                 clock.lap("pull")
                 result = step(batch, rows)
-                job.optimizer.step(step.flat.grads, result.dense_scale)
+                replica.weights.step(trainer, result)
                 clock.lap("compute")
                 replica.push(result.push)
                 replica.receive(wait=False)

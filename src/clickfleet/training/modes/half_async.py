@@ -9,7 +9,7 @@ from __future__ import annotations
 from clickfleet.training.loop import WorkerJob
 from clickfleet.training.modes import Needs, _rounds
 
-NEEDS = Needs(distributed=True, marks_checkpoints=True)
+NEEDS = Needs(distributed=True, stale=True, marks_checkpoints=True)
 Config = _rounds.Config
 
 
