@@ -1,11 +1,12 @@
-"""Compare the cluster modes on this machine with local training: rows per second, and where the remaining CPU time goes.
+"""Compare the cluster modes on this machine with local training: rows per second, test AUC, and where the remaining CPU time goes.
 
     python benchmarks/cluster.py --rounds 3
+    python benchmarks/cluster.py --rounds 3 --checkpoint-rows 0 --no-start --paste    # the table of modes in README and docs
 
-2 shards and 2 single-threaded workers against 2 trainer threads. Model: the CTR-DNN 400×3 with dim 10, batches of 1000 rows of raw text.
-Figures are medians over rounds that alternate between the modes. The speed of the machine varies, so compare the ratios. Then, once each:
-the training speed while a large checkpoint is written (--checkpoint-rows), the time to the first step, and the time from the last
-checkpoint to the end of the run.
+2 shards and 2 single-threaded workers against 2 trainer threads, all at their default settings. Models with dim 10, batches of 1000 rows
+of raw text. Figures are medians over rounds that alternate between the modes. The speed of the machine varies, so compare the ratios.
+Then, once each: the training speed while a large checkpoint is written (--checkpoint-rows), the time to the first step, and the time
+from the last checkpoint to the end of the run.
 """
 
 from __future__ import annotations
@@ -37,26 +38,32 @@ from clickfleet.training.predict import metrics_of
 
 MODES: dict[str, dict[str, Any]] = {
     "local": {},
-    "async": {"pull_every": 8, "independent_recv": True},  # pull dense weights every 8 steps, concurrently with a batch
-    "async-defaults": {},  # every 2 steps, blocking: keeps the AUC
-    "geo": {"k_steps": 100},
+    "async": {},
+    "geo": {},
     "half_async": {},
     "sync": {},
+    "async-gradient": {"dense": "gradient"},
 }
-TARGETS = {"async": 0.7, "geo": 0.85, "half_async": 0.5, "sync": 0.5}
+TARGETS = {"async": 0.85, "geo": 0.85, "half_async": 0.8, "sync": 0.8}
+BASE = Path(__file__).parent.parent
+PAGES = [
+    "README.md",
+    "README.zh.md",
+    *(f"docs/{folder}{name}.md" for folder in ("", "zh/") for name in ("modes", "performance")),
+]
+MODE_TABLE, COST_TABLE = "mode table", "cost table"
 Found = dict[str, Any]
 
 
-def settings(data: Path, run: Path, mode: str, arguments: argparse.Namespace, **more: Any) -> Found:
+def settings(data: Path, run: Path, mode: str, arguments: argparse.Namespace, model: str = "dnn") -> Found:
     return {
         "data": {"train": [str(data / "train" / "*")], "test": [str(data / "test" / "*")], "batch_size": 1000},
-        "model": {"name": "dnn", "hidden": [400, 400, 400]},
+        "model": {"name": model},
         "table": {"dim": 10},
-        "train": {"threads": 2},
+        "train": {"threads": 2, "epochs": 1},
         "mode": {"name": mode.partition("-")[0], **MODES[mode]},
         "cluster": {"shards": arguments.shards, "workers": arguments.workers},
         "run": {"dir": str(run), "checkpoint_every": None, "keep_epochs": False, "report": False},
-        **more,
     }
 
 
@@ -78,7 +85,7 @@ def daemons() -> float:
     return total
 
 
-def measure(data: Path, mode: str, arguments: argparse.Namespace) -> Found:
+def measure(data: Path, mode: str, arguments: argparse.Namespace, model: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         noted: list[tuple[float, float]] = []
@@ -92,7 +99,7 @@ def measure(data: Path, mode: str, arguments: argparse.Namespace) -> Found:
 
         noting = threading.Thread(target=note, daemon=True)
         noting.start()
-        done = clickfleet.train(settings(data, run, mode, arguments), quiet=True)
+        done = clickfleet.train(settings(data, run, mode, arguments, model), quiet=True)
         noting.join(timeout=10)
         result: Found = {"rows_per_s": done.rows_per_s, "auc": done.test["auc"] if done.test else None}
         if mode != "local":
@@ -136,6 +143,17 @@ def show_cost(found: Found, parse_ms: float) -> dict[str, float]:
     return {**parts, "outside": outside / sum(parts.values())}
 
 
+def paste(table: str, rows: list[str]) -> None:
+    """Put these rows into every table between the marks. Its heading stays, in the language of the page."""
+    begin, end = f"<!-- {table} -->\n", f"<!-- end of the {table} -->"
+    for name in PAGES:
+        before, mark, rest = (BASE / name).read_text().partition(begin)
+        old, _, after = rest.partition(end)
+        if mark:
+            heading = old.strip().splitlines()[:2]
+            (BASE / name).write_text(f"{before}{begin}\n" + "\n".join([*heading, *rows]) + f"\n\n{end}{after}")
+
+
 def big_model(config: Config, schema: Any, rows: int, folder: Path) -> None:
     """Write a checkpoint with this many rows that training never touches."""
     learner = Learner(config, schema)
@@ -169,7 +187,7 @@ def measure_checkpoint(data: Path, arguments: argparse.Namespace) -> Found:
             for file in sorted((data / "train").iterdir()):
                 (again / f"{i:03d}-{file.name}").symlink_to(file)
         raw["data"] = {"train": [str(again / "*")], "batch_size": 1000}
-        raw["train"] = {"threads": 2, "init_from": str(old)}
+        raw["train"] = {"threads": 2, "epochs": 1, "init_from": str(old)}
         raw["run"]["checkpoint_every"] = "15s"
         clickfleet.train(raw, quiet=True)
         first, *others = lines(run, "cut")
@@ -203,6 +221,8 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--models", default="dnn,deepfm")
+    parser.add_argument("--paste", action="store_true", help="put the table of modes into README and docs")
     parser.add_argument(
         "--checkpoint-rows", type=int, default=5_000_000, help="rows of the checkpoint to measure; 0: none"
     )
@@ -212,33 +232,48 @@ def main() -> None:
     arguments = parser.parse_args()
     ray = ray_module()
     ray.init(address="local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 28)
-    names = arguments.modes.split(",") if arguments.modes else []
+    models, names = arguments.models.split(","), arguments.modes.split(",") if arguments.modes else []
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or Path(folder) / "data"
         if not data.exists():
             synth(data, SynthOptions(rows=arguments.rows, test_rows=20_000, parts=2 * arguments.workers))
         parse_ms = parsing(data)
-        found: dict[str, list[Found]] = {name: [] for name in names}
+        found: dict[tuple[str, str], list[Found]] = {(model, name): [] for model in models for name in names}
         for _ in range(arguments.rounds):
-            for name in names:
-                found[name].append(measure(data, name, arguments))
-                print(name, f"{found[name][-1]['rows_per_s']:,.0f} rows/s", flush=True)
+            for (model, name), runs in found.items():
+                runs.append(measure(data, name, arguments, model))
+                print(model, name, f"{runs[-1]['rows_per_s']:,.0f} rows/s  AUC {runs[-1]['auc']:.4f}", flush=True)
         more = measure_checkpoint(data, arguments) if arguments.checkpoint_rows else {}
         ray.shutdown()
         if not arguments.no_start:
             more |= measure_start(data, arguments)
     ratios: dict[str, float] = {}
-    for name, runs in found.items():
+    rows: list[str] = []
+    costs: list[str] = []
+    for (model, name), runs in found.items():
         # Ratios within a round: both runs are close in time and saw the same load on the machine.
-        local = found.get("local", runs)
-        ratios[name] = statistics.median(a["rows_per_s"] / b["rows_per_s"] for a, b in zip(runs, local, strict=True))
-        speed = statistics.median(each["rows_per_s"] for each in runs)
+        local = found.get((model, "local"), runs)
+        ratio = statistics.median(a["rows_per_s"] / b["rows_per_s"] for a, b in zip(runs, local, strict=True))
+        speed, auc = (statistics.median(each[key] for each in runs) for key in ("rows_per_s", "auc"))
+        ratios[f"{model}_{name}"] = ratio
         aim = f"  (target {TARGETS[name]})" if name in TARGETS else ""
-        print(f"{name:>10}  {speed:>9,.0f} rows/s  {ratios[name]:.2f} of local{aim}  AUC {runs[-1]['auc']:.4f}")
+        print(f"{model} {name:>14}  {speed:>9,.0f} rows/s  {ratio:.2f} of local{aim}  AUC {auc:.4f}")
+        wire, stale = (
+            f"{runs[-1][key]:,.0f}" if name != "local" else "" for key in ("wire_bytes_per_row", "staleness")
+        )
+        shown = name.replace("-gradient", "`, `dense: gradient")
+        rows.append(
+            f"| `{model}` | `{shown}` | {'1' if name == 'local' else f'{ratio:.2f}×'} | {auc:.4f} | {wire} | {stale} |"
+        )
         if name != "local":
             cost = show_cost(runs[-1], parse_ms)
             if name == "async":
-                more["async_outside"] = cost["outside"]
+                more[f"{model}_async_outside"] = cost["outside"]
+            parts = " | ".join(f"{ms:.1f}" for part, ms in cost.items() if part != "outside")
+            costs.append(f"| `{model}` | `{shown}` | {parts} | {cost['outside']:.0%} |")
+    if arguments.paste:
+        paste(MODE_TABLE, rows)
+        paste(COST_TABLE, costs)
     if "cut_of_rest" in more:
         print(
             f"a checkpoint of {more['cut_rows']:,} rows takes {more['cut_s']:.1f} s;"
