@@ -123,6 +123,11 @@ def hosts() -> Iterator[Hosts]:
         found.close()
 
 
+def last_line(run: Path, kind: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return next(line for line in reversed(lines) if line["kind"] == kind)
+
+
 @pytest.mark.timeout(900)
 def test_two_hosts_train_together_on_a_ray_that_is_there(hosts: Hosts, config: dict[str, Any]) -> None:
     run = Path(config["run"]["dir"])
@@ -134,6 +139,12 @@ def test_two_hosts_train_together_on_a_ray_that_is_there(hosts: Hosts, config: d
     assert {facts["address"] for name, facts in processes.items() if name.startswith("shard")} == {HEAD, OTHER}
     assert {facts["address"] for name, facts in processes.items() if name.startswith("worker")} == {HEAD, OTHER}
     assert shows(run) == ROWS * SLOTS
+    assert last_line(run, "cluster")["refused_connections"] == 0
+    # Messages that are only authenticated.
+    run = run.with_name("sealed")
+    hosts.run("train", str(path), f"cluster.address={HEAD}:6379", "cluster.encrypt=false", f"run.dir={run}")
+    assert shows(run) == ROWS * SLOTS
+    assert last_line(run, "cluster")["dropped_messages"] == 0
     # The same cluster found by itself, and through its gate for clients that are no nodes (which gives up early when busy).
     for address in ("auto", f"ray://{HEAD}:10001"):
         test = config["data"]["test"][0]

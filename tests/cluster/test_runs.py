@@ -254,6 +254,9 @@ def test_what_a_cluster_cannot_do_is_refused(config: dict[str, Any]) -> None:
         clickfleet.train({**config, "data": without, "mode": {"name": "async"}, "train": {"eval_every": 5}}, quiet=True)
     with pytest.raises(ConfigError, match="shards"):
         clickfleet.train({**config, "mode": {"name": "geo"}, "cluster": {"shards": 33}}, quiet=True)
+    everywhere = {"shards": 1, "endpoints": ["0.0.0.0:7000"]}
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:7000 names no host"):
+        clickfleet.train({**config, "mode": {"name": "geo"}, "cluster": everywhere}, quiet=True)
 
 
 def test_numbers_and_names_of_a_cluster_run(ray: Any, config: dict[str, Any]) -> None:

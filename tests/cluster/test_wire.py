@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,15 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clickfleet.cluster import shard_client, shard_server
+from clickfleet.cluster import authentication, shard_client, shard_server
+from clickfleet.cluster.authentication import BadMessageError, ClientGuard, ProcessKey, ShardAddress, new_key
 from clickfleet.cluster.shard import Rules, Shard
 from clickfleet.cluster.shard_client import AbandonedError, ShardClient, ShardTable
 from clickfleet.cluster.wire import (
     MAX_FRAME,
-    BadMessageError,
     PeerIdentity,
     Server,
+    pack_answer,
     pack_request,
     unpack_answer,
     unpack_request,
@@ -44,9 +45,10 @@ KEYS = np.arange(1, 500, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 class Cluster:
-    """Two shards behind sockets."""
+    """Two shards behind sockets, and the key of one worker that they accept."""
 
-    def __init__(self, tmp: Any) -> None:
+    def __init__(self, tmp: Any, encrypt: bool = True) -> None:
+        self.tmp, self.key, self.keys = tmp, new_key(encrypt), [new_key(encrypt) for _ in range(2)]
         self.spread = Spread(2, 3, 3000)
         self.said: list[str] = []
         make = lambda: Table(factors=2, rule=rule("sgd", lr=0.01, scale="none"))  # noqa: E731
@@ -56,12 +58,15 @@ class Cluster:
         ]
         for shard in self.shards:
             shard.begin([0, 1])
+        for i in range(2):
+            (tmp / str(i)).mkdir(mode=0o700)
         self.servers = [
             Server(
                 shard.handle,
                 lambda: WHO,
                 3,
-                ["tcp://127.0.0.1:*", f"ipc://{tmp}/shard-{i}"],
+                ["tcp://127.0.0.1:*", f"ipc://{tmp}/{i}/shard"],
+                self.keys[i],
                 floats=len(shard.optimizer.values),
                 log=self.said.append,
             )
@@ -69,10 +74,18 @@ class Cluster:
         ]
         self.links: list[ShardClient] = []
         for server in self.servers:
+            server.accept([self.key.shared])
             server.start()
 
-    def link(self, who: PeerIdentity = WHO, peer: int = 0, **options: Any) -> ShardClient:
-        self.links.append(ShardClient([s.endpoints for s in self.servers], self.spread, who, peer, **options))
+    def address(self, shard: int, local: bool = False) -> ShardAddress:
+        """Where a shard listens: on the network, or on its Unix socket."""
+        return ShardAddress([self.servers[shard].endpoints[int(local)]], self.keys[shard].shared)
+
+    def link(
+        self, who: PeerIdentity = WHO, peer: int = 0, key: ProcessKey | None = None, local: bool = False, **options: Any
+    ) -> ShardClient:
+        shards = [self.address(i, local) for i in range(2)]
+        self.links.append(ShardClient(shards, self.spread, who, peer, key or self.key, **options))
         return self.links[-1]
 
     def close(self) -> None:
@@ -82,9 +95,17 @@ class Cluster:
             server.close()
 
 
+@pytest.fixture(params=[True, False], ids=["encrypted", "sealed"])
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    found = Cluster(tmp_path, request.param)
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def cluster(tmp_path: Any) -> Iterator[Cluster]:
-    found = Cluster(tmp_path)
+def sealed(tmp_path: Path) -> Iterator[Cluster]:
+    """Messages are authenticated, but not encrypted."""
+    found = Cluster(tmp_path, encrypt=False)
     yield found
     found.close()
 
@@ -143,22 +164,36 @@ def test_a_repeated_push_is_learned_once(cluster: Cluster, monkeypatch: pytest.M
     assert [shard.version for shard in cluster.shards] == [1, 1]
 
 
-class Stranger:
-    """Sends any bytes to a shard."""
+def await_that(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert holds()
 
-    def __init__(self, server: Server) -> None:
-        self.server, self._context = server, zmq.Context()
+
+class Stranger:
+    """Sends any bytes to a shard, with the key of a worker, another key or none."""
+
+    def __init__(self, cluster: Cluster, key: ProcessKey | None, shard_key: bytes | None = None) -> None:
+        self.server, self._context = cluster.servers[0], zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0
-        self.socket.connect(server.endpoints[0])
+        address = cluster.address(0)
+        if key is not None:
+            self.guard = ClientGuard(key, address._replace(key=shard_key or address.key), address.addresses[0])
+            self.guard.protect(self.socket)
+        self.socket.connect(address.addresses[0])
 
     def send(self, frames: list[bytes]) -> None:
-        """Until the shard has seen it."""
-        before, deadline = self.server.messages, time.monotonic() + 60
+        """Send a genuine message, and wait until the shard has seen it."""
+        self.send_raw(self.guard.seal(frames))
+
+    def send_raw(self, frames: list[bytes]) -> None:
+        before = self.server.messages
         self.socket.send_multipart(frames)
-        while self.server.messages == before and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert self.server.messages > before
+        await_that(lambda: self.server.messages > before)
+        with self.server.lock:  # held until the message is handled
+            pass
 
     def close(self) -> None:
         self.socket.close()
@@ -167,7 +202,8 @@ class Stranger:
 
 @pytest.fixture
 def stranger(cluster: Cluster) -> Iterator[Stranger]:
-    found = Stranger(cluster.servers[0])
+    """A worker that sends nonsense: even with the right key."""
+    found = Stranger(cluster, cluster.key)
     yield found
     found.close()
 
@@ -232,9 +268,9 @@ def test_what_is_not_of_the_run_is_dropped_and_counted(cluster: Cluster, strange
     assert WHO.run.hex() not in line
 
 
-def test_frames_that_announce_too_much_end_their_connection(cluster: Cluster) -> None:
+def test_frames_that_announce_too_much_end_their_connection(sealed: Cluster) -> None:
     """The transport's own header says a gigabyte and more: nothing is allocated, and the shard goes on."""
-    host, _, port = cluster.servers[0].endpoints[0].removeprefix("tcp://").rpartition(":")
+    host, _, port = sealed.servers[0].endpoints[0].removeprefix("tcp://").rpartition(":")
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
     ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
     with socket.create_connection((host, int(port)), timeout=60) as raw:
@@ -242,7 +278,7 @@ def test_frames_that_announce_too_much_end_their_connection(cluster: Cluster) ->
         raw.sendall(b"\x02" + struct.pack(">Q", MAX_FRAME + 1))
         while raw.recv(4096):
             pass  # until it is closed
-    assert cluster.link().ask(Request(values=True)).wait().values is not None
+    assert sealed.link().ask(Request(values=True)).wait().values is not None
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.sampled_from([HEADER, PULL[0], b""]), st.data())
@@ -265,10 +301,10 @@ def test_a_bad_answer_is_asked_for_again(cluster: Cluster, monkeypatch: pytest.M
     server, sent = cluster.servers[0], []
     send = server.send
 
-    def broken(route: bytes, answer: Any) -> None:
+    def broken(route: Any, answer: Any) -> None:
         if not sent:
             sent.append(1)
-            server.socket.send_multipart([route, b"\x00", b"nonsense"])
+            route.socket.send_multipart([route.connection, *route.seal([b"\x00", b"nonsense"])])
         else:
             send(route, answer)
 
@@ -289,6 +325,176 @@ def test_an_abandoned_worker_stops_waiting(cluster: Cluster) -> None:
     link.ask(Request(Kind.MARK, checkpoint=1)).wait()
     with pytest.raises(AbandonedError):
         link.ask(pushed()).wait()  # held back for ever
+
+
+def test_a_connection_without_the_right_keys_is_refused_and_counted(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    server, genuine = cluster.servers[0], packed(WHOLE)
+    foreign = {
+        "no key": (None, None, "without a key"),
+        "another key of the shard": (cluster.key, new_key(True).shared, "without a key"),
+        "an unknown key of a worker": (new_key(True), None, "with an unknown key"),
+    }
+    try:
+        for name, (key, shard_key, kind) in foreign.items():
+            before, stranger = server.refused.counts[kind], Stranger(cluster, key, shard_key)
+            stranger.socket.send_multipart(genuine)
+            await_that(lambda before=before, kind=kind: server.refused.counts[kind] > before)  # type: ignore[misc]
+            assert not stranger.socket.poll(50), name
+            stranger.close()
+        assert (server.messages, server.dropped.total, cluster.shards[0].version) == (0, 0, 0)
+        assert "refused connections so far: 1 without a key" in cluster.said[0]
+        cluster.link().ask(pushed()).wait()
+        assert cluster.shards[0].version == 1
+    finally:
+        cluster.close()
+
+
+def test_workers_are_accepted_and_rejected_while_a_shard_runs(cluster: Cluster) -> None:
+    first, second = cluster.link(), new_key(cluster.key.encrypt)
+    first.ask(pushed()).wait()
+    server, stranger = cluster.servers[0], Stranger(cluster, second)
+    stranger.socket.send_multipart(stranger.guard.seal(packed(WHOLE, peer=1)))
+    counts = server.refused.counts if cluster.key.encrypt else server.dropped.counts
+    await_that(lambda: counts["with an unknown key"] == 1)
+    stranger.close()
+    for each in cluster.servers:
+        each.accept([cluster.key.shared, second.shared])
+    cluster.link(peer=1, key=second).ask(pushed()).wait()
+    first.ask(pushed()).wait()
+    assert cluster.shards[0].version == 3
+    for each in cluster.servers:
+        each.accept([second.shared])
+    dropped = server.dropped.total
+    first.ask(pushed())  # over a connection that was accepted
+    await_that(lambda: server.dropped.total > dropped)
+    cluster.link(peer=1, key=second).ask(Request(values=True)).wait()
+    assert cluster.shards[0].version == 3
+
+
+def test_a_shard_that_moves_brings_its_own_key(cluster: Cluster) -> None:
+    """Requests without an answer are sent to the new process. What was recorded before means nothing to it."""
+    link, old = cluster.link(), cluster.servers[0]
+    recorded = ClientGuard(cluster.key, cluster.address(0), old.endpoints[0]).seal(packed(WHOLE))
+    link.ask(Request(values=True)).wait()
+    old.close()
+    ticket = link.ask(pushed())
+    key, floats = new_key(cluster.key.encrypt), len(cluster.shards[0].optimizer.values)
+    cluster.servers[0] = server = Server(
+        cluster.shards[0].handle, lambda: WHO, 3, ["tcp://127.0.0.1:*"], key, floats=floats
+    )
+    cluster.keys[0] = key
+    server.accept([cluster.key.shared])
+    server.start()
+    link.move(0, cluster.address(0))
+    ticket.wait()
+    assert [shard.version for shard in cluster.shards] == [1, 1]
+    if not cluster.key.encrypt:
+        stranger = Stranger(cluster, None)
+        stranger.send_raw(recorded)
+        stranger.close()
+        assert server.dropped.counts == {"with a wrong seal": 1}
+
+
+def test_a_unix_socket_needs_no_key(cluster: Cluster) -> None:
+    """Its folder admits only this user."""
+    link = cluster.link(local=True, key=new_key(cluster.key.encrypt))
+    link.ask(pushed()).wait()
+    assert [shard.version for shard in cluster.shards] == [1, 1]
+
+
+def forged(genuine: list[bytes], cluster: Cluster) -> dict[str, tuple[list[bytes], str]]:
+    """Messages of somebody who has read a genuine one, with the name under which each is counted."""
+    header, rows, dense, seal = genuine
+    elsewhere = ClientGuard(cluster.key, cluster.address(1), cluster.servers[1].endpoints[0])
+    unknown = ClientGuard(new_key(False), cluster.address(0), cluster.servers[0].endpoints[0])
+    flip = lambda data, at: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]  # noqa: E731
+    plain, wrong = [header, rows, dense], "with a wrong seal"
+    return {
+        "no seal": (plain, "without a seal"),
+        "a seal cut off": ([*plain, seal[:-1]], "without a seal"),
+        "one message twice": (genuine, "repeated"),
+        "the seal of another shard": (elsewhere.seal(plain), wrong),
+        "the seal of an unknown worker": (unknown.seal(plain), "with an unknown key"),
+        "another generation": ([flip(header, 32), rows, dense, seal], wrong),
+        "another peer": ([flip(header, 36), rows, dense, seal], wrong),
+        "another number": ([flip(header, 40), rows, dense, seal], wrong),
+        "another sequence": ([flip(header, 48), rows, dense, seal], wrong),
+        "other rows": ([header, flip(rows, 0), dense, seal], wrong),
+        "another gradient": ([header, rows, flip(dense, len(dense) - 1), seal], wrong),
+        "a byte in another frame": ([header, rows[:-1], rows[-1:] + dense, seal], wrong),
+        "frames in another order": ([header, dense, rows, seal], wrong),
+        "another link": ([*plain, flip(seal, 16)], wrong),
+        "another count": ([*plain, flip(seal, 24)], wrong),
+        "another worker": ([*plain, flip(seal, 0)], "with an unknown key"),
+        "another code": ([*plain, flip(seal, len(seal) - 1)], wrong),
+        "a frame more": ([*plain, b"", seal], wrong),
+    }
+
+
+def test_sealed_messages_cannot_be_changed_or_repeated(sealed: Cluster) -> None:
+    server = sealed.servers[0]
+    worker, stranger = Stranger(sealed, sealed.key), Stranger(sealed, None)
+    genuine = worker.guard.seal(packed(WHOLE))
+    worker.send_raw(genuine)
+    worker.socket.recv_multipart()
+    assert sealed.shards[0].version == 1
+    for name, (frames, kind) in forged(genuine, sealed).items():
+        before = server.dropped.counts.copy()
+        stranger.send_raw(frames)
+        assert server.dropped.counts - before == {kind: 1}, name
+    assert sealed.shards[0].version == 1
+    assert not stranger.socket.poll(50)
+    worker.send(packed(WHOLE, sequence=2))
+    assert sealed.shards[0].version == 2
+    for each in (worker, stranger):
+        each.close()
+
+
+def test_links_that_were_replaced_cannot_be_recorded_and_used(sealed: Cluster) -> None:
+    server, address = sealed.servers[0], sealed.address(0)
+    old = ClientGuard(sealed.key, address, address.addresses[0])
+    recorded, kept = old.seal(packed(WHOLE)), old.seal(packed(WHOLE, sequence=2))
+    worker = Stranger(sealed, sealed.key)
+    worker.send(packed(Request(values=True), sequence=0))
+    for frames in (recorded, kept):
+        worker.send_raw(frames)
+    assert server.dropped.counts == {"repeated": 2}
+    assert sealed.shards[0].version == 0
+    worker.close()
+
+
+def test_changed_answers_are_dropped_and_asked_for_again(sealed: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_client, "RESEND_S", 0.0)
+    server, answers = sealed.servers[0], 0
+    send = server.send
+
+    def changing(route: Any, answer: Any) -> None:
+        nonlocal answers
+        answers += 1
+        if answers > 4:
+            return send(route, answer)
+        header, error, values, seal = route.seal([bytes(each) for each in pack_answer(answer)])
+        foreign = [
+            [header, error, values],
+            [header, error, values[:-1] + b"\x01", seal],
+            [header, error + values[:4], values[4:], seal],
+            [header, error, values, bytes(len(seal))],
+        ]
+        route.socket.send_multipart([route.connection, *foreign[answers - 1]])
+        return None
+
+    monkeypatch.setattr(server, "send", changing)
+    link = sealed.link()
+    assert link.ask(Request(values=True)).wait().values is not None
+    assert link.dropped == 4
+
+
+def test_a_zeromq_without_curve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication.zmq, "has", lambda capability: False)
+    with pytest.raises(ClusterError, match=r"without CURVE(.|\n)*cluster.encrypt: false"):
+        new_key(True)
+    assert len(new_key(False).secret) == 32
 
 
 def test_sockets_of_killed_shards_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

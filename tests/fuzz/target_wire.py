@@ -46,7 +46,7 @@ def request() -> bytes:
     rows = np.zeros(2 * row_bytes(WIDTH), np.uint8)
     asked = Request(Kind(0), values=True, training=True, pull=np.arange(3, dtype=np.uint64))
     asked.rows, asked.push = rows, rows_of(rows, WIDTH, 1.0)
-    asked.dense = Gradient(np.ones(4, np.float32), 1.0, 1.0, 1)
+    asked.dense = Gradient(np.ones(4, np.float32), 1.0, 1.0)
     return as_bytes(wire.pack_request(Piece(asked, 1, 1, 1), wire.PeerIdentity(1, b"r" * 16, 3), 0))
 
 

@@ -41,6 +41,8 @@ def add(app: typer.Typer) -> None:
             if part in missing:
                 extra = PARTS[part][0]
                 say(f'          pip install "clickfleet{f"[{extra}]" if extra else ""}"')
+            elif part == "cluster" and (problem := _wire_problem()):
+                say(f"          {problem}")
         for program, use in PROGRAMS.items():
             say(f"{'ok' if shutil.which(program) else 'missing':>8}  {program}: {use}")
         return {
@@ -58,3 +60,18 @@ def _versions(names: tuple[str, ...]) -> dict[str, str | None]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
+
+
+def _wire_problem() -> str:
+    """Return why the installed ZeroMQ cannot encrypt, and what to do; empty if it can."""
+    from clickfleet.errors import ClusterError
+
+    try:
+        from clickfleet.cluster.authentication import check_curve
+
+        check_curve()
+    except ImportError:  # a part above is missing
+        return ""
+    except ClusterError as problem:
+        return " ".join(str(problem).split())
+    return ""

@@ -13,6 +13,7 @@
     shard_server.py    the process of a shard; shard_files.py writes its checkpoints
     shard_client.py    the shards as a worker sees them
     wire.py            messages between workers and shards over ZeroMQ
+    authentication.py  keys of the processes, and what is rejected without one
     process.py         what the processes of workers and shards have in common
     nodes.py           the role of a process in a job, and its node of the Ray cluster
     launch.py          a user's program in every role, on this machine
@@ -43,6 +44,13 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"cluster.endpoints has {len(endpoints)} entries for {config.cluster.shards} shards", "give one per shard"
         )
+    for endpoint in endpoints:
+        host = endpoint.rpartition(":")[0]
+        if host in ("", "*", "0.0.0.0", "::", "[::]"):
+            raise ConfigError(
+                f"cluster.endpoints: {endpoint} names no host; a shard listens on one address",
+                "give the address at which the workers reach it",
+            )
     modes.check_deterministic(config)
     if config.train.device != "cpu" or config.train.profile:
         key = "train.profile" if config.train.profile else "train.device"

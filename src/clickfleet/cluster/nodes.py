@@ -31,16 +31,20 @@ STARTS = 3
 """Attempts to start a node: on a busy machine Ray may miss its own time limits."""
 STOP_LIMIT_S = 8.0
 """Time limit to stop after a signal while joining or leaving. Then the process and its node are killed."""
-LOCAL_RAY = """
-import sys
+ON_LOOPBACK = """
 from ray._private import services
 services.resolve_ip_for_localhost = lambda host: host
 services.get_node_ip_address = lambda address=None: "127.0.0.1"
-from ray.scripts.scripts import main
-sys.argv[0] = "ray"
-main()
 """
-"""The command `ray`, changed to keep the loopback address. Otherwise it replaces it by an address that others can reach."""
+"""Lets the command `ray` keep the loopback address. Otherwise it replaces it by an address that others can reach."""
+RAY = """
+import sys
+from ray.scripts import scripts
+scripts.get_ray_client_dependency_error = lambda: "not used"
+sys.argv[0] = "ray"
+scripts.main()
+"""
+"""The command `ray`, without the server for clients that are not nodes (port 10001). No option turns it off."""
 LAUNCHER = "CLICKFLEET_LAUNCHER"
 """Environment variable with the process id of the launcher. A role ends with its launcher."""
 
@@ -120,8 +124,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Popen[bytes]:
     offers = {place(role.name): 1}
-    ray = ["-c", LOCAL_RAY] if is_local(role) else ["-m", "ray.scripts.scripts"]
-    command = [sys.executable, *ray, "start", "--block", "--disable-usage-stats"]
+    program = ON_LOOPBACK + RAY if is_local(role) else RAY
+    command = [sys.executable, "-c", program, "start", "--block", "--disable-usage-stats"]
     command += [f"--node-ip-address={role.host}", "--num-cpus=0", f"--resources={json.dumps(offers)}"]
     # Several nodes may run on one host, so no port is fixed.
     command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from clickfleet.cluster.assignments import links_of
+from clickfleet.cluster.authentication import ShardAddress, check_curve
 from clickfleet.cluster.process import ProcessFacts, log_name
 from clickfleet.cluster.ray_runtime import LOOPBACK, check_there, keep_token, on_loopback, our_signals, ray_module
 from clickfleet.cluster.shard import rules_of
@@ -157,6 +158,10 @@ class ProcessGroup:
         self.workers = list(range(config.cluster.workers))
         self.generation = 0
         self._run = new_run()
+        self._keys: dict[str, bytes] = {}
+        """What others need to know of the key of each process."""
+        if config.cluster.encrypt:
+            check_curve()
         self._polls: dict[str, tuple[Call, float]] = {}
         self._polled = 0.0
 
@@ -187,7 +192,7 @@ class ProcessGroup:
         self.create(names, left)
 
     def create(self, names: Iterable[str], timeout_s: float | None = None) -> None:
-        calls = {}
+        calls, keys = {}, {}
         for name in names:
             kind, number = name.split()
             if kind == "shard":
@@ -197,8 +202,15 @@ class ProcessGroup:
                 schema, threads = self.schema.to_dict(), self.config.cluster.threads
                 self.actor_group.create(name, WorkerActor, int(number), self.config, schema, self._logs, cpus=threads)
             calls[name] = self.actor_group.actors[name].process.remote()
+            keys[name] = self.actor_group.actors[name].key.remote()
         limit = self.config.cluster.start_timeout if timeout_s is None else timeout_s
         self.actor_group.facts |= self.actor_group.wait_for(calls, "start", limit)
+        self._keys |= self.actor_group.wait_for(keys, "making keys", limit)
+        self.admit()
+
+    def admit(self) -> None:
+        """Let the shards accept the workers of now, and no others."""
+        self.call(self.shards, "accept", [self._keys[name] for name in self.trainers])
 
     def begin(self, start: StartState) -> None:
         """Put all processes into the start state, in the current generation."""
@@ -218,13 +230,17 @@ class ProcessGroup:
 
     def connect(self, workers: Iterable[str], start: StartState, learned: Sequence[tuple[int, int]] = ()) -> None:
         """Connect workers to the shards. `learned`: messages and batches that they have applied of each link of a failed worker."""
-        endpoints = [self.actor_group.facts[name]["endpoints"] for name in self.shards]
+        shards = [self.address(name) for name in self.shards]
         dense = {key: tensor for key, tensor in start.dense.items() if key != "values"} if start.batches else {}
         calls = {
-            name: self.actor_group.actors[name].connect.remote(endpoints, self.who, dense, start.buffers, learned)
+            name: self.actor_group.actors[name].connect.remote(shards, self.who, dense, start.buffers, learned)
             for name in workers
         }
         self.actor_group.wait_for(calls, "connecting", self.config.cluster.start_timeout)
+
+    def address(self, shard: str) -> ShardAddress:
+        """Return where a shard listens, and its key."""
+        return ShardAddress(self.actor_group.facts[shard]["endpoints"], self._keys[shard])
 
     def replace(self, name: str) -> None:
         """Start a new process for a failed one. If there is no room for a worker, the others take its files."""
@@ -242,6 +258,7 @@ class ProcessGroup:
                 raise
             self.actor_group.end(name)
             self.workers.remove(index)
+            self.admit()
             self.log(f"no free CPUs for {name}: the other {len(self.workers)} workers take its files")
 
     def call(self, actors: Mapping[str, Actor], verb: str, *arguments: Any, timeout_s: float = 60.0) -> dict[str, Any]:

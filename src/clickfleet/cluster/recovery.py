@@ -84,7 +84,7 @@ class Recovery:
         actor = {name: processes.actor_group.actors[name]}
         processes.call(actor, "drop_checkpoint", run.checkpoints.number)  # its marks may still arrive
         processes.load([name], run.start_state)
-        processes.call(processes.trainers, "move", int(name.split()[1]), processes.actor_group.facts[name]["endpoints"])
+        processes.call(processes.trainers, "move", int(name.split()[1]), processes.address(name))
         run.monitor.log(
             f"{name} restarted with the rows of step {run.start_state.steps:,}; it had applied {pushes:,} pushes since its start"
         )

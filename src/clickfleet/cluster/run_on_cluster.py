@@ -58,7 +58,7 @@ def scorers(
             config,
             data=replace(data, test_batch_size=batch_size or data.test_batch_size),
             mode=Plugin("async"),
-            cluster=Cluster(shards=shards, workers=workers, address=address),
+            cluster=Cluster(shards=shards, workers=workers, address=address, encrypt=config.cluster.encrypt),
             train=replace(config.train, deterministic=False, hogwild=None, eval_every=None),
             run=replace(config.run, dir=folder),
         )

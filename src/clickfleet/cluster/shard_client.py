@@ -5,22 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clickfleet.cluster import shard_server
-from clickfleet.cluster.wire import (
-    STALE,
-    BadMessageError,
-    Frames,
-    PeerIdentity,
-    check_size,
-    limit,
-    pack_request,
-    unpack_answer,
-    widen,
-)
+from clickfleet.cluster.authentication import BadMessageError, ClientGuard, Frames, ProcessKey, ShardAddress
+from clickfleet.cluster.wire import STALE, PeerIdentity, check_size, limit, pack_request, unpack_answer, widen
 from clickfleet.data.batch import Floats, Keys
 from clickfleet.errors import ClusterError, MissingError
 from clickfleet.training.sharding import Answer, Piece, Reply, Request, Split, Spread
@@ -40,33 +31,42 @@ class AbandonedError(Exception):
     """The run continues in a newer generation and does not need this work any more."""
 
 
+class Connection(NamedTuple):
+    """The connection of a link to one shard."""
+
+    name: str
+    """The network address of the shard, also if the connection is local."""
+    socket: zmq.Socket[bytes]
+    guard: ClientGuard
+
+
 class ShardClient:
     """A link over ZeroMQ, for one thread at a time."""
 
     def __init__(
         self,
-        endpoints: Sequence[Sequence[str]],
+        shards: Sequence[ShardAddress],
         spread: Spread,
         who: PeerIdentity,
         peer: int,
+        key: ProcessKey,
         *,
         timeout_s: float = 120.0,
         abandoned: Callable[[], bool] = lambda: False,
         context: zmq.Context[Any] | None = None,
         learned: int = 0,
     ) -> None:
-        self.spread, self.who, self.peer = spread, who, peer
+        self.spread, self.who, self.peer, self._key = spread, who, peer, key
         self.timeout_s, self._abandoned = timeout_s, abandoned
         self._owns_context = context is None
         self._context = context or zmq.Context(1)
-        self._names = [addresses[0] for addresses in endpoints]
-        self._sockets = [self._connect(addresses) for addresses in endpoints]
+        self._connections = [self._connect(shard) for shard in shards]
         self._number = 0
         self._sequence = learned
         """Messages that the shards learn from, including those of a failed worker that this one replaces."""
-        self._answers: list[dict[int, Answer]] = [{} for _ in endpoints]
-        self._sent: list[dict[int, Frames]] = [{} for _ in endpoints]
-        self._moves: dict[int, list[str]] = {}
+        self._answers: list[dict[int, Answer]] = [{} for _ in shards]
+        self._sent: list[dict[int, Frames]] = [{} for _ in shards]
+        self._moves: dict[int, ShardAddress] = {}
         self._splits: deque[Split] = deque(maxlen=3)
         self.bytes_in = self.bytes_out = self.dropped = 0
         self.waiting = False
@@ -74,14 +74,16 @@ class ShardClient:
         self.latencies: deque[tuple[bool, float]] = deque(maxlen=4096)
         """For each request: whether it was a push, and the seconds until its answer."""
 
-    def _connect(self, addresses: Sequence[str]) -> zmq.Socket[bytes]:
+    def _connect(self, shard: ShardAddress) -> Connection:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         limit(socket)
         socket.rcvtimeo = WAIT_MS
-        address = nearest(addresses)
+        address = nearest(shard.addresses)
         widen(socket, address)
+        guard = ClientGuard(self._key, shard, address)
+        guard.protect(socket)
         socket.connect(address)
-        return socket
+        return Connection(shard.addresses[0], socket, guard)
 
     def ask(self, request: Request) -> ShardTicket:
         pull = None if request.pull is None else self.spread.split(request.pull)
@@ -106,24 +108,26 @@ class ShardClient:
 
     def _send(self, shard: int, number: int, frames: Frames) -> None:
         self._sent[shard][number] = frames
-        self.bytes_out += sum(map(len, frames))
-        self._sockets[shard].send_multipart(frames, copy=False)
+        connection = self._connections[shard]
+        sealed = connection.guard.seal(frames)
+        self.bytes_out += sum(map(len, sealed))
+        connection.socket.send_multipart(sealed, copy=False)
 
-    def move(self, shard: int, addresses: Sequence[str]) -> None:
+    def move(self, shard: int, address: ShardAddress) -> None:
         """Use a new address for a shard and resend unanswered requests there. Thread-safe."""
-        self._moves[shard] = list(addresses)
+        self._moves[shard] = address
 
     def _move(self) -> None:
         while self._moves:
-            shard, addresses = self._moves.popitem()
-            self._sockets[shard].close(linger=0)
-            self._names[shard], self._sockets[shard] = addresses[0], self._connect(addresses)
+            shard, address = self._moves.popitem()
+            self._connections[shard].socket.close(linger=0)
+            self._connections[shard] = self._connect(address)
             for number, frames in list(self._sent[shard].items()):
                 self._send(shard, number, frames)
 
     def answered(self, number: int) -> bool:
         """Return whether all shards have answered a request."""
-        for i in range(len(self._sockets)):
+        for i in range(len(self._connections)):
             while number not in self._answers[i] and self._receive(i, zmq.NOBLOCK):
                 pass
         return all(number in answers for answers in self._answers)
@@ -138,7 +142,7 @@ class ShardClient:
 
     def _collect(self, number: int) -> list[Answer]:
         begin = sent_at = time.monotonic()
-        for i in range(len(self._sockets)):
+        for i in range(len(self._connections)):
             while number not in self._answers[i]:
                 self._move()
                 if self._receive(i):
@@ -148,39 +152,40 @@ class ShardClient:
                     raise AbandonedError
                 if now - begin > self.timeout_s:
                     raise ClusterError(
-                        f"shard {i} ({self._names[i]}) has not answered for {self.timeout_s:.0f} s",
+                        f"shard {i} ({self._connections[i].name}) has not answered for {self.timeout_s:.0f} s",
                         "check that its process runs and that this host can reach it",
                     )
                 if now - sent_at > RESEND_S:
                     sent_at = now
-                    for j in range(i, len(self._sockets)):
+                    for j in range(i, len(self._connections)):
                         if number in self._sent[j]:
                             self._send(j, number, self._sent[j][number])
         return [answers.pop(number) for answers in self._answers]
 
     def _receive(self, shard: int, flags: int = 0) -> bool:
         """Receive the next answer of a shard. Return False if none arrived in time."""
+        connection = self._connections[shard]
         try:
-            frames = [frame.buffer for frame in self._sockets[shard].recv_multipart(flags, copy=False)]
+            frames = [frame.buffer for frame in connection.socket.recv_multipart(flags, copy=False)]
         except zmq.Again:
             return False
         self.bytes_in += sum(map(len, frames))
         try:
-            answer = unpack_answer(frames, self.spread.width)
+            answer = unpack_answer(connection.guard.open(frames), self.spread.width)
         except BadMessageError:  # the request is sent again later
             self.dropped += 1
             return True
         if answer.error == STALE:
             raise AbandonedError
         if answer.error:
-            raise ClusterError(f"shard {shard} ({self._names[shard]}) rejects peer {self.peer}: {answer.error}")
+            raise ClusterError(f"shard {shard} ({connection.name}) rejects peer {self.peer}: {answer.error}")
         if self._sent[shard].pop(answer.number, None) is not None:  # otherwise it was sent and answered twice
             self._answers[shard][answer.number] = answer
         return True
 
     def close(self) -> None:
-        for socket in self._sockets:
-            socket.close(linger=0)
+        for connection in self._connections:
+            connection.socket.close(linger=0)
         if self._owns_context:
             self._context.term()
 

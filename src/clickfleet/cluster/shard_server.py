@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 
+from clickfleet.cluster.authentication import ProcessKey, new_key
 from clickfleet.cluster.process import (
     ProcessFacts,
     Stopwatch,
@@ -63,9 +64,22 @@ class ShardActor:
         self.shard: Shard | None = None
         self.server: Server | None = None
         self.files = ShardFiles(number, config.cluster.shards, rules.row_files)
+        self._key: ProcessKey | None = None
+        self._accepted: list[bytes] = []
         self._changes: Changes | None = None
         self._socket_file = ""
         self._cpu, self._trained = 0.0, Stopwatch()
+
+    def key(self) -> bytes:
+        """Return what the workers need to know of the key of this process."""
+        self._key = self._key or new_key(self.config.cluster.encrypt)
+        return self._key.shared
+
+    def accept(self, keys: list[bytes]) -> None:
+        """Accept the workers with these keys, and no others. Possible at any time."""
+        self._accepted = keys
+        if self.server is not None:
+            self.server.accept(keys)
 
     def load(self, origin: CheckpointOrigin, who: tuple[int, bytes, int], peers: list[int]) -> ProcessFacts:
         """Start, or restart, from an origin in a generation of the run. Return the addresses of the server."""
@@ -109,10 +123,12 @@ class ShardActor:
             return self.shard.handle(peer, piece)
 
         assert self.shard is not None
+        assert self._key is not None
         self._socket_file = new()
         width, floats = 1 + self.shard.table.factors, len(self.shard.optimizer.values)
         binds = [self._address(), f"ipc://{self._socket_file}"]
-        self.server = Server(handle, lambda: self.who, width, binds, floats=floats, log=log)
+        self.server = Server(handle, lambda: self.who, width, binds, self._key, floats=floats, log=log)
+        self.server.accept(self._accepted)
         self.server.start()
 
     def _address(self) -> str:
@@ -207,7 +223,8 @@ class ShardActor:
         with self._locked() as shard:
             counts = shard.stats()
         counts |= {
-            "dropped": sum(self.server.dropped.counts.values()),
+            "dropped": self.server.dropped.total,
+            "refused": self.server.refused.total,
             "received": self.server.bytes_in,
             "sent": self.server.bytes_out,
             "cpu_s": time.process_time() - self._cpu,

@@ -52,6 +52,7 @@ class ShardStatus(TypedDict):
     staleness: float
     staleness_most: int
     dropped: int
+    refused: int
     received: int
     sent: int
     cpu_s: float
@@ -66,6 +67,7 @@ class ClusterFacts(TypedDict):
     wire_bytes: int
     losses: int
     dropped_messages: int
+    refused_connections: int
     idle_workers: int
 
 
@@ -188,6 +190,7 @@ class ClusterProgress:
             "wire_bytes": self._sum("sent") + self._sum("received"),
             "losses": self.failures,
             "dropped_messages": sum(facts.get("dropped", 0) for facts in self.shards.values()) + self._sum("dropped"),
+            "refused_connections": sum(facts.get("refused", 0) for facts in self.shards.values()),
             "idle_workers": self.idle_workers,
         }
 
@@ -220,7 +223,12 @@ class ClusterMonitor(Monitor):
 
     def words(self, facts: dict[str, Any]) -> str:
         each = " ".join(f"{rate:,.0f}" for rate in facts["each"].values())
-        names = {"losses": "failures", "idle_workers": "idle workers", "dropped_messages": "foreign messages dropped"}
+        names = {
+            "losses": "failures",
+            "idle_workers": "idle workers",
+            "dropped_messages": "foreign messages dropped",
+            "refused_connections": "connections refused",
+        }
         more = "".join(f"  {facts[key]:,} {name}" for key, name in names.items() if facts[key])
         return (
             f"{describe(facts)}  each {each}  staleness {facts['staleness']:.1f}  queued {facts['queued']}"
@@ -244,10 +252,18 @@ def closing_table(overview: ClusterProgress, facts: Mapping[str, ProcessFacts], 
         )
     for name, shard in overview.shards.items():
         where = facts.get(name, {})
+        rejected = "".join(
+            f", {count:,} {what}"
+            for count, what in (
+                (shard.get("dropped", 0), "foreign messages dropped"),
+                (shard.get("refused", 0), "connections refused"),
+            )
+            if count
+        )
         lines.append(
             f"{name:>10}  {where.get('host', '?'):<16} {where.get('pid', 0):>7} {shard.get('rows', 0):>12,} "
             f"{shard.get('pushes', 0):>8,} {'':>9} {amount(shard.get('sent', 0) + shard.get('received', 0), 'bytes'):>9} "
-            f"{shard.get('cpu_s', 0):>7.1f}  staleness {shard.get('staleness', 0):.2f}, at most {shard.get('staleness_most', 0)}"
+            f"{shard.get('cpu_s', 0):>7.1f}  staleness {shard.get('staleness', 0):.2f}, at most {shard.get('staleness_most', 0)}{rejected}"
         )
     return "\n".join(lines)
 
@@ -280,5 +296,6 @@ def closing_facts(overview: ClusterProgress, seconds: float) -> dict[str, float]
         "staleness": overview.extra()["staleness"],
         "losses": overview.failures,
         "dropped_messages": overview.extra()["dropped_messages"],
+        "refused_connections": overview.extra()["refused_connections"],
         **late,
     }

@@ -1,8 +1,10 @@
 """Messages between workers and shards over ZeroMQ: a header of fixed size, then one frame per array, with few copies.
 
-A request carries protocol, run, schema and generation. The run is a secret of its processes: a shard drops and counts a message
-without it and sends no reply. It answers a message of an older generation as stale. Answers carry the number of their request and
-may arrive in another order.
+A shard has a socket on the network, which its guard protects (authentication.py), and a Unix socket in a private folder. It drops
+and counts a message that is not genuine, belongs to another run or is malformed, and sends no reply.
+
+A request carries protocol, run, schema and generation. A shard answers a message of an older generation as stale. Answers carry the
+number of their request and may arrive in another order.
 """
 
 from __future__ import annotations
@@ -12,14 +14,13 @@ import math
 import secrets
 import struct
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from clickfleet.cluster.authentication import BadMessageError, Frames, ProcessKey, Rejections, Seal, guard, is_private
 from clickfleet.cluster.shard import Answers, UnknownPeerError
 from clickfleet.errors import ClusterError, MissingError
 from clickfleet.training.sharding import Answer, Gradient, Kind, Piece, Request, array, rows_of
@@ -41,8 +42,8 @@ MAX_ERROR = 1000
 """Bytes of the error text in an answer."""
 HANDSHAKE_MS, HEARTBEAT_MS, SILENT_MS = 5_000, 10_000, 60_000
 """Time limits for the handshake and for silent connections, which are then closed."""
-LOG_EVERY_S = 10.0
-"""Time between two log lines about dropped messages."""
+STOP_MS = 100
+"""Time between two checks of a shard whether to stop."""
 RUN_BYTES = 16
 _REQUEST = struct.Struct(f"<HBBIQ{RUN_BYTES}sIIQQQdddI")
 _ANSWER = struct.Struct("<HBQQIQ")
@@ -51,28 +52,18 @@ _ARRAYS = (_PUSH, _DENSE, _DIFFERENCE, _PULL)
 _KNOWN = _VALUES | _TRAINING | sum(_ARRAYS)
 _HAS = ("rows", "values", "keys", "deleted")
 
-Frames = list[Any]
-
 
 class PeerIdentity(NamedTuple):
     """The run, schema and generation that a message belongs to."""
 
     schema: int
     run: bytes
-    """A secret that only the processes of the run know."""
+    """A random number that distinguishes runs. Keys and file permissions decide who may speak, not this number."""
     generation: int
 
 
-class BadMessageError(ClusterError):
-    """A message that this process must drop; `kind` is the name under which it is counted."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 def new_run() -> bytes:
-    """Return a new random secret that identifies the messages of a run."""
+    """Return a new random number that identifies the messages of a run."""
     return secrets.token_bytes(RUN_BYTES)
 
 
@@ -248,20 +239,12 @@ def check_size(frames: Sequence[Any], answer: int = 0) -> None:
         )
 
 
-class Dropped:
-    """Count dropped messages by kind and log them now and then."""
+class Route(NamedTuple):
+    """The way of an answer to its peer."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self.counts: Counter[str] = Counter()
-        self._log, self._logged_at = log, -math.inf
-
-    def add(self, problem: BadMessageError, sender: str) -> None:
-        self.counts[problem.kind] += 1
-        now = time.monotonic()
-        if now - self._logged_at >= LOG_EVERY_S:
-            self._logged_at = now
-            kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.counts.items()))
-            self._log(f"dropped messages so far: {kinds}; the last one from {sender or 'this host'}: {problem}")
+    socket: zmq.Socket[bytes]
+    connection: bytes
+    seal: Seal
 
 
 class Server:
@@ -273,6 +256,7 @@ class Server:
         who: Callable[[], PeerIdentity],
         width: int,
         binds: Sequence[str],
+        key: ProcessKey,
         *,
         floats: int | None = None,
         log: Callable[[str], None] = lambda text: None,
@@ -280,48 +264,67 @@ class Server:
         self._handle, self._who, self._width, self._floats = handle, who, width, floats
         self.lock = threading.RLock()
         """Held while a message is handled. Hold it for any other change of the shard."""
-        self._context = zmq.Context(1)
-        self.socket = self._context.socket(zmq.ROUTER)
-        limit(self.socket)
-        self.socket.rcvtimeo = 100  # ms between two checks of the stop flag
-        self.endpoints = [self._bind(address) for address in binds]
-        self._routes: dict[int, bytes] = {}  # of each peer
         self.failure: BaseException | None = None
         self.bytes_in = self.bytes_out = self.messages = 0
-        self.dropped = Dropped(log)
+        self.dropped = Rejections("dropped messages", log)
+        self.refused = Rejections("refused connections", log)
+        self._context = zmq.Context(1)
+        self._guard = guard(key, self._context, self.refused)
+        self._sockets: dict[zmq.Socket[bytes], bool] = {}
+        """Each socket, and whether its messages pass the guard."""
+        self.endpoints = [self._bind(address) for address in binds]
+        self._routes: dict[int, Route] = {}  # of each peer
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="clickfleet-shard", daemon=True)
 
     def _bind(self, address: str) -> str:
-        widen(self.socket, address)
+        socket = self._context.socket(zmq.ROUTER)
+        limit(socket)
+        widen(socket, address)
+        self._sockets[socket] = guarded = not is_private(address)
+        if guarded:
+            self._guard.protect(socket)
         try:
-            self.socket.bind(address)
+            socket.bind(address)
         except zmq.ZMQError as error:
             raise ClusterError(f"a shard cannot listen on {address}: {error}", "check that the port is free") from error
-        return bytes(self.socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+        return bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+
+    def accept(self, keys: Iterable[bytes]) -> None:
+        """Accept the workers with these keys, and no others, on the network. Possible at any time."""
+        with self.lock:
+            self._guard.accept(keys)
 
     def start(self) -> None:
         self._thread.start()
 
     def _run(self) -> None:
+        poller = zmq.Poller()
+        for socket in self._sockets:
+            poller.register(socket, zmq.POLLIN)
         try:
             while not self._stop:
-                with suppress(zmq.Again):
-                    route, *frames = self.socket.recv_multipart(copy=False)
+                for socket, _ in poller.poll(STOP_MS):
+                    connection, *frames = socket.recv_multipart(copy=False)
                     with self.lock:
-                        self._serve(route.bytes, frames)
+                        self._serve(socket, connection.bytes, frames)
         except BaseException as error:
             self.failure = error
         finally:
-            self.socket.close()
+            for socket in self._sockets:
+                socket.close()
             self._context.term()
 
-    def _serve(self, route: bytes, frames: Sequence[zmq.Frame]) -> None:
+    def _serve(self, socket: zmq.Socket[bytes], connection: bytes, frames: Sequence[zmq.Frame]) -> None:
         self.messages += 1
-        parts = [frame.buffer for frame in frames]
+        parts: Frames = [frame.buffer for frame in frames]
         self.bytes_in += sum(map(len, parts))
+        route = Route(socket, connection, list)
         try:
             header, identity = unpack_header(parts), self._who()
+            if self._sockets[socket]:
+                parts, seal = self._guard.open(frames, header.peer)
+                route = route._replace(seal=seal)
             check_origin(identity, header.who)
             if header.generation != identity.generation:
                 self.send(route, Answer(error=STALE, number=header.number))
@@ -338,11 +341,12 @@ class Server:
         for whom, answer in answers:
             self.send(self._routes[whom], answer)
 
-    def send(self, route: bytes, answer: Answer) -> None:
+    def send(self, route: Route, answer: Answer) -> None:
         frames = pack_answer(answer)
         check_size(frames)
+        frames = route.seal(frames)
         self.bytes_out += sum(map(len, frames))
-        self.socket.send_multipart([route, *frames], copy=False)
+        route.socket.send_multipart([route.connection, *frames], copy=False)
 
     def close(self) -> None:
         self._stop = True
@@ -360,7 +364,7 @@ def _sender(frames: Sequence[zmq.Frame]) -> str:
 
 def widen(socket: zmq.Socket[bytes], address: str) -> None:
     """Enlarge the buffers of a Unix socket, so that a message passes in few pieces. TCP adapts its own."""
-    if address.startswith("ipc:"):
+    if is_private(address):
         socket.sndbuf = socket.rcvbuf = IPC_BUFFER
 
 

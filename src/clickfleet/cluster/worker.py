@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from clickfleet.cluster.assignments import AssignedStream, AssignedStreams, Assignment, Share, links_of
+from clickfleet.cluster.authentication import ProcessKey, ShardAddress, new_key
 from clickfleet.cluster.process import ProcessFacts, Stopwatch, describe_process, keep_memory, log, log_to, read_log
 from clickfleet.cluster.shard_client import AbandonedError, ShardClient, ShardTable
 from clickfleet.cluster.start_state import adopt_buffers, last_batches, pack_buffers
@@ -82,7 +83,8 @@ class WorkerActor:
         self.links: list[ShardClient] = []
         self.context: zmq.Context[Any] | None = None
         self.who = PeerIdentity(0, b"", -1)
-        self.endpoints: list[list[str]] = []
+        self.shards: list[ShardAddress] = []
+        self._key: ProcessKey | None = None
         self._wanted = self._taken = 0
         self._reports: dict[int, WorkerCheckpoint] = {}
         self._change = threading.Condition()
@@ -104,6 +106,11 @@ class WorkerActor:
     def process(self) -> ProcessFacts:
         return describe_process()
 
+    def key(self) -> bytes:
+        """Return what the shards need to know of the key of this process."""
+        self._key = self._key or new_key(self.config.cluster.encrypt)
+        return self._key.shared
+
     def read_log(self) -> str:
         return read_log()
 
@@ -113,7 +120,7 @@ class WorkerActor:
 
     def connect(
         self,
-        endpoints: list[list[str]],
+        shards: list[ShardAddress],
         who: tuple[int, bytes, int],
         optimizer: dict[str, torch.Tensor],
         buffers: bytes = b"",
@@ -131,7 +138,7 @@ class WorkerActor:
             for link in self.links:
                 link.close()
             self.context = self.context or zmq.Context(1)
-            self.endpoints, self.who = endpoints, PeerIdentity(*who)
+            self.shards, self.who = shards, PeerIdentity(*who)
             self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
@@ -146,14 +153,16 @@ class WorkerActor:
         if optimizer:
             self.learner.optimizer.restore({key: tensor.clone() for key, tensor in optimizer.items()})
         adopt_buffers(self.learner, buffers)
-        log(f"connected to {len(endpoints)} shards, generation {self.who.generation}")
+        log(f"connected to {len(shards)} shards, generation {self.who.generation}")
 
     def _link(self, peer: int, learned: int = 0) -> ShardClient:
+        assert self._key is not None
         return ShardClient(
-            self.endpoints,
+            self.shards,
             self.spread,
             self.who,
             peer,
+            self._key,
             timeout_s=self.config.cluster.timeout,
             abandoned=lambda: self._abandoned,
             context=self.context,
@@ -330,12 +339,12 @@ class WorkerActor:
                 raise AbandonedError
             return self._reports[number]
 
-    def move(self, shard: int, addresses: list[str]) -> None:
+    def move(self, shard: int, address: ShardAddress) -> None:
         """Use a new address for a shard that was restarted."""
-        log(f"shard {shard} is now at {addresses[0]}")
-        self.endpoints[shard] = addresses
+        log(f"shard {shard} is now at {address.addresses[0]}")
+        self.shards[shard] = address
         for link in self.links:
-            link.move(shard, addresses)
+            link.move(shard, address)
 
     @property
     def _abandoned(self) -> bool:

@@ -365,6 +365,8 @@ class Cluster:
     """Address of a running Ray cluster. Default: a private one on this machine."""
     endpoints: tuple[str, ...] = ()
     """host:port of each shard, as set by the roles in the environment. Default: free ports."""
+    encrypt: bool = True
+    """Encrypt rows and gradients between hosts. false: messages are only authenticated, and anyone in the network can read them."""
     on_failure: Literal["rollback", "continue"] = "rollback"
     """After a failure: return all processes to the last checkpoint, or only the failed one and log what is lost."""
     start_timeout: Seconds = 120.0
