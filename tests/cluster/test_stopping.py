@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from clickfleet.cluster import processes, ray_runtime
+from clickfleet.cluster import process_tree, ray_runtime
 from clickfleet.cluster.nodes import LEAVE, MEMBER, SPARE, Watcher
 from clickfleet.errors import ClusterError, ConfigError
 from clickfleet.store import checkpoint, run_folder
-from clickfleet.training.loop import interruptible, leave
+from clickfleet.training.signals import interruptible, leave
 from fleet import SLOTS, kill, shows
 from marked import Marked
 from soak import in_soak
@@ -53,15 +53,20 @@ def endless(config: dict[str, Any]) -> tuple[Path, Path]:
     return path, run
 
 
+@pytest.mark.parametrize("moment", ["first process of Ray", "run takes Ray"])
 @pytest.mark.parametrize("number", [TERM, INT, HUP, KILL] if SOAK else [TERM])
-def test_a_signal_while_ray_starts_ends_everything(endless: tuple[Path, Path], number: signal.Signals) -> None:
+def test_a_signal_while_ray_starts_ends_everything(
+    endless: tuple[Path, Path], number: signal.Signals, moment: str
+) -> None:
     command = Marked("train", str(endless[0]), folder=endless[0].parent)
     try:
-        command.wait_until(lambda: len(command.alive()) > 1)  # Ray's first process
+        if moment == "run takes Ray":
+            command.wait_until(lambda: "starting Ray" in command.said())
+        else:
+            command.wait_until(lambda: len(command.alive()) > 1)
         command.send(number)
         assert command.gone() == (-KILL if number == KILL else 128 + number)
         assert "Traceback" not in command.said()
-        assert "starting Ray" in command.said()
     finally:
         command.kill()
 
@@ -223,16 +228,16 @@ def test_a_process_tree_is_found_and_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        found = processes.tree([parent.pid])
+        found = process_tree.tree([parent.pid])
         assert {entry.pid for entry in found} == {parent.pid, child}
-        assert parent.pid in processes.own_children()
-        processes.kill([found[0]._replace(began="another")])  # of an earlier process with that number
+        assert parent.pid in process_tree.own_children()
+        process_tree.kill([found[0]._replace(began="another")])  # of an earlier process with that number
         assert parent.poll() is None
-        processes.kill(found)
+        process_tree.kill(found)
     deadline = time.monotonic() + 60
-    while any(entry.pid == child for entry in processes.tree([child])) and time.monotonic() < deadline:
+    while any(entry.pid == child for entry in process_tree.tree([child])) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert processes.tree([child]) == []
+    assert process_tree.tree([child]) == []
 
 
 def test_a_process_too_many_is_rejected_or_waits() -> None:

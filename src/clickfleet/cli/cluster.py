@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -134,6 +135,20 @@ def run_in_role(role: "Role", config: "Config", drive: Callable[["Config"], T], 
     with nodes.driving(role, config, say):
         done = drive(config)
     return {"role": role.name, **show(done)}
+
+
+def ray_ahead(config: "Config") -> AbstractContextManager[None]:
+    """Start the private Ray of a run while this command imports torch and reads the data.
+
+    Whether a mode needs a cluster is known only after these imports. A mode other than the default nearly always does.
+    """
+    from clickfleet.config.load import Config
+
+    if config.mode == Config().mode:
+        return nullcontext()
+    from clickfleet.cluster import ray_start
+
+    return ray_start.ahead(config.cluster)
 
 
 def refuse_role(name: str, why: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clickfleet.cli.cluster import run_in_role
+from clickfleet.cli.cluster import ray_ahead, run_in_role
 from clickfleet.cli.frame import Result, Trust, command, say
 from clickfleet.cli.migrating import (
     ConfigFile,
@@ -127,11 +127,15 @@ def train(
     path, overrides = resolve_config(config, settings, config_file, option, recipe=recipe)
     from clickfleet.config import check
     from clickfleet.paddlerec import roles
-    from clickfleet.training import run
 
     role = roles.read()
     if role is None:
-        return show_result(run.train(path, *overrides, resume=resume, overwrite=overwrite))
+        with ray_ahead(check.configure(path, overrides)):
+            from clickfleet.training import run
+
+            return show_result(run.train(path, *overrides, resume=resume, overwrite=overwrite))
+    from clickfleet.training import run
+
     return run_in_role(
         role,
         check.configure(path, overrides),

@@ -2,7 +2,7 @@
 
     driver.py          one run: epochs over the data
     run_on_cluster.py  `train` and `scorers` on a cluster
-    processes.py       start the shards and workers, call them, poll them; process trees of this machine
+    processes.py       start the shards and workers, call them, poll them
     checkpoints.py     when to take a checkpoint, and how its parts become one
     evaluate.py        evaluation and scores by all workers
     recovery.py        what follows a failure
@@ -17,6 +17,8 @@
     process.py         what the processes of workers and shards have in common
     nodes.py           the role of a process in a job, and its node of the Ray cluster
     launch.py          a user's program in every role, on this machine
+    ray_start.py       start Ray in the background, or join a running one
+    process_tree.py    processes of this machine and their descendants
     ray_runtime.py     Ray: its settings, its token, its address
     simulate.py        modes, shards and messages in one process, in an order that a seed decides
 
@@ -30,12 +32,13 @@ from typing import NamedTuple
 
 from clickfleet.config.load import Config
 from clickfleet.errors import ConfigError
-from clickfleet.store.checkpoint import MAX_FILES
-from clickfleet.training import modes
 
 
 def check(config: Config) -> None:
     """Reject settings that a cluster does not support, before any process starts."""
+    from clickfleet.store.checkpoint import MAX_FILES
+    from clickfleet.training import modes  # imports torch, which `ray_start` does not wait for
+
     mode = config.mode.name
     if config.cluster.shards > MAX_FILES:
         raise ConfigError(f"cluster.shards is {config.cluster.shards}; at most {MAX_FILES} are supported")

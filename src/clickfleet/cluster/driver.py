@@ -21,7 +21,7 @@ from typing import NoReturn
 import numpy as np
 
 from clickfleet import cluster
-from clickfleet.cluster import processes, start_state
+from clickfleet.cluster import process_tree, start_state
 from clickfleet.cluster.assignments import AssignedStream, Assignment, Share, share_of
 from clickfleet.cluster.checkpoints import TICK_S, ClusterCheckpoints
 from clickfleet.cluster.evaluate import Evaluations, HeldOutFiles
@@ -37,9 +37,10 @@ from clickfleet.store import checkpoint
 from clickfleet.store.mirror import Mirror, origin
 from clickfleet.training import modes
 from clickfleet.training.learner import Learner, table_spec
-from clickfleet.training.loop import Loop, RunProgress, interruptible, leave
+from clickfleet.training.loop import Loop, RunProgress
 from clickfleet.training.metrics import Metrics, State, make_metrics
 from clickfleet.training.sharding import Spread
+from clickfleet.training.signals import interruptible, leave
 from clickfleet.training.validation import keeps_best
 
 Calls = dict[str, Call]
@@ -478,7 +479,7 @@ class Driver(Loop[Calls]):
             self.monitor.close()
 
     def _force(self, number: int) -> None:
-        processes.force(number, self.processes.actor_group.roots())
+        process_tree.force(number, self.processes.actor_group.roots())
 
     def interruptible(self, notify: Callable[[int], None] = lambda number: None) -> AbstractContextManager[None]:
         """Save and stop at the first SIGTERM, SIGINT or SIGHUP; call `notify` first. The second one has its usual effect."""

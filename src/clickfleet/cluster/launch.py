@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from clickfleet.cluster import processes
+from clickfleet.cluster import process_tree
 from clickfleet.cluster.nodes import LAUNCHER
 from clickfleet.cluster.process import log_name
 from clickfleet.cluster.processes import Log
 from clickfleet.cluster.ray_runtime import keep_token
 from clickfleet.errors import ConfigError
-from clickfleet.training.loop import interruptible, leave
+from clickfleet.training.signals import interruptible, leave
 
 TICK_S = 0.1
 END_S = 20.0
@@ -49,8 +49,8 @@ def launch(
     command = [sys.executable, "-u", program, *arguments]
     running: Running = {}
     stopped: list[int] = []
-    others = processes.own_children()
-    with interruptible(stopped.append), processes.adopting_orphans(), ExitStack() as files:
+    others = process_tree.own_children()
+    with interruptible(stopped.append), process_tree.adopting_orphans(), ExitStack() as files:
         try:
             for name, environ in environments.items():
                 out = files.enter_context((logs / log_name(name)).open("wb"))
@@ -60,7 +60,7 @@ def launch(
                     env={**os.environ, **environ, LAUNCHER: str(os.getpid())},
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    preexec_fn=processes.end_with_parent,
+                    preexec_fn=process_tree.end_with_parent,
                     start_new_session=True,
                 )
             failed = _wait(running, stopped, log)
@@ -106,8 +106,8 @@ def _end(running: Running, others: set[int]) -> None:
     for process in running.values():
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    while roots := processes.own_children() - others:
-        processes.kill(processes.tree(roots))
+    while roots := process_tree.own_children() - others:
+        process_tree.kill(process_tree.tree(roots))
         for process in running.values():
             process.wait()
         for pid in roots - {process.pid for process in running.values()}:  # orphans

@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from clickfleet.cluster import Role, processes
+from clickfleet.cluster import Role, process_tree
 from clickfleet.cluster.processes import LOG_EVERY_S, Log, more, place
 from clickfleet.cluster.ray_runtime import LOOPBACK, LOOPBACK_ONLY, on_loopback, our_signals, ray_module
 from clickfleet.config.load import Config
 from clickfleet.data import files
 from clickfleet.errors import ClusterError
-from clickfleet.training.loop import interruptible, leave
+from clickfleet.training.signals import interruptible, leave
 
 SPACE = "clickfleet"
 POLL_S = 0.5
@@ -57,7 +57,7 @@ def node(role: Role, timeout_s: float, stop_s: float, log: Log) -> Iterator[Any]
     _watch_launcher(roots, stop_s + STOP_LIMIT_S)
 
     def force(number: int) -> None:
-        processes.force(number, roots)
+        process_tree.force(number, roots)
 
     limits = [STOP_LIMIT_S]
     with interruptible(leave, lambda: limits[-1], force), ExitStack() as started:
@@ -105,13 +105,13 @@ def _watch_launcher(roots: set[int], limit_s: float) -> None:
         if not sys.platform.startswith("linux"):
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(limit_s)
-        processes.force(signal.SIGTERM, roots)
+        process_tree.force(signal.SIGTERM, roots)
 
-    processes.watch_parent(int(launcher), act)
+    process_tree.watch_parent(int(launcher), act)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    started = processes.tree([child.pid])
+    started = process_tree.tree([child.pid])
     child.terminate()
     try:
         child.wait(timeout=STOP_LIMIT_S / 2)
@@ -119,7 +119,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.kill()
         child.wait()
     finally:
-        processes.kill(started)
+        process_tree.kill(started)
 
 
 def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Popen[bytes]:
@@ -143,7 +143,7 @@ def _start(role: Role, folder: str, deadline: float, log: Log) -> subprocess.Pop
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
-        preexec_fn=processes.end_with_parent,
+        preexec_fn=process_tree.end_with_parent,
         env=environ,
         start_new_session=True,
     )

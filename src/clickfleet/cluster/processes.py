@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
+from clickfleet.cluster import ray_start
 from clickfleet.cluster.assignments import links_of
 from clickfleet.cluster.authentication import ShardAddress, check_curve
 from clickfleet.cluster.process import ProcessFacts, log_name
-from clickfleet.cluster.ray_runtime import LOOPBACK, check_there, keep_token, on_loopback, our_signals, ray_module
+from clickfleet.cluster.ray_runtime import check_there, ray_module, renew_handlers
+from clickfleet.cluster.ray_start import RayStart
 from clickfleet.cluster.shard import rules_of
 from clickfleet.cluster.shard_client import AbandonedError
 from clickfleet.cluster.shard_server import CheckpointOrigin, ShardActor
@@ -29,106 +24,14 @@ from clickfleet.cluster.status import ClusterProgress, ShardStatus, WorkerStatus
 from clickfleet.cluster.wire import new_run
 from clickfleet.cluster.worker import WorkerActor
 from clickfleet.config.load import Config
-from clickfleet.data import files
 from clickfleet.data.schema import Schema
 from clickfleet.errors import ClusterError
 from clickfleet.training.sharding import Spread
 
-PARENT_POLL_S = 0.5
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-class ProcessEntry(NamedTuple):
-    """One process of this machine."""
-
-    pid: int
-    parent: int
-    began: str
-    """Its start time: distinguishes it from a later process with the same id."""
-
-
-def _all() -> Iterator[ProcessEntry]:
-    if not sys.platform.startswith("linux"):
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False)
-        for line in listed.stdout.splitlines():
-            pid, parent, began = line.split(maxsplit=2)
-            yield ProcessEntry(int(pid), int(parent), began)
-        return
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):  # the process has ended meanwhile
-                after_name = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                yield ProcessEntry(int(folder.name), int(after_name[1]), after_name[19])
-
-
-def own_children() -> set[int]:
-    """Return the children of this process."""
-    return {entry.pid for entry in _all() if entry.parent == os.getpid()}
-
-
-def tree(roots: Iterable[int]) -> list[ProcessEntry]:
-    """Return these processes and all their descendants."""
-    entries = list(_all())
-    children: dict[int, list[ProcessEntry]] = {}
-    for entry in entries:
-        children.setdefault(entry.parent, []).append(entry)
-    wanted = set(roots)
-    members = [entry for entry in entries if entry.pid in wanted]
-    for entry in members:
-        members.extend(children.get(entry.pid, ()))
-    return members
-
-
-def kill(entries: Iterable[ProcessEntry]) -> None:
-    """Kill those of the processes that still run."""
-    running = {(entry.pid, entry.began) for entry in _all()}
-    for entry in entries:
-        if (entry.pid, entry.began) in running:
-            with suppress(OSError):
-                os.kill(entry.pid, signal.SIGKILL)
-
-
-def force(number: int, roots: Iterable[int]) -> None:
-    """Kill the descendants of `roots` and exit, because the run did not stop in time after a signal."""
-    name = signal.Signals(number).name
-    with suppress(OSError, ValueError):
-        print(f"the run did not stop in time after {name}: killing all its processes", file=sys.stderr, flush=True)
-    kill(tree(roots))
-    os._exit(128 + number)
-
-
-def end_with_parent() -> None:
-    """Send SIGTERM to this process when its parent ends (Linux). For `preexec_fn` of a child."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-@contextmanager
-def adopting_orphans() -> Iterator[None]:
-    """Become the parent of descendants whose own parent ends, so that none escapes (Linux)."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
-
-
-def watch_parent(parent: int, act: Callable[[], None]) -> None:
-    """Call `act` in a new thread when `parent` is no longer the parent of this process."""
-
-    def monitor() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        act()
-
-    threading.Thread(target=monitor, daemon=True, name="clickfleet-parent").start()
-
-
 POLL_S = 0.5
+FIRST_POLL_S = 0.1
+"""Time between two polls until the first step."""
+RAY_POLL_S = 0.1
 Call = Hashable
 """The handle of a remote call. `ActorGroup.result` returns its result."""
 
@@ -288,7 +191,7 @@ class ProcessGroup:
                     raise ProcessFailedError(name, f"hung: no progress for {idle_s:.0f} s")
             elif now - since > limit:
                 raise ProcessFailedError(name, f"hung: no answer for {now - since:.0f} s")
-        if now - self._polled >= POLL_S:
+        if now - self._polled >= (POLL_S if self.overview.steps else FIRST_POLL_S):
             self._polled = now
             for name, actor in self.actor_group.actors.items():
                 if name not in self._polls:
@@ -355,12 +258,8 @@ class ActorGroup:
     def __init__(self, config: Config, log: Log) -> None:
         self.config, self.log = config, log
         self.ray = ray_module()
-        self._started_ray = False
-        """Whether this run has started or joined Ray, and so shuts it down."""
-        self._roots: set[int] = set()
-        """Children of this process that belong to the Ray of this run."""
-        self._others: set[int] | None = None
-        """All other children, while Ray starts."""
+        self._ray_start: RayStart | None = None
+        """How this run has started or joined Ray. None if it uses a Ray that it does not shut down."""
         self.deadline = math.inf
         """When all processes must have started."""
         self.check: Callable[[], None] = lambda: None
@@ -373,7 +272,7 @@ class ActorGroup:
         ray, address = self.ray, self.config.cluster.address
         timeout_s = self.config.cluster.start_timeout
         self.deadline = time.monotonic() + timeout_s
-        if ray.is_initialized():
+        if ray.is_initialized() and not ray_start.begun():
             return
         if address is not None:
             self.log(f"joining Ray at {address} …")
@@ -383,7 +282,8 @@ class ActorGroup:
         self.check()
         for attempt in (1, 2):  # on a busy machine Ray may miss its own time limits
             try:
-                self._init()
+                self._ray_start = ray_start.take(self.config.cluster)
+                self._wait_for_ray(self._ray_start)
                 break
             except ClusterError:
                 raise
@@ -395,63 +295,31 @@ class ActorGroup:
                     remedy = "check with `ray status` that it is running" if address else ""
                     raise ClusterError(f"{what}: {error}", remedy) from error
                 self.log(f"Ray did not start ({error}); retrying")
-        self._started_ray = True
         self.check()
 
-    def _init(self) -> None:
-        cluster = self.config.cluster
-        options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if cluster.address is not None:
-            self._join(cluster.address, options)
-            return
-        cpus = max(os.cpu_count() or 1, cluster.shards + cluster.workers * cluster.threads)
-        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": 1 << 28}
-        if "RAY_TMPDIR" not in os.environ:  # Ray makes its folders readable for everyone: put them into a private one
-            options["_temp_dir"] = str(files.temporary(short=True) / "ray")
-        keep_token(make=True)
-        self._others = own_children()
-        try:
-            with on_loopback(self.ray), our_signals(self.ray):
-                self.ray.init(address="local", _node_ip_address=LOOPBACK, **options)
-        finally:
-            self._roots, self._others = self.roots(), None
-
-    def _join(self, address: str, options: dict[str, object]) -> None:
-        """Join in a thread, because Ray may wait longer than our limit if the address is not a Ray cluster."""
-        ray, problems = self.ray, list[Exception]()
-
-        def join() -> None:
-            try:
-                with our_signals(ray):
-                    ray.init(address=address, **options)
-            except Exception as error:
-                problems.append(error)
-
-        thread = threading.Thread(target=join, daemon=True, name="clickfleet-join")
-        thread.start()
-        while thread.is_alive():
-            thread.join(timeout=0.1)
+    def _wait_for_ray(self, start: RayStart) -> None:
+        """Wait for Ray in short turns, so that signals and our time limit end the wait."""
+        address = self.config.cluster.address
+        while not start.done.wait(RAY_POLL_S):
             self.check()
-            if time.monotonic() > self.deadline:
+            if address is not None and time.monotonic() > self.deadline:
                 raise ClusterError(
                     f"cannot join Ray at {address} within {self.config.cluster.start_timeout:.0f} s",
                     "check it with `ray status`; raise cluster.start_timeout if it is only slow",
                 )
-        if problems:
-            raise problems[0]
+        renew_handlers()
+        if start.problem is not None:
+            raise start.problem
 
     def roots(self) -> set[int]:
         """Return the children of this process that belong to the run."""
-        return self._roots if self._others is None else own_children() - self._others
+        return set() if self._ray_start is None else self._ray_start.roots()
 
     def _end_ray(self) -> None:
         """Shut down Ray and kill what it leaves behind of this run."""
-        started = tree(self._roots)
-        try:
-            self.ray.shutdown()
-        finally:
-            kill(started)
-            self._roots = set()
+        if self._ray_start is not None:
+            self._ray_start.end()
+            self._ray_start = None
 
     def create(self, name: str, kind: type[Any], *arguments: Any, cpus: float) -> None:
         """Start one process at its configured place. Do not wait for it."""
@@ -460,8 +328,9 @@ class ActorGroup:
         if self.config.cluster.endpoints:  # on the node of its role
             options |= {"num_cpus": 0, "resources": {place(name): 1}}
         else:
-            spread = "DEFAULT" if self.config.cluster.address is None else "SPREAD"
-            options |= {"num_cpus": cpus, "scheduling_strategy": spread}
+            private = self.config.cluster.address is None  # with one CPU for each process, whatever its threads
+            options |= {"num_cpus": 1 if private and self._ray_start else cpus}
+            options |= {"scheduling_strategy": "DEFAULT" if private else "SPREAD"}
         self.actors[name] = actor.options(**options).remote(*arguments)
 
     def wait_for(
@@ -516,9 +385,7 @@ class ActorGroup:
                 self.ray.kill(actor, no_restart=True)
         finally:
             self.actors = {}
-            if self._started_ray:
-                self._started_ray = False
-                self._end_ray()
+            self._end_ray()
 
 
 def more(missing: Iterable[str], names: Iterable[str]) -> str:

@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from clickfleet.errors import ClusterError, ConfigError, MissingError
-from clickfleet.training.loop import SIGNALS
+from clickfleet.training.signals import SIGNALS
 
 LOOPBACK = "127.0.0.1"
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Environment that keeps Ray on the loopback, as on systems where Ray supports no clusters."""
+EARLY_WORKERS = {
+    "RAY_enable_worker_prestart": "1",
+    "RAY_prestart_worker_first_driver": "1",
+    "RAY_preload_python_modules": "clickfleet.cluster.worker",
+}
+"""Environment of a private Ray: it starts a process for each of its CPUs at once, which imports what shards and workers need."""
 _DUMPS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 PROBE_S = 5.0
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -108,7 +114,7 @@ def our_signals(ray: Any) -> Iterator[None]:
     level = logger.level
     if not in_main:
         logger.setLevel(logging.ERROR)  # suppress its warning that it sets no handlers
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}) if in_main and hasattr(signal, "SIGHUP") else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP}) if hasattr(signal, "SIGHUP") else None
     try:
         yield
     finally:
@@ -117,8 +123,39 @@ def our_signals(ray: Any) -> Iterator[None]:
         logger.setLevel(level)
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number in SIGNALS if in_main else ():  # Ray may still have replaced handlers below Python
+        renew_handlers()
+
+
+def renew_handlers() -> None:
+    """Set our signal handlers again: Ray may have replaced them below Python. Other threads than the main one cannot."""
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
             signal.signal(number, signal.getsignal(number))
+
+
+@contextmanager
+def lean(ray: Any, processes: int) -> Iterator[None]:
+    """Let a Ray that starts meanwhile leave out its API server, autoscaler and log monitor, and start these processes at once."""
+    node, parameters = ray._private.node.Node, ray._private.parameter.RayParams
+    early = {**EARLY_WORKERS, "RAY_worker_maximum_startup_concurrency": str(processes)}
+    before = {name: os.environ.get(name) for name in early}
+    start_api_server, set_parameters = node.start_api_server, parameters.__init__
+
+    def without_monitors(self: Any, *arguments: Any, **options: Any) -> None:
+        set_parameters(self, *arguments, **{**options, "no_monitor": True, "include_log_monitor": False})
+
+    def without_server(self: Any, **_: object) -> None:
+        self._webui_url = ""  # as Ray sets it without a dashboard
+
+    os.environ.update({name: early[name] for name, value in before.items() if value is None})
+    node.start_api_server, parameters.__init__ = without_server, without_monitors
+    try:
+        yield
+    finally:
+        node.start_api_server, parameters.__init__ = start_api_server, set_parameters
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
 
 
 def check_there(address: str, timeout_s: float) -> None:

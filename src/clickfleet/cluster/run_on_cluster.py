@@ -29,12 +29,13 @@ from clickfleet.data.schema import Schema
 from clickfleet.errors import ClusterError
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.training.callbacks import Callbacks
-from clickfleet.training.loop import leave, record
+from clickfleet.training.loop import record
 from clickfleet.training.model import TrainingResult
 from clickfleet.training.predict import Results
 from clickfleet.training.report import too_large, write_report
 from clickfleet.training.report.evidence import Evidence
 from clickfleet.training.run import OpenRun
+from clickfleet.training.signals import leave
 
 
 @contextmanager

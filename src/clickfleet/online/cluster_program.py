@@ -31,9 +31,9 @@ from clickfleet.errors import ClusterError, ConfigError
 from clickfleet.online import manual
 from clickfleet.online.program import Kind, ProgramEpoch, ProgramJob, check_kind
 from clickfleet.store import checkpoint, mirror
-from clickfleet.training.loop import leave
 from clickfleet.training.predict import Results
 from clickfleet.training.run import open_run
+from clickfleet.training.signals import leave
 
 TICK_S, CHECK_S = 0.05, 10.0
 """Time between two polls for the values of a collective call, and between two checks for workers that have left."""

@@ -20,11 +20,12 @@ from clickfleet.store import checkpoint, mirror
 from clickfleet.store.run_folder import State
 from clickfleet.training import modes
 from clickfleet.training.handed_batches import HandedBatches
-from clickfleet.training.loop import Job, RunProgress, TrainingSession, leave
+from clickfleet.training.loop import Job, RunProgress, TrainingSession
 from clickfleet.training.model import SavedModel
 from clickfleet.training.monitor import Monitor
 from clickfleet.training.predict import Results
 from clickfleet.training.run import LocalStart, OpenRun, open_run, settled
+from clickfleet.training.signals import leave
 
 
 @contextmanager

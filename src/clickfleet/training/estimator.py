@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from clickfleet.data.guess import guess
 from clickfleet.data.schema import Dense, Schema, Slot, Transform
 from clickfleet.errors import ConfigError, DataError, MissingError
-from clickfleet.training.loop import leave
 from clickfleet.training.model import SavedModel
 from clickfleet.training.network import Model
 from clickfleet.training.run import fit
+from clickfleet.training.signals import leave
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

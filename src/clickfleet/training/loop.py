@@ -8,15 +8,13 @@ A `Job` hands out batches, holds the table and the trainer threads, and counts w
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from types import FrameType
-from typing import Any, Generic, Literal, NoReturn, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar
 
 import torch
 
@@ -32,6 +30,7 @@ from clickfleet.training.optimizer import clip
 from clickfleet.training.predict import Results
 from clickfleet.training.saving import Saver
 from clickfleet.training.sharding import Gradient, Link
+from clickfleet.training.signals import interruptible
 from clickfleet.training.step import Result, Step
 from clickfleet.training.validation import keeps_best
 
@@ -669,53 +668,3 @@ class WorkerJob(Job):
             clip(self.optimizer.config, grads.mul_(scale))
             scale = 1.0
         return Gradient(grads.numpy(), result.push.n, scale)
-
-
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
-
-
-@contextmanager
-def interruptible(
-    stop: Callable[[int], None],
-    limit_s: Callable[[], float] | None = None,
-    force: Callable[[int], None] = lambda number: None,
-) -> Iterator[None]:
-    """Call `stop` at the first SIGTERM, SIGINT or SIGHUP. The second one has its usual effect.
-
-    If the block has not ended `limit_s` seconds after the first signal, another thread calls `force`. Ignored signals stay ignored.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-    ended = threading.Event()
-
-    def restore() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-    def force_after(limit: float, number: int) -> None:
-        if not ended.wait(limit):
-            force(number)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        restore()
-        if limit_s is not None:
-            threading.Thread(target=force_after, args=(limit_s(), number), daemon=True, name="clickfleet-stop").start()
-        stop(number)
-
-    for number in handlers:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        ended.set()
-        restore()
-
-
-def leave(number: int) -> NoReturn:
-    """End the program as a signal does: by KeyboardInterrupt after SIGINT, otherwise by SystemExit with 128 plus its number."""
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)

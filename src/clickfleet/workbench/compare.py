@@ -27,12 +27,12 @@ from clickfleet.data.dataset import settle_in
 from clickfleet.errors import ConfigError
 from clickfleet.store.lock import Lock
 from clickfleet.training import modes, validation
-from clickfleet.training.loop import interruptible
 from clickfleet.training.metrics import distance, metric_name
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import KINDS, Series
 from clickfleet.training.report.evidence import read_lines
 from clickfleet.training.report.stream import numbered
+from clickfleet.training.signals import interruptible
 from clickfleet.workbench import studies
 from clickfleet.workbench.headings import Language, heading, known_language
 from clickfleet.workbench.runner import Facts, Order, RunEnd, RunResult, TrialRunner, count, remove_results, share_cores

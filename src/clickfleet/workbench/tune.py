@@ -29,11 +29,11 @@ from clickfleet.data.files import check_name, inside
 from clickfleet.errors import ConfigError, MissingError, TrainingError
 from clickfleet.store.lock import Lock
 from clickfleet.training import defaults, modes, validation
-from clickfleet.training.loop import interruptible
 from clickfleet.training.metrics import check_monitor, distance, metric_name
 from clickfleet.training.network import Model
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import Series
+from clickfleet.training.signals import interruptible
 from clickfleet.workbench.compare import MEASURED, changed, current, fingerprint, settings_of
 from clickfleet.workbench.dashboard import MetricsTail
 from clickfleet.workbench.runner import Facts, Order, RunEnd, TrialRunner, count, remove_results, share_cores
