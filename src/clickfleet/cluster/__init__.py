@@ -29,15 +29,18 @@ from typing import NamedTuple
 
 from clickfleet.config.load import Config
 from clickfleet.errors import ConfigError
-from clickfleet.store.checkpoint import MAX_FILES
+from clickfleet.store.checkpoint import MAX_SHARDS
 from clickfleet.training import modes
 
 
 def check(config: Config) -> None:
     """Reject settings that a cluster does not support, before any process starts."""
     mode = config.mode.name
-    if config.cluster.shards > MAX_FILES:
-        raise ConfigError(f"cluster.shards is {config.cluster.shards}; at most {MAX_FILES} are supported")
+    if config.cluster.shards > MAX_SHARDS:
+        raise ConfigError(
+            f"cluster.shards is {config.cluster.shards}; at most {MAX_SHARDS} are supported",
+            "rows are divided into that many virtual shards, and each lies on one shard",
+        )
     endpoints = config.cluster.endpoints
     if endpoints and len(endpoints) != config.cluster.shards:
         raise ConfigError(

@@ -71,7 +71,7 @@ class Driver(Loop[Calls]):
         self.logs = self.folder.parent / "logs"
         spread = Spread(config.cluster.shards, 1 + self.learner.table.factors, len(self.learner.flat.values))
         self.processes = ProcessGroup(
-            config, schema, spread, row_files(config.cluster.shards), str(self.logs), monitor.log
+            config, schema, spread, checkpoint.row_files(config.cluster.shards), str(self.logs), monitor.log
         )
         self.overview = self.processes.overview
         self.evaluations = Evaluations(self.processes, self.learner, held_out or HeldOutFiles(), monitor)
@@ -488,16 +488,6 @@ class Driver(Loop[Calls]):
             self.stop(number)
 
         return interruptible(stop, lambda: self.config.cluster.stop_timeout + END_LIMIT_S, self._force)
-
-
-def row_files(shards: int) -> int:
-    """Return the number of row files of a checkpoint: the smallest from 8 on that gives each shard whole files.
-
-    >>> row_files(2), row_files(3), row_files(16)
-    (8, 32, 16)
-    """
-    edges = [checkpoint.span(shard, shards)[0] for shard in range(shards)]
-    return next(n for n in (8, 16, 32) if all(edge * n % 1024 == 0 for edge in edges))
 
 
 def train_on_cluster(driver: Driver) -> None:
