@@ -29,6 +29,7 @@ class WorkerStatus(TypedDict):
     buckets: NotRequired[NDArray[np.float64]]
     sliding: NotRequired[NDArray[np.float64] | None]
     queued: NotRequired[int]
+    streams: NotRequired[int]
     bytes: NotRequired[int]
     bad_lines: NotRequired[int]
     sent: NotRequired[int]

@@ -55,7 +55,7 @@ class WorkerCheckpoint(TypedDict):
     keep: dict[str, bytes]
     """Files of the mode."""
     buffers: bytes
-    """The buffers of the network, from worker 0 only."""
+    """The buffers of the network, from the first worker only."""
 
 
 MeasuredShare = tuple[State, tuple[Floats, Floats, Floats] | None]
@@ -85,6 +85,8 @@ class WorkerActor:
         self._reports: dict[int, WorkerCheckpoint] = {}
         self._change = threading.Condition()
         self._training = self._held = False
+        self._leads = index == 0
+        """Whether this is the first worker, whose buffers are those of the model."""
         self._abandoned_generation = -1
         """The last generation that was abandoned."""
         self._ended: dict[str, Mapping[str, object] | None] | None = None
@@ -110,11 +112,17 @@ class WorkerActor:
         return Learner(replace(self.config, table=table), self.schema)
 
     def connect(
-        self, endpoints: list[list[str]], who: tuple[int, bytes, int], buffers: bytes = b"", learned: Sequence[int] = ()
+        self,
+        endpoints: list[list[str]],
+        who: tuple[int, bytes, int],
+        buffers: bytes = b"",
+        learned: Sequence[int] = (),
+        workers: Sequence[int] = (),
     ) -> None:
         """Connect to these shards as part of a generation of the run, and forget the generation before.
 
-        `learned` is for the replacement of a failed worker: how many batches of each link the shards have applied.
+        `learned` is for the replacement of a failed worker: how many batches of each link the shards have applied. `workers` are
+        all workers of the generation.
         """
         self.abandon(self.who.generation)
         with self._change:
@@ -124,6 +132,10 @@ class WorkerActor:
                 link.close()
             self.context = self.context or zmq.Context(1)
             self.endpoints, self.who = endpoints, PeerIdentity(*who)
+            self._leads = not workers or self.index == min(workers)
+            cluster = replace(self.config.cluster, workers=len(workers) or self.config.cluster.workers)
+            self.config = replace(self.config, cluster=replace(cluster, shards=len(endpoints)))
+            self.spread = Spread(len(endpoints), self.spread.width, self.spread.floats)
             self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
@@ -180,7 +192,7 @@ class WorkerActor:
                 took=self._took,
             )
             job.steps, job.rows, job.trained = self._counted
-            job.saved, job.carried = task.saved, self._carried
+            job.saved, job.inherited, job.carried = task.saved, task.inherited, self._carried
             for trainer in job.trainers:
                 trainer.step.score_first = task.score_first and trainer.step.is_noisy()
             marks = self.needs.marks_checkpoints
@@ -226,7 +238,7 @@ class WorkerActor:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
         reader = open_source(task.reading or self.config, stream.data, self.schema, labels=True, folder=folder)
         if isinstance(reader, Reader):
-            reader.whole = task.reading is None  # a pass may have only a few lines
+            reader.whole = task.reading is None and not stream.part  # a pass or part may have only a few lines
         reader.split = task.split
         reader.epoch = task.epoch if task.reading is None else 0  # each pass has its own seed
         if stream.state is not None:
@@ -288,7 +300,7 @@ class WorkerActor:
             "rows": self.job.rows,
             "metrics": self._metrics.state(),
             "keep": self.job.keep(),
-            "buffers": pack_buffers(self.learner) if self.index == 0 else b"",
+            "buffers": pack_buffers(self.learner) if self._leads else b"",
         }
         with self._change:
             self._reports = {number: report}
@@ -370,6 +382,7 @@ class WorkerActor:
             "buckets": self._metrics.buckets.state()["buckets"],
             "sliding": last_batches(self._metrics),
             "queued": job.queued(),
+            "streams": cast(AssignedStreams, job.source).left,
             "bytes": counters.bytes,
             "bad_lines": counters.bad_lines,
             "sent": sum(link.bytes_out for link in self.links),

@@ -57,8 +57,7 @@ class Replica:
         reply = self.link.ask(Request(values=True)).wait()
         self.job.adopt(reply.values)
         self.old_dense.copy_(self.dense)
-        if self.job.saved:
-            self._restore(self.job.saved)
+        self._restore()
 
     def ask(self, batches: Sequence[Keys]) -> Fetch:
         """Request the rows of some batches that the replica lacks."""
@@ -170,8 +169,7 @@ class Replica:
         self.receive()
 
     def _keys(self) -> Keys:
-        with self.rows.snapshot() as snapshot:
-            return np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
+        return _keys_of(self.rows)
 
     def _drop(self) -> None:
         """Shrink the replica: ship the least recently used rows completely, then drop them."""
@@ -206,21 +204,72 @@ class Replica:
             "dense.safetensors": numpy_tensors.save({key: np.ascontiguousarray(a) for key, a in arrays.items()}),
         }
 
-    def _restore(self, saved: dict[str, bytes]) -> None:
-        """Load a saved replica and move it to the values that the shards have now."""
-        checkpoint.unpack(self.rows, saved["rows.arrow"])
-        checkpoint.unpack(self.old, saved["old.arrow"])
-        arrays = {
-            key: torch.from_numpy(array.copy()) for key, array in numpy_tensors.load(saved["dense.safetensors"]).items()
-        }
-        dense, old_dense = arrays.pop("dense"), arrays.pop("old_dense")
-        self.job.optimizer.restore(arrays)
+    def _restore(self) -> None:
+        """Load the saved replica and move it to the values that the shards have now.
+
+        If the workers have changed since, what those that left had not shipped is added, and all such progress is scaled: the mean
+        of the replicas of all workers stays the same. A worker that has joined starts with the optimizer state of another one.
+        """
+        saved, inherited = self.job.saved, self.job.inherited
+        scale = inherited.scale if saved else 0.0
+        progress = self._unpack(saved or inherited.like) * scale
+        if scale != 1.0:
+            keys = self._keys()
+            self._add(keys, self.old.pull(keys), self.rows.pull(keys), 1.0 - scale)
+        for files in inherited.left:
+            progress += self._take_over(files) * inherited.scale
         with torch.no_grad():
-            self.dense += dense - old_dense  # the shards' values plus what was not shipped yet
+            self.dense += progress  # the shards' values plus what was not shipped yet
         keys = self._keys()
-        rows = self.link.ask(Request(pull=keys)).wait().rows
-        assert rows is not None
-        self._take(keys, rows)
+        if len(keys):
+            rows = self.link.ask(Request(pull=keys)).wait().rows
+            assert rows is not None
+            self._take(keys, rows)
+
+    def _unpack(self, files: dict[str, bytes]) -> torch.Tensor:
+        """Load rows, and the state of rule and optimizer. Return the progress of the dense weights that was not shipped."""
+        if not files:
+            return torch.zeros_like(self.dense)
+        checkpoint.unpack(self.rows, files["rows.arrow"])
+        checkpoint.unpack(self.old, files["old.arrow"])
+        progress, state = _dense_of(files)
+        self.job.optimizer.restore(state)
+        return progress
+
+    def _take_over(self, files: dict[str, bytes]) -> torch.Tensor:
+        """Add the progress of another worker that was not shipped to the rows. Return that of the dense weights."""
+        rows, old = Table.like(self._spec), Table.like(self._old_spec)
+        checkpoint.unpack(rows, files["rows.arrow"])
+        checkpoint.unpack(old, files["old.arrow"])
+        keys = _keys_of(rows)
+        shared = self.rows.known(keys)
+        alone, both, scale = keys[~shared], keys[shared], self.job.inherited.scale
+        for mine, theirs in (
+            (self.rows, rows),
+            (self.old, old),
+        ):  # rows that this worker lacks, with the state of their rule
+            with theirs.snapshot() as snapshot:
+                checkpoint.keep_rows(snapshot, mine, lambda part: np.isin(part["key"], alone))
+        self._add(alone, old.pull(alone), rows.pull(alone), 1.0 - scale)
+        self._add(both, rows.pull(both), old.pull(both), scale)
+        return _dense_of(files)[0]
+
+    def _add(self, keys: Keys, new: Floats, old: Floats, scale: float) -> None:
+        """Add a part of a difference to the rows of the replica."""
+        self.rows.move(keys, (new - old) * np.float32(scale), add=True, distinct=True)
+
+
+def _keys_of(table: Table) -> Keys:
+    with table.snapshot() as snapshot:
+        return np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
+
+
+def _dense_of(files: dict[str, bytes]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the dense progress of a saved replica that was not shipped, and the state of its optimizer."""
+    loaded = numpy_tensors.load(files["dense.safetensors"])
+    arrays = {key: torch.from_numpy(array.copy()) for key, array in loaded.items()}
+    dense, old_dense = arrays.pop("dense"), arrays.pop("old_dense")
+    return dense - old_dense, arrays
 
 
 def _uncounted(keys: Keys) -> Push:
