@@ -33,14 +33,13 @@ RunFolder = Annotated[
 Timeout = Annotated[
     float, typer.Option("--timeout", min=1.0, help="Seconds to wait for the change.", metavar="SECONDS")
 ]
-Number = Annotated[int, typer.Argument(min=1, help="How many.", metavar="N")]
+WorkerNumber = Annotated[int, typer.Argument(min=1, help="Number of workers.", metavar="N")]
+ShardNumber = Annotated[int, typer.Argument(min=1, help="Number of shards that there are to be.", metavar="N")]
 
 
 def add(app: typer.Typer) -> None:
     command(app, verbatim=True)(launch)
-    group = typer.Typer(
-        help="Show a run on a cluster; change its workers and shards while it trains.", no_args_is_help=True
-    )
+    group = typer.Typer(help="Show and resize a run on a cluster.", no_args_is_help=True)
     app.add_typer(group, name="cluster")
     for function in (status, add_workers, remove_workers, shards):
         command(group)(function)
@@ -58,7 +57,7 @@ def status(run: RunFolder) -> Result:
     return {**found}
 
 
-def add_workers(run: RunFolder, number: Number, timeout: Timeout = 300.0) -> Result:
+def add_workers(run: RunFolder, number: WorkerNumber, timeout: Timeout = 300.0) -> Result:
     """Add N workers to a running job. They start while the others train, and then share what is left of the epoch.
 
     Example: `clickfleet cluster add-workers run 2`
@@ -66,7 +65,7 @@ def add_workers(run: RunFolder, number: Number, timeout: Timeout = 300.0) -> Res
     return _change(run, lambda cluster: cluster.add_workers(number, timeout, say))
 
 
-def remove_workers(run: RunFolder, number: Number, timeout: Timeout = 300.0) -> Result:
+def remove_workers(run: RunFolder, number: WorkerNumber, timeout: Timeout = 300.0) -> Result:
     """Remove N workers from a running job. The others take what these have not read.
 
     Example: `clickfleet cluster remove-workers run 1`
@@ -74,7 +73,7 @@ def remove_workers(run: RunFolder, number: Number, timeout: Timeout = 300.0) -> 
     return _change(run, lambda cluster: cluster.remove_workers(number, timeout, say))
 
 
-def shards(run: RunFolder, number: Number, timeout: Timeout = 300.0) -> Result:
+def shards(run: RunFolder, number: ShardNumber, timeout: Timeout = 300.0) -> Result:
     """Divide the rows of a running job among N shards. Training pauses while a checkpoint is written and loaded.
 
     Example: `clickfleet cluster shards run 4`

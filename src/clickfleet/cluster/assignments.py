@@ -249,6 +249,11 @@ class AssignedStreams:
             total.bad_lines += reader.counters.bad_lines
         return total
 
+    def read(self) -> tuple[int, int]:
+        """Return the bytes and bad lines of the streams that have ended."""
+        counters = [self.readers[number].counters for number in self.ended]
+        return sum(each.bytes for each in counters), sum(each.bad_lines for each in counters)
+
     @property
     def left(self) -> int:
         """The number of streams that have not ended."""

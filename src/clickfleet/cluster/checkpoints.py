@@ -50,6 +50,8 @@ class ClusterCheckpoints:
         self._dropped_calls: list[Call] = []
         """Calls of a dropped checkpoint that have not ended."""
         self._since = run.overview.moment
+        self.wanted = False
+        """Whether a checkpoint is to be taken soon, because the processes have changed since the last one."""
 
     def due(self) -> bool:
         if self._dropped_calls:  # a shard writes one checkpoint at a time
@@ -60,7 +62,7 @@ class ClusterCheckpoints:
         run, steps = self.run.config.run, self.run.overview.steps - self.run.start_state.steps
         by_time = run.checkpoint_every is not None and time.monotonic() - self.saved_at >= run.checkpoint_every
         by_steps = run.checkpoint_every_steps is not None and steps >= run.checkpoint_every_steps
-        return steps > 0 and (by_time or by_steps or self._evaluation_due())
+        return steps > 0 and (by_time or by_steps or self.wanted or self._evaluation_due())
 
     def _evaluation_due(self) -> bool:
         return self.run.evaluations.due(self.run.overview.steps, self.run.progress)
@@ -76,7 +78,7 @@ class ClusterCheckpoints:
         """
         if self.run.untouched:
             self.run.assign_nothing()
-        self.number += 1
+        self.number, self.wanted = self.number + 1, False
         evaluate = epoch is None and not hold and self._evaluation_due()
         writer = atomic.write_folder(self.run.folder / f"cut-{self.number}", "checkpoint")
         writer.__enter__()

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from clickfleet.cluster.process import ProcessFacts
+from clickfleet.data.files import replacing
 from clickfleet.errors import ClusterError
 from clickfleet.store import atomic, mirror
 from clickfleet.store.lock import is_held
 
 POLL_S = 0.2
-STALE_S = 60.0
+STALE_S = 600.0
 """Age of a status after which a run on another host counts as ended."""
 TIMEOUT_S = 300.0
 """Time limit for a change, unless the caller sets another."""
@@ -94,7 +95,7 @@ class ClusterStatus(TypedDict):
     last_change: ChangeFacts | None
 
 
-class Answer(TypedDict):
+class ChangeAnswer(TypedDict):
     error: NotRequired[str]
     remedy: NotRequired[str]
     done: NotRequired[ChangeFacts]
@@ -126,17 +127,15 @@ class ControlFolder:
                     self.answer(name, {"error": f"{path} is not a request", "remedy": "use `clickfleet cluster`"})
         return found
 
-    def answer(self, name: str, answer: Answer) -> None:
+    def answer(self, name: str, answer: ChangeAnswer) -> None:
         with suppress(OSError):
             atomic.write_file(self.folder / f"{ANSWER}{name}.json", json.dumps(answer).encode())
             (self.folder / f"{REQUEST}{name}.json").unlink(missing_ok=True)
 
     def write(self, status: ClusterStatus) -> None:
         """Write the status. Not durably, because the next one follows soon."""
-        with suppress(OSError):
-            temporary = self.folder / f".{STATUS}"
+        with suppress(OSError), replacing(self.folder / STATUS) as temporary:
             temporary.write_text(json.dumps(status))
-            temporary.replace(self.folder / STATUS)
 
     def close(self, reason: str = "") -> None:
         """Remove the status and, with a reason, answer everybody who still waits."""
@@ -151,12 +150,7 @@ class ControlFolder:
 
 
 class RunningCluster:
-    """A run on a cluster that another process drives, addressed by its run folder.
-
-    cluster = RunningCluster("run")
-    cluster.add_workers(2)
-    print(cluster.status()["workers"])
-    """
+    """A run on a cluster that another process drives, addressed by its run folder: `RunningCluster("run").add_workers(2)`."""
 
     def __init__(self, run: str | Path) -> None:
         url = mirror.url_of(run)
@@ -211,7 +205,7 @@ class RunningCluster:
         atomic.write_file(path, json.dumps(asdict(request)).encode())
         begin, shown = time.monotonic(), ""
         while True:
-            answer: Answer | None = None
+            answer: ChangeAnswer | None = None
             with suppress(OSError, ValueError):
                 answer = json.loads(answered.read_text())
                 answered.unlink(missing_ok=True)

@@ -218,8 +218,12 @@ class Driver(Loop[Calls]):
         steps = self.overview.start.steps + sum(report["steps"] for report in reports.values())
         rows = self.overview.start.rows + sum(report["rows"] for report in reports.values())
         metrics = self.merged(report["metrics"] for report in reports.values())
+        read = [report["read"] for report in reports.values()]
+        start = self.overview.start
+        size, bad_lines = start.bytes + sum(each[0] for each in read), start.bad_lines + sum(each[1] for each in read)
         self.processes.rearrange(self._buffers)
         self._restart(steps, rows, metrics)
+        self.overview.start.bytes, self.overview.start.bad_lines = size, bad_lines
         if trains:
             self.next_position = position
             self._give(self.progress.epoch, self._assign())
@@ -272,6 +276,7 @@ class Driver(Loop[Calls]):
 
     def stretches(self, epoch: int) -> Iterator[Calls]:
         """Give the workers what is left of an epoch, and yield their calls until all have ended or the run stops."""
+        self.overview.start.bytes = self.overview.start.bad_lines = 0
         self._give(epoch, self._assign())
         while self._calls and self.signal is None and not self.progress.stopped_early:
             yield self._calls

@@ -216,18 +216,21 @@ class ProcessGroup:
         """The processes that the run is to have."""
         return [f"shard {i}" for i in range(self.spread.shards)] + [f"worker {i}" for i in self.workers]
 
-    def create(self, names: Iterable[str], timeout_s: float | None = None) -> None:
+    def create(self, names: Iterable[str], timeout_s: float | None = None, extra: bool = False) -> None:
         calls = {}
         for name in names:
-            self.actor_group.actors[name] = actor = self.spawn(name)
+            self.actor_group.actors[name] = actor = self.spawn(name, extra)
             calls[name] = actor.process.remote()
         limit = self.config.cluster.start_timeout if timeout_s is None else timeout_s
         self.actor_group.facts |= self.actor_group.wait_for(calls, "start", limit)
 
     def spawn(self, name: str, extra: bool = False) -> Actor:
-        """Start a process and do not wait for it. `extra`: beyond those that the run began with."""
+        """Start a process and do not wait for it. `extra`: not one of those that the run begins with.
+
+        A private Ray counts CPUs only for the latter. It is for any number of processes, as the user wants.
+        """
         kind, number = name.split()
-        group, free = self.actor_group, extra and self.actor_group.private  # its machine has no more CPUs to give
+        group, free = self.actor_group, extra and self.actor_group.private and self.limits is None
         if kind == "shard":
             rules = rules_of(self.config, self.row_files)
             arguments = (int(number), self.config, rules, self.who, self._logs)
@@ -296,7 +299,7 @@ class ProcessGroup:
         if self.limits is not None and not self._make_room(name):
             return
         try:
-            self.create([name])
+            self.create([name], extra=True)
         except StoppedError:
             raise
         except ClusterError:

@@ -12,7 +12,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clickfleet.cluster.control import Answer, ChangeFacts, ClusterStatus, ControlFolder, SizeRequest, process_status
+from clickfleet.cluster.control import (
+    ChangeAnswer,
+    ChangeFacts,
+    ClusterStatus,
+    ControlFolder,
+    SizeRequest,
+    process_status,
+)
 from clickfleet.cluster.process import ProcessFacts
 from clickfleet.cluster.processes import Actor, Call, ProcessFailedError, counted
 from clickfleet.errors import ClusterError
@@ -79,7 +86,7 @@ class Resizing:
             self._apply(change)
 
     def _next(self) -> Change | None:
-        """Return the next change that is asked for. Answer requests that cannot be met."""
+        """Return the next change that is asked for. ChangeAnswer requests that cannot be met."""
         for name, request in self.control.requests().items():
             try:
                 return self._begin(self._planned(request, name))
@@ -143,7 +150,7 @@ class Resizing:
         here = set(processes.names)
         names = [f"shard {i}" for i in range(change.shards)] + [f"worker {i}" for i in change.workers]
         names = [name for name in names if name not in here]
-        if names and not group.private:
+        if names and (not group.private or processes.limits is not None):
             free, threads = group.free_cpus(), processes.config.cluster.threads
             needed = sum(1 if name.startswith("shard") else threads for name in names)
             if needed > free:
@@ -175,12 +182,16 @@ class Resizing:
         return not change.calls
 
     def _give_up(self, change: Change, error: ClusterError) -> None:
-        for actor in change.actors.values():
-            self.run.processes.actor_group.ray.kill(actor, no_restart=True)
+        self._end(change)
         self._change, self._looked = None, time.monotonic() + RETRY_S
         self.run.monitor.log(f"{change.text}: given up, {error}")
         if change.request is not None:
             self.control.answer(change.request, refusal(error))
+
+    def _end(self, change: Change) -> None:
+        """End the new processes of a change."""
+        for actor in change.actors.values():
+            self.run.processes.actor_group.ray.kill(actor, no_restart=True)
 
     def _apply(self, change: Change) -> None:
         """Pause the workers, and continue with the new processes."""
@@ -191,6 +202,7 @@ class Resizing:
             run.check_positions(reports)
             self._adopt(change)
             run.rearrange(reports)
+            run.checkpoints.wanted = True
         else:
             run.checkpoints.now(None, hold=True)
             self._adopt(change)
@@ -202,10 +214,10 @@ class Resizing:
         processes.adopt(change.actors, change.facts)
         change.applied = True
 
-    def _conclude(self, change: Change) -> None:
-        """Answer the request once the new workers have trained something."""
+    def _conclude(self, change: Change, ended: bool = False) -> None:
+        """ChangeAnswer the request once the new workers have trained something, or the run has ended."""
         run = self.run
-        if run.trains and run.overview.rows <= run.overview.start.rows:
+        if run.trains and run.overview.rows <= run.overview.start.rows and not ended:
             return
         self._change = None
         now = time.monotonic()
@@ -261,12 +273,14 @@ class Resizing:
         self._write()
 
     def close(self) -> None:
-        """Answer everybody who waits: the run ends."""
+        """ChangeAnswer everybody who waits: the run ends."""
         if self._change is not None and self._change.applied:
-            self._conclude(self._change)
+            self._conclude(self._change, ended=True)
+        elif self._change is not None:
+            self._end(self._change)
         self.control.close("the run has ended")
 
 
-def refusal(error: ClusterError) -> Answer:
+def refusal(error: ClusterError) -> ChangeAnswer:
     message, _, remedy = str(error).partition("\n")
     return {"error": message, "remedy": remedy.strip()}

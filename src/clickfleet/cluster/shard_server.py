@@ -48,7 +48,8 @@ class CheckpointOrigin:
     table: Mapping[str, object]
     dense: dict[str, torch.Tensor]
     batches: int = 0
-    shards: int = 1
+    shards: int | None = None
+    """The number of shards. None: as the configuration of the shard says."""
 
 
 class ShardActor:
@@ -71,7 +72,8 @@ class ShardActor:
 
     def load(self, origin: CheckpointOrigin, who: tuple[int, bytes, int], peers: list[int]) -> ProcessFacts:
         """Start, or restart, from an origin in a generation of the run. Return the addresses of the server."""
-        shards, row_files = origin.shards, checkpoint.row_files(origin.shards)
+        shards = origin.shards or self.config.cluster.shards
+        row_files = checkpoint.row_files(shards)
         self.files.forget()
         if origin.path is None:
             table = Table.like(origin.table)

@@ -52,6 +52,8 @@ class WorkerCheckpoint(TypedDict):
     steps: int
     rows: int
     metrics: State
+    read: tuple[int, int]
+    """Bytes and bad lines of its streams that have ended."""
     keep: dict[str, bytes]
     """Files of the mode."""
     buffers: bytes
@@ -299,6 +301,7 @@ class WorkerActor:
             "steps": self.job.trained,
             "rows": self.job.rows,
             "metrics": self._metrics.state(),
+            "read": cast(AssignedStreams, self.job.source).read(),
             "keep": self.job.keep(),
             "buffers": pack_buffers(self.learner) if self._leads else b"",
         }
