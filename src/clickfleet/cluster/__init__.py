@@ -6,6 +6,8 @@
     checkpoints.py     when to take a checkpoint, and how its parts become one
     evaluate.py        evaluation and scores by all workers
     recovery.py        what follows a failure
+    resize.py          workers and shards that come and go while a run trains
+    control.py         requests for that from other processes, by files in the run folder
     start_state.py     the state that a run starts or resumes from
     status.py          progress of all processes, and the monitor that shows it
     worker.py          a mode over a worker's share of the files; assignments.py describes that share

@@ -194,7 +194,7 @@ class Driver(Loop[Calls]):
 
     def begin(self) -> None:
         """Put shards and workers into the start state."""
-        start = self.start_state
+        start, self._calls = self.start_state, {}
         self.next_position, self._kept, self._buffers = start.reader, start.saved, start.buffers
         self.processes.begin(start)
         self._restart(start.steps, start.rows, start.metrics)
