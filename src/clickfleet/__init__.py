@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clickfleet.cluster.control import RunningCluster
     from clickfleet.data.batch import Batch
     from clickfleet.data.reader import Reader
     from clickfleet.data.schema import Dense, Schema, Slot, Transform
@@ -34,6 +35,7 @@ _MODULES = {
     "Inputs": "clickfleet.training.network",
     "Model": "clickfleet.training.network",
     "Reader": "clickfleet.data.reader",
+    "RunningCluster": "clickfleet.cluster.control",
     "SavedModel": "clickfleet.training.model",
     "Schema": "clickfleet.data.schema",
     "Shape": "clickfleet.training.network",
@@ -57,6 +59,7 @@ __all__ = [
     "Inputs",
     "Model",
     "Reader",
+    "RunningCluster",
     "SavedModel",
     "Schema",
     "Shape",

@@ -8,18 +8,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from clickfleet.cluster.assignments import inheritances
 from clickfleet.cluster.shard import KeySet, Shard
 from clickfleet.cluster.simulate import SimulatedCluster, SimulatedLink, with_mode
 from clickfleet.config.load import load
+from clickfleet.data import arrow_ipc
 from clickfleet.data.memory import Feed
 from clickfleet.data.schema import Dense, Schema, Slot
+from clickfleet.store import checkpoint
 from clickfleet.store.table import Table
 from clickfleet.training.embedding import Push
 from clickfleet.training.learner import Learner
-from clickfleet.training.loop import WorkerJob
+from clickfleet.training.loop import Inheritance, WorkerJob
 from clickfleet.training.metrics import Metrics
 from clickfleet.training.modes._replica import Replica
 from clickfleet.training.sharding import Link
@@ -259,3 +263,64 @@ def test_keys_somebody_has() -> None:
         assert held.has(asked).tolist() == [key in wanted for key in asked.tolist()]
         assert len(held) == len(wanted)
         assert set(held.keys().tolist()) == wanted
+
+
+def replica_of(real: Real, worker: int, workers: int, kept: dict[str, bytes], inherited: Inheritance) -> Replica:
+    config = real.fleet.config
+    learner = Learner(config, SCHEMA, Table.like(real.fleet.first.table.describe()))
+    links = [cast(Link, SimulatedLink(real.fleet, worker))]
+    job = WorkerJob(learner, cast(Any, Feed([], SCHEMA)), Metrics(), links=links, worker=worker, workers=workers)
+    job.saved, job.inherited = kept, inherited
+    replica = Replica(job, None)
+    replica.begin()
+    return replica
+
+
+@pytest.mark.parametrize("workers", [[0, 1], [0], [1, 2], [0, 1, 2, 3], [3]])
+def test_copies_are_redistributed_when_workers_come_and_go(workers: list[int]) -> None:
+    """Fewer workers have the same mean copy of rows and dense weights. More begin at the shards' values, with known states."""
+    adagrad = "{name: adagrad, lr: 0.1, scale: none}"
+    real, rng = Real(f"table.rule={adagrad}", f"table.embed_rule={adagrad}"), np.random.default_rng(7)
+    every = np.arange(1, 31, dtype=np.uint64)
+    for _ in range(12):
+        for worker in range(WORKERS):
+            keys = rng.choice(every[: 30 - 5 * worker], 6, replace=False)
+            real.step(worker, keys.tolist(), rng.normal(size=(6, WIDTH)).astype(np.float32))
+            real.replicas[worker].dense += torch.from_numpy(rng.normal(size=len(real.replicas[0].dense))).float()
+            real.replicas[worker].exchange()
+    before = real.replicas
+    for replica in before:  # no training in between: all know what the shards have
+        replica.exchange()
+
+    def shards() -> Any:
+        return np.stack([real.shard_of(int(key)).pull(np.array([key], np.uint64))[0] for key in every])
+
+    def copies(replicas: list[Replica]) -> tuple[Any, Any]:
+        """What the workers have of every row beyond the shards' values, and of the dense weights, added up."""
+        beyond = [
+            np.where(each.rows.known(every)[:, None], each.rows.pull(every) - each.old.pull(every), 0)
+            for each in replicas
+        ]
+        return np.sum(beyond, axis=0), sum((each.dense - each.old_dense).numpy() for each in replicas)
+
+    rows, dense = copies(before)
+    kept = {worker: replica.save() for worker, replica in enumerate(before)}
+    for shard in real.fleet.shards:
+        shard.begin(workers)
+        shard.replicate(workers)
+    real.fleet.boxes = [{} for _ in range(max(workers) + 1)]
+    files = inheritances(kept, workers)
+    after = {worker: replica_of(real, worker, len(workers), *files[worker]) for worker in workers}
+    new_rows, new_dense = copies(list(after.values()))
+    share = min(1.0, len(workers) / WORKERS)
+    assert np.abs(rows).max() > 0.01
+    assert np.allclose(new_rows, share * rows, atol=1e-5)
+    assert np.allclose(new_dense, share * dense, atol=1e-4)
+    for replica in after.values():
+        known = replica.rows.known(every)
+        assert np.allclose(replica.old.pull(every)[known], shards()[known], atol=1e-6)
+    if 3 in after and 0 in after:
+        assert checkpoint.pack(after[3].rows) != checkpoint.pack(after[0].rows)
+        assert np.allclose(after[3].rows.pull(every), after[3].old.pull(every), atol=1e-6)  # at the shards' values
+        states = [pa.Table.from_batches(arrow_ipc.open_bytes(checkpoint.pack(after[w].rows))) for w in (0, 3)]
+        assert states[0]["embed_state"].to_pylist() == states[1]["embed_state"].to_pylist()

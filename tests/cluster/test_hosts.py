@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
+from clickfleet import RunningCluster
+from clickfleet.errors import ClusterError
+from clickfleet.store import checkpoint, run_folder
 from fleet import ROWS, SLOTS, TEST_ROWS, shows
 
 pytestmark = pytest.mark.xdist_group("own clusters")
@@ -55,17 +58,25 @@ class Hosts:
                 ip("-n", name, "link", "set", device, "up")
 
     def start_ray(self) -> None:
-        common = "--block --num-cpus=2 --disable-usage-stats --object-store-memory=100000000"
-        for name, address, how in (
-            (self.names[0], HEAD, "--head --port=6379 --ray-client-server-port=10001 --include-dashboard=false"),
-            (self.names[1], OTHER, f"--address={HEAD}:6379"),
-        ):
-            ray = f"{PROGRAMS}/ray start {common} --node-ip-address={address} {how}"
-            script = f"mount -t tmpfs none {self.tmp} && exec {ray}"
-            command = ["ip", "netns", "exec", name, "sh", "-c", script]
-            self.nodes.append(subprocess.Popen(command, env=self.environ, stdout=subprocess.DEVNULL))
+        for host in range(2):
+            self.start_node(host)
             self._wait_for_head()
         self._wait_for_both()
+
+    def start_node(self, host: int) -> None:
+        common = "--block --num-cpus=2 --disable-usage-stats --object-store-memory=100000000"
+        head = "--head --port=6379 --ray-client-server-port=10001 --include-dashboard=false"
+        address, how = ((HEAD, head), (OTHER, f"--address={HEAD}:6379"))[host]
+        ray = f"{PROGRAMS}/ray start {common} --node-ip-address={address} {how}"
+        script = f"mount -t tmpfs none {self.tmp} && exec {ray}"
+        command = ["ip", "netns", "exec", self.names[host], "sh", "-c", script]
+        node = subprocess.Popen(command, env=self.environ, stdout=subprocess.DEVNULL)
+        self.nodes[host:] = [node, *self.nodes[host + 1 :]]
+
+    def stop_node(self, host: int) -> None:
+        """Take a node away, as the owner of a spot machine does."""
+        self.nodes[host].terminate()
+        self.nodes[host].wait(timeout=60)
 
     def _wait_for_both(self) -> None:
         probe = f"import ray; ray.init(address='{HEAD}:6379', logging_level='ERROR'); assert len(ray.nodes()) == 2"
@@ -84,9 +95,13 @@ class Hosts:
                 return
         pytest.fail("Ray's head does not answer the other host")
 
+    def command(self, *words: str) -> list[str]:
+        """A command of clickfleet on the first host."""
+        return ["nsenter", f"--target={self.nodes[0].pid}", "--mount", "--net", str(PROGRAMS / "clickfleet"), *words]
+
     def run(self, *words: str, tries: int = 1) -> str:
         """What a command says that is run on the first host."""
-        inside = ["nsenter", f"--target={self.nodes[0].pid}", "--mount", "--net", str(PROGRAMS / "clickfleet"), *words]
+        inside = self.command(*words)
         for _ in range(tries):
             done = subprocess.run(inside, env=self.environ, capture_output=True, text=True, timeout=400)
             if done.returncode == 0:
@@ -150,3 +165,54 @@ def test_two_hosts_train_together_on_a_ray_that_is_there(hosts: Hosts, config: d
         test = config["data"]["test"][0]
         said = hosts.run("evaluate", str(run), test, "--workers", "1", "--address", address, "--json", tries=3)
         assert json.loads(said.splitlines()[-1])["rows"] == TEST_ROWS
+
+
+@pytest.mark.timeout(900)
+def test_the_number_of_workers_follows_the_nodes(hosts: Hosts, config: dict[str, Any]) -> None:
+    """A node that leaves takes workers with it, and perhaps a shard; one that comes brings room for more."""
+    run = Path(config["run"]["dir"])
+    config |= {"mode": {"name": "async"}, "train": {"epochs": 100_000}}
+    config["cluster"] |= {"address": f"{HEAD}:6379", "shards": 1, "workers": "1..3", "stop_timeout": "60s"}
+    config["data"]["test"], config["run"]["checkpoint_every_steps"] = [], 200
+    path, cluster = run.parent / "config.yaml", RunningCluster(run)
+    path.write_text(yaml.safe_dump(config))
+    with (run.parent / "out.txt").open("wb") as out:
+        command = subprocess.Popen(
+            hosts.command("train", str(path)), env=hosts.environ, stdout=out, stderr=subprocess.STDOUT
+        )
+
+    def trains_with(workers: int) -> bool:
+        try:
+            status = cluster.status()
+        except ClusterError:  # it starts
+            return False
+        trained = [line["rows"] for line in status["processes"] if line["name"].startswith("worker")]
+        return len(trained) == workers and all(trained)
+
+    def wait_for(workers: int) -> None:
+        deadline = time.monotonic() + 240
+        while not trains_with(workers):
+            said = (run.parent / "out.txt").read_text()
+            assert command.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.1)
+
+    try:
+        wait_for(3)
+        assert cluster.status()["range"] == [1, 3]
+        with pytest.raises(ClusterError, match=r"cluster.workers is 1..3, so the run uses what there is room for"):
+            cluster.add_workers(1)
+        hosts.stop_node(1)
+        wait_for(1)
+        hosts.start_node(1)
+        wait_for(3)
+        command.terminate()
+        command.wait(timeout=120)
+    finally:
+        command.kill()
+    rows = run_folder.read_state(checkpoint.latest(run / "checkpoints"))["rows"]
+    assert shows(run) == rows * SLOTS
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    epochs = [line["epoch_rows"] for line in lines if line["kind"] == "epoch"]
+    assert epochs == [ROWS] * len(epochs)
+    assert rows >= ROWS * len(epochs)

@@ -86,7 +86,7 @@ def test_sync_is_local_with_the_whole_batches(rule: str, workers: int, batches: 
     ],
 )
 def test_one_worker_is_local_bit_for_bit(shards: int, dense: str, batches: list[Any], schema: Any) -> None:
-    config, some = configured(dense), batches[:20]
+    config, some = configured(dense, "train.loss.shared_error=1"), batches[:20]
     expected = local(config, schema, some)
     for mode in ("sync", "half_async"):
         found = SimulatedCluster(with_mode(config, mode), schema, 1, shards).train([Feed(some, schema, BATCH)])
@@ -94,7 +94,7 @@ def test_one_worker_is_local_bit_for_bit(shards: int, dense: str, batches: list[
 
 
 def test_geo_with_one_worker_is_local(batches: list[Any], schema: Any) -> None:
-    config = configured()
+    config = configured("train.loss.shared_error=1")
     found = SimulatedCluster(with_mode(config, "geo", k_steps=7), schema, 1, 2).train([Feed(batches, schema, BATCH)])
     assert apart(local(config, schema, batches), found, batches) <= 1e-5
 
@@ -222,7 +222,8 @@ def test_workers_with_own_dense_weights_move_as_far_as_one_machine(
 
 def test_the_dense_weights_of_one_async_worker_are_those_of_one_machine(batches: list[Any], schema: Any) -> None:
     """The exchange adds nothing and loses nothing, whenever it happens; the schedule has its clock from the shards."""
-    config = configured("table.rule={name: sgd, lr: 0}", "dense.schedule={name: step, every: 5, decay: 0.5}")
+    schedule = "dense.schedule={name: step, every: 5, decay: 0.5}"
+    config = configured("table.rule={name: sgd, lr: 0}", schedule, "train.loss.shared_error=1")
     expected = local(config, schema, batches[:20]).flat.values
     for every in (1, 3, 100):
         fleet = SimulatedCluster(with_mode(config, "async", dense_every=every), schema, 1, 2)
@@ -264,7 +265,6 @@ def test_stale_weights_damp_the_shared_error_by_default() -> None:
         return modes.with_shared_error(with_mode(configured(*settings), mode)).train.loss.shared_error
 
     assert [share(mode) for mode in ("sync", "half_async", "async", "geo")] == [1.0, 0.2, 0.2, 0.2]
-    assert share("async", "cluster.workers=1") == 1.0
     assert (share("local", "train.threads=2"), share("local", "train.threads=2", "train.hogwild=1")) == (0.2, 1.0)
     assert share("async", "train.loss.shared_error=0.5") == 0.5
     assert share("async", "model.name=deepfm", "model.paddlerec=true") is None  # the original's loss, as it is

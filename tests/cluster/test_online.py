@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clickfleet import RunningCluster
 from clickfleet.cluster import driver
 from clickfleet.cluster.processes import ProcessFailedError
 from clickfleet.config.check import configure
@@ -113,6 +114,37 @@ def test_a_loss_on_a_stream_loses_nothing(ray: Any, days: dict[str, Any], victim
     done = learn(days, quiet=True)
     thread.join()
     assert f"{victim} failed: " in (run / "log.txt").read_text()
+    assert done.passes == DAYS * SPLITS
+    assert shows(run) == DAYS * SPLITS * ROWS * SHOWN
+    log = published.Log(run / "published")
+    chain = [log.entry(line) for line in entries(run)]
+    last = max(i for i, entry in enumerate(chain) if entry.manifest["kind"] == "base")
+    assert tables(saving.load_published(chain[last:]), done.learner) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["geo", only_in_soak("async")])
+def test_a_stream_that_waits_for_data_is_resized(ray: Any, days: dict[str, Any], mode: str) -> None:
+    """Between two passes, and before the first: rows are learned once, and published entries make up the model."""
+    days["mode"] = {"name": mode}
+    days["table"] |= {"delete_threshold": 0.0, "decay_rate": 1.0}
+    run, late = Path(days["run"]["dir"]), Path(days["online"]["dir"]) / "20260102"
+    late.rename(late.with_name("later"))
+    sizes: list[Any] = []
+
+    def resize() -> None:
+        cluster = RunningCluster(run)
+        while len(entries(run) if (run / "published" / published.LOG).exists() else []) < 2:
+            time.sleep(0.02)
+        try:
+            sizes.extend([cluster.add_workers(1), cluster.set_shards(1), cluster.remove_workers(2)])
+        finally:
+            late.with_name("later").rename(late)
+
+    thread = threading.Thread(target=resize, daemon=True)
+    thread.start()
+    done = learn(days, quiet=True)
+    thread.join()
+    assert [(size["workers"], size["shards"]) for size in sizes] == [(3, 2), (3, 1), (1, 1)]
     assert done.passes == DAYS * SPLITS
     assert shows(run) == DAYS * SPLITS * ROWS * SHOWN
     log = published.Log(run / "published")

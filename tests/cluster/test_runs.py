@@ -253,7 +253,7 @@ def test_what_a_cluster_cannot_do_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="eval_every"):
         clickfleet.train({**config, "data": without, "mode": {"name": "async"}, "train": {"eval_every": 5}}, quiet=True)
     with pytest.raises(ConfigError, match="shards"):
-        clickfleet.train({**config, "mode": {"name": "geo"}, "cluster": {"shards": 33}}, quiet=True)
+        clickfleet.train({**config, "mode": {"name": "geo"}, "cluster": {"shards": 1025}}, quiet=True)
     everywhere = {"shards": 1, "endpoints": ["0.0.0.0:7000"]}
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0:7000 names no host"):
         clickfleet.train({**config, "mode": {"name": "geo"}, "cluster": everywhere}, quiet=True)

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from clickfleet.cluster import shard_files
-from clickfleet.cluster.shard import ShardCheckpoint
+from clickfleet.cluster.shard import Rules, Shard, ShardCheckpoint
 from clickfleet.cluster.shard_files import ShardFiles
+from clickfleet.config.sections import DenseSettings
 from clickfleet.errors import ClusterError
+from clickfleet.store import atomic, checkpoint
 from clickfleet.store.table import Table
+from clickfleet.training.sharding import Kind, Piece, Request
+from reference import rows_of
 
 
 @pytest.fixture
@@ -93,3 +98,36 @@ def test_a_dropped_cut_is_not_saved(table: Table, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="checkpoint 1 was dropped"):
         files.save(1, str(tmp_path), 30.0, 1.0, table)
     table.snapshot().close()  # the dropped one is no longer open
+
+
+def test_more_shards_than_a_table_has_files_write_one_each(table: Table, tmp_path: Path) -> None:
+    """A checkpoint of 48 shards holds every row once, and loads on any number of shards; so does a key of it."""
+    shards = 48
+    whole = checkpoint.save(table, tmp_path / "whole")
+    writer = atomic.write_folder(tmp_path / "step", "checkpoint")
+    with writer:
+        counts = [0, 0]
+        for number in range(shards):
+            part = checkpoint.load(whole, shard=number, shards=shards)
+            shard = Shard(part, torch.zeros(4), DenseSettings(), Rules(row_files=checkpoint.row_files(shards)))
+            files = ShardFiles(number, shards, checkpoint.row_files(shards))
+            shard.on_checkpoint = files.put
+            shard.begin([0])
+            shard.handle(0, Piece(Request(Kind.MARK, checkpoint=1)))
+            written = files.save(1, str(writer.hidden), 30.0, 1.0, part)
+            assert list(written["files"]) == [f"rows-{number:05d}-of-00048.arrow"]
+            for name, facts in written["files"].items():
+                writer.adopt(name, facts)
+            counts = [a + b for a, b in zip(counts, written["counts"], strict=True)]
+        checkpoint.write_changed(writer, np.empty(0, np.uint64), np.empty(0, np.uint64))
+        facts = {"table": table.describe(), "row_files": shards, "tracking": False}
+        writer.facts = {**facts, "short_rows": counts[0], "full_rows": counts[1]}
+    assert sum(counts) == 30_000
+    expected = rows_of(table.snapshot())
+    for others in (1, 5, 64):
+        parts = [rows_of(checkpoint.load(tmp_path / "step", shard=i, shards=others).snapshot()) for i in range(others)]
+        assert sum(map(len, parts)) == 30_000
+        assert {key: row for part in parts for key, row in part.items()} == expected
+    for key in (1, 77, 30_000):
+        batches = list(checkpoint.batches_of(tmp_path / "step", key, shards))
+        assert sum(key in batch["key"].to_pylist() for batch in batches) == 1

@@ -12,6 +12,7 @@ from clickfleet.config.sections import FIRST_ORDER_RULE, ROW_RULE, AutoFloat, Au
 from clickfleet.data.facts import LogFacts
 from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.training.defaults import LARGE_ROWS, SMALL_ROWS, AutoSettings, auto_settings, choose, settings_for
+from clickfleet.training.modes import with_shared_error
 from clickfleet.training.run import settled
 
 pytestmark = pytest.mark.usefixtures("small_logs")
@@ -29,7 +30,7 @@ def chosen(rows: int, *overrides: str, slots: int = 26, can_stop: bool = True) -
 def usual(*overrides: str) -> Config:
     """The settings before there was a choice."""
     fixed = ["data.batch_size=1000", "data.shuffle=0", "train.epochs=1", "dense.lr=0.001", *overrides]
-    return load(None, fixed)
+    return with_shared_error(load(None, fixed))
 
 
 def test_large_logs_keep_the_usual_settings_exactly() -> None:

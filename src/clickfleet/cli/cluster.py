@@ -1,4 +1,4 @@
-"""The command `launch`, and the role of a process that a job manager started."""
+"""The commands `launch` and `cluster`, and the role of a process that a job manager started."""
 
 import os
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from clickfleet.cli.migrating import ConfigFile, Settings, is_paddlerec_config
 
 if TYPE_CHECKING:
     from clickfleet.cluster import Role
+    from clickfleet.cluster.control import ChangeFacts, RunningCluster
     from clickfleet.config.load import Config
 
 T = TypeVar("T")
@@ -27,8 +28,66 @@ Workers = Annotated[
 ]
 
 
+RunFolder = Annotated[
+    str, typer.Argument(help="The run folder (run.dir) of a run that trains on a cluster.", metavar="RUN")
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=1.0, help="Seconds to wait for the change.", metavar="SECONDS")
+]
+WorkerNumber = Annotated[int, typer.Argument(min=1, help="Number of workers.", metavar="N")]
+ShardNumber = Annotated[int, typer.Argument(min=1, help="Number of shards that there are to be.", metavar="N")]
+
+
 def add(app: typer.Typer) -> None:
     command(app, verbatim=True)(launch)
+    group = typer.Typer(help="Show and resize a run on a cluster.", no_args_is_help=True)
+    app.add_typer(group, name="cluster")
+    for function in (status, add_workers, remove_workers, shards):
+        command(group)(function)
+
+
+def status(run: RunFolder) -> Result:
+    """Show the processes of a running job, and changes of its size.
+
+    Example: `clickfleet cluster status run`
+    """
+    from clickfleet.cluster.control import RunningCluster, table
+
+    found = RunningCluster(run).status()
+    say(table(found))
+    return {**found}
+
+
+def add_workers(run: RunFolder, number: WorkerNumber, timeout: Timeout = 300.0) -> Result:
+    """Add N workers to a running job. They start while the others train, and then share what is left of the epoch.
+
+    Example: `clickfleet cluster add-workers run 2`
+    """
+    return _change(run, lambda cluster: cluster.add_workers(number, timeout, say))
+
+
+def remove_workers(run: RunFolder, number: WorkerNumber, timeout: Timeout = 300.0) -> Result:
+    """Remove N workers from a running job. The others take what these have not read.
+
+    Example: `clickfleet cluster remove-workers run 1`
+    """
+    return _change(run, lambda cluster: cluster.remove_workers(number, timeout, say))
+
+
+def shards(run: RunFolder, number: ShardNumber, timeout: Timeout = 300.0) -> Result:
+    """Divide the rows of a running job among N shards. Training pauses while a checkpoint is written and loaded.
+
+    Example: `clickfleet cluster shards run 4`
+    """
+    return _change(run, lambda cluster: cluster.set_shards(number, timeout, say))
+
+
+def _change(run: str, ask: Callable[["RunningCluster"], "ChangeFacts"]) -> Result:
+    from clickfleet.cluster.control import RunningCluster, describe
+
+    done = ask(RunningCluster(run))
+    say(describe(done))
+    return {**done}
 
 
 def launch(

@@ -6,6 +6,8 @@
     checkpoints.py     when to take a checkpoint, and how its parts become one
     evaluate.py        evaluation and scores by all workers
     recovery.py        what follows a failure
+    resize.py          workers and shards that come and go while a run trains
+    control.py         requests for that from other processes, by files in the run folder
     start_state.py     the state that a run starts or resumes from
     status.py          progress of all processes, and the monitor that shows it
     worker.py          a mode over a worker's share of the files; assignments.py describes that share
@@ -36,12 +38,15 @@ from clickfleet.errors import ConfigError
 
 def check(config: Config) -> None:
     """Reject settings that a cluster does not support, before any process starts."""
-    from clickfleet.store.checkpoint import MAX_FILES
+    from clickfleet.store.checkpoint import MAX_SHARDS
     from clickfleet.training import modes  # imports torch, which `ray_start` does not wait for
 
     mode = config.mode.name
-    if config.cluster.shards > MAX_FILES:
-        raise ConfigError(f"cluster.shards is {config.cluster.shards}; at most {MAX_FILES} are supported")
+    if config.cluster.shards > MAX_SHARDS:
+        raise ConfigError(
+            f"cluster.shards is {config.cluster.shards}; at most {MAX_SHARDS} are supported",
+            "rows are divided into that many virtual shards, and each lies on one shard",
+        )
     endpoints = config.cluster.endpoints
     if endpoints and len(endpoints) != config.cluster.shards:
         raise ConfigError(

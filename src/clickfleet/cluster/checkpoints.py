@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 
-from clickfleet.cluster.processes import Call
+from clickfleet.cluster.assignments import NEXT_EPOCH
+from clickfleet.cluster.processes import Call, ProcessFailedError
 from clickfleet.cluster.shard_files import WrittenCheckpoint
 from clickfleet.cluster.start_state import (
-    NEXT_EPOCH,
-    EpochPosition,
     StartState,
     adopt_buffers,
     join_dense,
@@ -52,6 +52,8 @@ class ClusterCheckpoints:
         self._dropped_calls: list[Call] = []
         """Calls of a dropped checkpoint that have not ended."""
         self._since = run.overview.moment
+        self.wanted = False
+        """Whether a checkpoint is to be taken soon, because the processes have changed since the last one."""
 
     def due(self) -> bool:
         if self._dropped_calls:  # a shard writes one checkpoint at a time
@@ -62,7 +64,7 @@ class ClusterCheckpoints:
         run, steps = self.run.config.run, self.run.overview.steps - self.run.start_state.steps
         by_time = run.checkpoint_every is not None and time.monotonic() - self.saved_at >= run.checkpoint_every
         by_steps = run.checkpoint_every_steps is not None and steps >= run.checkpoint_every_steps
-        return steps > 0 and (by_time or by_steps or self._evaluation_due())
+        return steps > 0 and (by_time or by_steps or self.wanted or self._evaluation_due())
 
     def _evaluation_due(self) -> bool:
         return self.run.evaluations.due(self.run.overview.steps, self.run.progress)
@@ -71,15 +73,15 @@ class ClusterCheckpoints:
         """Start to measure the speed of training without a checkpoint."""
         self._since = self.run.overview.moment
 
-    def begin(self, epoch: int | None, share: float | None = None) -> None:
+    def begin(self, epoch: int | None, share: float | None = None, hold: bool = False) -> None:
         """Request the parts of a checkpoint. If an evaluation is due, the workers pause after their part until it is done.
 
-        After a signal they pause too, because later batches would be lost.
+        With `hold` they pause, too, and without an evaluation. After a signal they pause because later batches would be lost.
         """
         if self.run.untouched:
             self.run.assign_nothing()
-        self.number += 1
-        evaluate = epoch is None and self._evaluation_due()
+        self.number, self.wanted = self.number + 1, False
+        evaluate = epoch is None and not hold and self._evaluation_due()
         writer = atomic.write_folder(self.run.folder / f"cut-{self.number}", "checkpoint")
         writer.__enter__()
         now = self.run.overview.moment
@@ -88,7 +90,8 @@ class ClusterCheckpoints:
         share = share or self.run.config.cluster.checkpoint_cpu
         hidden, limit = str(work.writer.hidden), self.run.config.cluster.timeout
         for name, actor in self.run.processes.trainers.items():
-            work.calls[name] = actor.checkpoint.remote(work.number, evaluate or self.run.signal is not None)
+            paused = hold or evaluate or self.run.signal is not None
+            work.calls[name] = actor.checkpoint.remote(work.number, paused)
         for name, actor in self.run.processes.shards.items():
             work.calls[name] = actor.save.remote(work.number, hidden, limit, share)
 
@@ -120,12 +123,9 @@ class ClusterCheckpoints:
 
     def _complete(self, work: CheckpointRound) -> None:
         run = self.run
-        streams: dict[str, Mapping[str, object] | None] = dict.fromkeys(run.finished)
-        for report in work.reports.values():
-            streams |= report["position"]
-        reader: EpochPosition = {"epoch": run.overview.epoch, "of": run.streams_of, "streams": streams}
+        reader = run.position(work.reports)
         if run.untouched:
-            reader = run.start_state.reader
+            reader = run.next_position
         elif run.progress.epoch > run.overview.epoch:
             reader = NEXT_EPOCH
         state: dict[str, Any] = {
@@ -157,18 +157,16 @@ class ClusterCheckpoints:
         run, config, learner = self.run, self.run.config, self.run.learner
         parts = [cast(WrittenCheckpoint, work.done[name]) for name in run.processes.shards]
         dense = join_dense([part["dense"] for part in parts])
-        if states := [report["optimizer"] for report in work.reports.values() if report["optimizer"]]:
-            dense |= mean_state(states)
+        dense |= optimizer_of(work.reports)
         learner.flat.values.copy_(dense["values"])
         learner.optimizer.restore({key: value for key, value in dense.items() if key != "values"})
-        first = work.reports.get("worker 0")
-        buffers = (b"" if first is None else first["buffers"]) or run.start_state.buffers
+        buffers = buffers_of(work.reports) or run.start_state.buffers
         adopt_buffers(learner, buffers)
-        kept = {int(name.split()[1]): report["keep"] for name, report in work.reports.items() if report["keep"]}
+        kept = kept_of(work.reports)
         state = {
             **state,
             "batches": parts[0]["batches"],
-            "arrangement": {"mode": config.mode.name, **vars(config.cluster)},
+            "arrangement": {"mode": config.mode.name, **vars(run.processes.config.cluster)},
             "keep": {str(worker): sorted(files) for worker, files in kept.items()},
         }
         attached = saving.capture(learner, metrics, state)
@@ -217,17 +215,45 @@ class ClusterCheckpoints:
             more_of(state),
         )
 
-    def now(self, epoch: int | None) -> None:
-        """Take a checkpoint now and wait until it is written."""
+    def now(self, epoch: int | None, hold: bool = False) -> None:
+        """Take a checkpoint now and wait until it is written. With `hold`, the workers pause after it."""
         self.wait()
-        self.begin(epoch, share=1.0)
+        self.begin(epoch, share=1.0, hold=hold)
         self.wait()
 
-    def wait(self) -> None:
-        """Write the checkpoint in progress at full speed and wait for it."""
+    def pause(self) -> dict[str, WorkerCheckpoint]:
+        """Stop all workers between the same batches. Return what they have trained; the shards have applied just that.
+
+        This is a checkpoint that the shards do not write. It needs one in progress to be complete.
+        """
+        assert self.work is None
+        processes = self.run.processes
+        self.number += 1
+        processes.call(processes.shards, "drop_checkpoint", self.number)
+        calls = {name: actor.checkpoint.remote(self.number, True) for name, actor in processes.trainers.items()}
+        limit = self.run.config.cluster.timeout
+        reports: dict[str, WorkerCheckpoint] = {}
+        waiting, begin = {call: name for name, call in calls.items()}, time.monotonic()
+        while waiting:
+            for call in processes.actor_group.ray.wait(list(waiting), timeout=TICK_S)[0]:
+                name = waiting.pop(call)
+                reports[name] = processes.result(name, call)
+            processes.poll()
+            processes.actor_group.check()
+            if waiting and time.monotonic() - begin > limit:
+                raise ProcessFailedError(next(iter(waiting.values())), f"it did not pause within {limit:.0f} s")
+        return reports
+
+    def hurry(self) -> bool:
+        """Write the checkpoint in progress at full speed, without waiting for it. Return whether there is one."""
         if self.work is not None:
             for actor in self.run.processes.shards.values():
                 actor.hurry.remote(self.work.number)
+        return self.work is not None or bool(self._dropped_calls)
+
+    def wait(self) -> None:
+        """Write the checkpoint in progress at full speed and wait for it."""
+        self.hurry()
         while (work := self.work) is not None:
             if pending := list(work.pending):
                 self.run.processes.actor_group.ray.wait(pending, timeout=TICK_S)
@@ -260,6 +286,22 @@ class ClusterCheckpoints:
     def forget(self) -> None:
         """Forget calls of discarded checkpoints: their processes have started again."""
         self._dropped_calls = []
+
+
+def buffers_of(reports: Mapping[str, WorkerCheckpoint]) -> bytes:
+    """Return the buffers of the network, which the first worker reports."""
+    return next((report["buffers"] for report in reports.values() if report["buffers"]), b"")
+
+
+def optimizer_of(reports: Mapping[str, WorkerCheckpoint]) -> dict[str, torch.Tensor]:
+    """Return the mean state of the dense optimizers of the workers; empty if the shards run the optimizer."""
+    states = [report["optimizer"] for report in reports.values() if report["optimizer"]]
+    return mean_state(states) if states else {}
+
+
+def kept_of(reports: Mapping[str, WorkerCheckpoint]) -> dict[int, dict[str, bytes]]:
+    """Return the files of the mode, by worker."""
+    return {int(name.split()[1]): report["keep"] for name, report in reports.items() if report["keep"]}
 
 
 @dataclass

@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +22,33 @@ import numpy as np
 
 from clickfleet import cluster
 from clickfleet.cluster import process_tree, start_state
-from clickfleet.cluster.assignments import AssignedStream, Assignment, Share, share_of
-from clickfleet.cluster.checkpoints import TICK_S, ClusterCheckpoints
+from clickfleet.cluster.assignments import (
+    NEXT_EPOCH,
+    AssignedStream,
+    Assignment,
+    EpochPosition,
+    Share,
+    dealt,
+    described,
+    described_share,
+    divided,
+    inheritances,
+    share_of,
+)
+from clickfleet.cluster.checkpoints import TICK_S, ClusterCheckpoints, buffers_of, kept_of, optimizer_of
 from clickfleet.cluster.evaluate import Evaluations, HeldOutFiles
 from clickfleet.cluster.processes import Call, ProcessFailedError, ProcessGroup, StoppedError
 from clickfleet.cluster.recovery import Recovery
+from clickfleet.cluster.resize import Resizing
 from clickfleet.cluster.status import ClusterMonitor, closing_facts, closing_table
+from clickfleet.cluster.worker import WorkerCheckpoint
 from clickfleet.config.load import Config
+from clickfleet.config.sections import WorkerRange
 from clickfleet.data.feed_files import FeedFiles
 from clickfleet.data.schema import Schema
 from clickfleet.data.split import RowSplit
 from clickfleet.errors import ClusterError
-from clickfleet.store import checkpoint
+from clickfleet.store import run_folder
 from clickfleet.store.mirror import Mirror, origin
 from clickfleet.training import modes
 from clickfleet.training.learner import Learner, table_spec
@@ -71,12 +86,11 @@ class Driver(Loop[Calls]):
         self.folder = Path(config.run.dir) / "checkpoints"
         self.logs = self.folder.parent / "logs"
         spread = Spread(config.cluster.shards, 1 + self.learner.table.factors, len(self.learner.flat.values))
-        self.processes = ProcessGroup(
-            config, schema, spread, row_files(config.cluster.shards), str(self.logs), monitor.log
-        )
+        self.processes = ProcessGroup(config, schema, spread, str(self.logs), monitor.log)
         self.overview = self.processes.overview
         self.evaluations = Evaluations(self.processes, self.learner, held_out or HeldOutFiles(), monitor)
         self.checkpoints, self.recovery = ClusterCheckpoints(self), Recovery(self)
+        self.resizing = Resizing(self)
         self.start_state = start_state.fresh(config, schema, self.learner)
         self.progress = RunProgress()
         self.path: Path | None = None
@@ -95,10 +109,17 @@ class Driver(Loop[Calls]):
         self.trained_s = self.last_save_s = 0.0
         self.streams_of, self.finished = 0, set[str]()
         """The number of streams that the data was split into, and the streams that were read to their end."""
+        self._parts: dict[str, Share] = {}
+        """The data of streams that were made within the epoch."""
         self.shares: list[Share] | None = None
         """The data of each stream, if it is not a split of all data."""
         self.untouched = True
         """Whether the workers have got no share of the data since they began."""
+        self.next_position: EpochPosition = NEXT_EPOCH
+        """Where they begin with their next share."""
+        self._kept: dict[int, dict[str, bytes]] = {}
+        """What the mode has kept for them, by worker, until they have a share."""
+        self._buffers = b""
         self._calls: Calls = {}
         """The workers that train, with their calls."""
         self._tasks: dict[str, Assignment] = {}
@@ -119,9 +140,27 @@ class Driver(Loop[Calls]):
         """Resume from a checkpoint; return its step."""
         self.start_state, state = start_state.resume(path, self.config, self.schema, self.learner, self.monitor.log)
         self.start_state.path = self._seen_by_all(self.start_state.path)
+        self._keep_size(path, state.get("arrangement", {}))
         self.progress, self.path = RunProgress.resumed(state["progress"], self.config), path
         self.monitor.forget_after(state["step"], state.get("metrics_bytes"))
         return self.start_state.steps
+
+    def _keep_size(self, path: Path, arrangement: Mapping[str, object]) -> None:
+        """Resume with the workers and shards of the checkpoint, if the run was resized. A number that the user changes prevails."""
+        before, now, sizes = run_folder.read_config(path).cluster, self.config.cluster, dict[str, int]()
+        for key in ("workers", "shards"):
+            given, there = getattr(now, key), arrangement.get(key)
+            resized = (
+                there != getattr(before, key) and given == getattr(before, key) and not isinstance(given, WorkerRange)
+            )
+            sizes[key] = there if resized and isinstance(there, int) else given
+        if now.endpoints or sizes == {"workers": now.workers, "shards": now.shards}:
+            return
+        self.monitor.log(
+            f"the run was resized: it resumes with {sizes['workers']} workers and {sizes['shards']} shards, not with the "
+            f"{now.workers} and {now.shards} of its configuration"
+        )
+        self.processes.resize(range(sizes["workers"]), sizes["shards"])
 
     def _seen_by_all(self, path: str | None) -> str | None:
         """Return how other hosts find a checkpoint."""
@@ -149,17 +188,66 @@ class Driver(Loop[Calls]):
             finally:
                 self.waits = False
         self.monitor.log(
-            f"{self.config.cluster.shards} shards and {len(self.processes.workers)} workers are ready "
+            f"{self.processes.spread.shards} shards and {len(self.processes.workers)} workers are ready "
             f"after {time.monotonic() - begin:.1f} s"
         )
+        self.resizing.open()
 
     def begin(self) -> None:
         """Put shards and workers into the start state."""
-        self.processes.begin(self.start_state)
+        start, self._calls = self.start_state, {}
+        self.next_position, self._kept, self._buffers = start.reader, start.saved, start.buffers
+        self.processes.begin(start)
+        self._restart(start.steps, start.rows, start.metrics)
+
+    def _restart(self, steps: int, rows: int, metrics: Metrics) -> None:
+        """Note that the workers have begun, after this many steps and rows."""
         (self.folder.parent / "processes.json").write_text(json.dumps(self.processes.actor_group.facts, indent=1))
-        self._started = self.start_state.metrics.state()
-        self.overview.restart(self.start_state.steps, self.start_state.rows, self._started["buckets.buckets"])
+        self._started = metrics.state()
+        self.overview.restart(steps, rows, self._started["buckets.buckets"])
         self.untouched = True
+
+    def rearrange(self, reports: Mapping[str, WorkerCheckpoint]) -> None:
+        """Continue with the workers that there are now. `reports`: what those before had trained when they paused.
+
+        After a failure meanwhile, the run returns to the last checkpoint, with the new workers.
+        """
+        trains, position = self.trains, self.position(reports)
+        if reports:
+            self._kept, self._buffers = kept_of(reports), buffers_of(reports) or self._buffers
+        self.start_state.worker_steps = {}
+        steps = self.overview.start.steps + sum(report["steps"] for report in reports.values())
+        rows = self.overview.start.rows + sum(report["rows"] for report in reports.values())
+        metrics = self.merged(report["metrics"] for report in reports.values())
+        read = [report["read"] for report in reports.values()]
+        start = self.overview.start
+        size, bad_lines = start.bytes + sum(each[0] for each in read), start.bad_lines + sum(each[1] for each in read)
+        optimizer = optimizer_of(reports) or self.processes.optimizer_of(self.start_state)
+        self.processes.rearrange(optimizer, self._buffers)
+        self._restart(steps, rows, metrics)
+        self.overview.start.bytes, self.overview.start.bad_lines = size, bad_lines
+        if trains:
+            self.next_position = position
+            self._give(self.progress.epoch, self._assign())
+
+    def reload(self) -> None:
+        """Load the last checkpoint into the shards and workers that there are now, and continue."""
+        trains = self.trains
+        self.processes.generation += 1
+        self.begin()
+        if trains:
+            self._give(self.progress.epoch, self._assign())
+
+    @property
+    def trains(self) -> bool:
+        """Whether workers are training."""
+        return bool(self._calls)
+
+    def check_positions(self, reports: Mapping[str, WorkerCheckpoint]) -> None:
+        """Raise ProcessFailedError if a worker has reported the end of an earlier assignment: it had not begun its own."""
+        for name, report in reports.items():
+            if name in self._tasks and set(report["position"]) != {str(s.number) for s in self._tasks[name].streams}:
+                raise ProcessFailedError(name, "it paused before it began its assignment")
 
     def train_all(self) -> None:
         """Train all epochs that are left and write a last checkpoint. After a failure, resume from the last checkpoint."""
@@ -190,6 +278,7 @@ class Driver(Loop[Calls]):
 
     def stretches(self, epoch: int) -> Iterator[Calls]:
         """Give the workers what is left of an epoch, and yield their calls until all have ended or the run stops."""
+        self.overview.start.bytes = self.overview.start.bad_lines = 0
         self._give(epoch, self._assign())
         while self._calls and self.signal is None and not self.progress.stopped_early:
             yield self._calls
@@ -198,15 +287,16 @@ class Driver(Loop[Calls]):
         """Let the workers begin their assignments."""
         self.overview.epoch, self._tasks = epoch, tasks
         self.processes.call(self.processes.shards, "next_epoch")
-        self.start_state.saved = {}  # the workers have it
         self.checkpoints.note()
         actors = self.processes.actor_group.actors
         self._calls = {name: actors[name].train.remote(task) for name, task in tasks.items()}
-        self.untouched = False
+        self.untouched, self.next_position, self._kept = False, NEXT_EPOCH, {}
 
     def train(self, stretch: Calls) -> None:
         """Let the workers train for a moment; then poll them."""
         self._tolerate(lambda: self._poll(stretch, TICK_S))
+        if self.trains:
+            self.resizing.tick()
 
     def _poll(self, calls: Calls, timeout_s: float) -> None:
         """Wait for a moment. Take note of the workers that have ended, and of the status of all processes."""
@@ -224,9 +314,10 @@ class Driver(Loop[Calls]):
             raise ClusterError(
                 "the checkpoint lies in the middle of an epoch", "end that epoch first, with `train` and the same data"
             )
-        if len(workers) < self.config.cluster.workers:
-            raise ClusterError(f"only {len(workers)} workers of {self.config.cluster.workers} are left", "start again")
-        saved = self.start_state.saved
+        wanted = self.processes.config.cluster.workers
+        if len(workers) < wanted:
+            raise ClusterError(f"only {len(workers)} workers of {wanted} are left", "start again")
+        saved = self._kept
         self.streams_of, self.finished, self.shares = len(workers), set(), []
         self._give(epoch, {f"worker {w}": Assignment(epoch, (), saved.get(w, {}), by_batch=True) for w in workers})
         return epoch
@@ -315,25 +406,69 @@ class Driver(Loop[Calls]):
     def _over(self) -> bool:
         return self.progress.epoch >= self.config.train.epochs or self.progress.stopped_early
 
+    def position(self, reports: Mapping[str, WorkerCheckpoint]) -> EpochPosition:
+        """Return how far the epoch has been read, by the reports of the workers."""
+        streams: dict[str, Mapping[str, object] | None] = dict.fromkeys(self.finished)
+        owners: dict[str, int] = {}
+        for name, report in reports.items():
+            streams |= report["position"]
+            owners |= dict.fromkeys(report["position"], int(name.split()[1]))
+        left = [number for number, state in streams.items() if state is not None]
+        return {
+            "epoch": self.overview.epoch,
+            "of": self.streams_of,
+            "streams": streams,
+            "shares": {number: described(self._parts[number]) for number in left if number in self._parts},
+            "workers": len(reports),
+            "owners": {number: owners[number] for number in left if number in owners},
+        }
+
     def _assign(self) -> dict[str, Assignment]:
         """Divide what is left of the epoch among the workers."""
-        epoch, reader = self.progress.epoch, self.start_state.reader
-        if reader["epoch"] != epoch:
-            count = len(self.processes.workers if self.shares is None else self.shares)
-            left = [AssignedStream(i, self._share_of(i, count)) for i in range(count)]
-            self.streams_of, self.finished = count, set()
+        epoch, workers, position = self.progress.epoch, self.processes.workers, self.next_position
+        if position["epoch"] != epoch:
+            count = len(workers if self.shares is None else self.shares)
+            streams = [AssignedStream(i, self._share_of(i, count)) for i in range(count)]
+            self.streams_of, self.finished, self._parts = count, set(), {}
         else:
-            count, states = reader["of"], reader["streams"]
-            shared = {number: self._share_of(int(number), count) for number in states}
-            left = [AssignedStream(int(n), shared[n], state) for n, state in states.items() if state is not None]
-            self.streams_of, self.finished = count, {n for n, state in states.items() if state is None}
-        left = [stream for stream in left if len(stream.data)]
-        shares: dict[int, list[AssignedStream]] = {worker: [] for worker in self.processes.workers}
-        for i, stream in enumerate(left):
-            shares[self.processes.workers[i % len(self.processes.workers)]].append(stream)
+            streams = self._left(position)
+        streams = [stream for stream in streams if len(stream.data)]
+        changed = position["epoch"] == epoch and position.get("workers", position["of"]) != len(workers)
+        if changed and self.shares is None:
+            first = max([self.streams_of, *(int(number) + 1 for number in (*position["streams"], *self._parts))])
+            shares, exact = divided(streams, workers, first)
+            self._parts = {
+                str(s.number): s.data for each in shares.values() for s in each if s.number >= self.streams_of
+            }
+            if not exact:
+                self.monitor.log("the shuffled rows of a file that is being read stay with one worker")
+        else:
+            shares = dealt(streams, workers)
         self._note_idle(sum(not streams for streams in shares.values()))
-        saved = self.start_state.saved
-        return {f"worker {w}": self.task(epoch, tuple(streams), saved.get(w, {})) for w, streams in shares.items()}
+        return self._tasks_of(shares)
+
+    def _tasks_of(self, shares: Mapping[int, Sequence[AssignedStream]]) -> dict[str, Assignment]:
+        """Return the assignment of each worker: its streams, and what the mode has kept for it."""
+        kept, epoch = inheritances(self._kept, self.processes.workers), self.progress.epoch
+        return {
+            f"worker {w}": replace(self.task(epoch, tuple(streams), kept[w][0]), inherited=kept[w][1])
+            for w, streams in shares.items()
+        }
+
+    def _left(self, position: EpochPosition) -> list[AssignedStream]:
+        """Return the streams of a position that have not ended."""
+        self.streams_of, states = position["of"], position["streams"]
+        self.finished = {number for number, state in states.items() if state is None}
+        shares, owners = position.get("shares", {}), position.get("owners", {})
+        self._parts = {number: described_share(self.data, share) for number, share in shares.items()}
+        return [
+            AssignedStream(int(n), self._stream_data(n), state, owners.get(n), part=n in self._parts)
+            for n, state in states.items()
+            if state is not None
+        ]
+
+    def _stream_data(self, number: str) -> Share:
+        return self._parts[number] if number in self._parts else self._share_of(int(number), self.streams_of)
 
     def _note_idle(self, idle: int) -> None:
         """Record how many workers have no files. Warn whenever this number changes."""
@@ -357,8 +492,7 @@ class Driver(Loop[Calls]):
     def assign_nothing(self) -> None:
         """Give each worker an empty share. Workers take part in checkpoints only after a share."""
         self.processes.call(self.processes.shards, "next_epoch")
-        saved, actors = self.start_state.saved, self.processes.actor_group.actors
-        tasks = {f"worker {w}": self.task(self.progress.epoch, (), saved.get(w, {})) for w in self.processes.workers}
+        actors, tasks = self.processes.actor_group.actors, self._tasks_of(dict.fromkeys(self.processes.workers, ()))
         calls = {name: actors[name].train.remote(task) for name, task in tasks.items()}
         self.processes.actor_group.wait_for(calls, "checkpoint", self.config.cluster.timeout)
 
@@ -471,6 +605,7 @@ class Driver(Loop[Calls]):
             limit = threading.Timer(END_LIMIT_S, self._force, [self.signal])
             limit.daemon = True
             limit.start()
+        self.resizing.close()
         try:
             self.processes.stop()
         finally:
@@ -489,16 +624,6 @@ class Driver(Loop[Calls]):
             self.stop(number)
 
         return interruptible(stop, lambda: self.config.cluster.stop_timeout + END_LIMIT_S, self._force)
-
-
-def row_files(shards: int) -> int:
-    """Return the number of row files of a checkpoint: the smallest from 8 on that gives each shard whole files.
-
-    >>> row_files(2), row_files(3), row_files(16)
-    (8, 32, 16)
-    """
-    edges = [checkpoint.span(shard, shards)[0] for shard in range(shards)]
-    return next(n for n in (8, 16, 32) if all(edge * n % 1024 == 0 for edge in edges))
 
 
 def train_on_cluster(driver: Driver) -> None:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import torch
+
 from clickfleet.cluster import ray_start
 from clickfleet.cluster.assignments import links_of
 from clickfleet.cluster.authentication import ShardAddress, check_curve
@@ -24,14 +26,20 @@ from clickfleet.cluster.status import ClusterProgress, ShardStatus, WorkerStatus
 from clickfleet.cluster.wire import new_run
 from clickfleet.cluster.worker import WorkerActor
 from clickfleet.config.load import Config
+from clickfleet.config.sections import WorkerRange
 from clickfleet.data.schema import Schema
 from clickfleet.errors import ClusterError
+from clickfleet.store import checkpoint
 from clickfleet.training.sharding import Spread
 
 POLL_S = 0.5
 FIRST_POLL_S = 0.1
 """Time between two polls until the first step."""
 RAY_POLL_S = 0.1
+ROOM_S = 3.0
+"""How long to wait for CPUs that a failed process has used."""
+PING_S = 3.0
+"""Time limit for the answers of processes that are asked whether they are alive."""
 Call = Hashable
 """The handle of a remote call. `ActorGroup.result` returns its result."""
 
@@ -51,14 +59,16 @@ class Actor(Protocol):
 class ProcessGroup:
     """The shards and workers of a run, and its current generation."""
 
-    def __init__(self, config: Config, schema: Schema, spread: Spread, row_files: int, logs: str, log: Log) -> None:
+    def __init__(self, config: Config, schema: Schema, spread: Spread, logs: str, log: Log) -> None:
         metrics = replace(config.train.metrics, functions={})  # the driver calls them
         config = replace(config, train=replace(config.train, metrics=metrics))
-        self.config, self.schema, self.spread, self.row_files = config, schema, spread, row_files
+        self.config, self.schema, self.spread = config, schema, spread
         self.log, self._logs = log, logs
         self.actor_group = ActorGroup(config, log)
         self.overview = ClusterProgress(config.train.metrics.thresholds)
         self.workers = list(range(config.cluster.workers))
+        self.limits = config.cluster.workers if isinstance(config.cluster.workers, WorkerRange) else None
+        """The smallest and largest number of workers, if the room in the Ray cluster decides between them."""
         self.generation = 0
         self._run = new_run()
         self._keys: dict[str, bytes] = {}
@@ -67,6 +77,18 @@ class ProcessGroup:
             check_curve()
         self._polls: dict[str, tuple[Call, float]] = {}
         self._polled = 0.0
+
+    @property
+    def row_files(self) -> int:
+        """The number of row files of a checkpoint."""
+        return checkpoint.row_files(self.spread.shards)
+
+    def resize(self, workers: Sequence[int], shards: int) -> None:
+        """Change which workers there are, and the number of shards, from the next generation on."""
+        self.workers = list(workers)
+        self.spread = Spread(shards, self.spread.width, self.spread.floats)
+        cluster = replace(self.config.cluster, workers=len(self.workers), shards=shards)
+        self.config = self.actor_group.config = replace(self.config, cluster=cluster)
 
     @property
     def who(self) -> tuple[int, bytes, int]:
@@ -89,23 +111,26 @@ class ProcessGroup:
     def start(self) -> None:
         """Start all processes together and wait for them."""
         self.actor_group.start()
-        names = [f"shard {i}" for i in range(self.config.cluster.shards)] + [f"worker {i}" for i in self.workers]
+        if self.limits is not None:
+            room = int(self.actor_group.free_cpus() - self.spread.shards) // self.config.cluster.threads
+            count = min(max(room, int(self.limits)), self.limits.most)
+            self.log(f"room for {max(room, 0)} workers: {count} of {self.limits} start")
+            self.resize(range(count), self.spread.shards)
+        names = self.names
         left = max(0.0, self.actor_group.deadline - time.monotonic())
         self.log(f"waiting for {counted(names)} to start, for {left:.0f} s at most …")
         self.create(names, left)
 
-    def create(self, names: Iterable[str], timeout_s: float | None = None) -> None:
+    @property
+    def names(self) -> list[str]:
+        """The processes that the run is to have."""
+        return [f"shard {i}" for i in range(self.spread.shards)] + [f"worker {i}" for i in self.workers]
+
+    def create(self, names: Iterable[str], timeout_s: float | None = None, extra: bool = False) -> None:
         calls, keys = {}, {}
         for name in names:
-            kind, number = name.split()
-            if kind == "shard":
-                rules = rules_of(self.config, self.row_files)
-                self.actor_group.create(name, ShardActor, int(number), self.config, rules, self.who, self._logs, cpus=1)
-            else:
-                schema, threads = self.schema.to_dict(), self.config.cluster.threads
-                self.actor_group.create(name, WorkerActor, int(number), self.config, schema, self._logs, cpus=threads)
-            calls[name] = self.actor_group.actors[name].process.remote()
-            keys[name] = self.actor_group.actors[name].key.remote()
+            self.actor_group.actors[name] = actor = self.spawn(name, extra)
+            calls[name], keys[name] = actor.process.remote(), actor.key.remote()
         limit = self.config.cluster.start_timeout if timeout_s is None else timeout_s
         self.actor_group.facts |= self.actor_group.wait_for(calls, "start", limit)
         self._keys |= self.actor_group.wait_for(keys, "making keys", limit)
@@ -114,6 +139,45 @@ class ProcessGroup:
     def admit(self) -> None:
         """Let the shards accept the workers of now, and no others."""
         self.call(self.shards, "accept", [self._keys[name] for name in self.trainers])
+
+    def spawn(self, name: str, extra: bool = False) -> Actor:
+        """Start a process and do not wait for it. `extra`: not one of those that the run begins with.
+
+        A private Ray counts CPUs only for the latter. It is for any number of processes, as the user wants.
+        """
+        kind, number = name.split()
+        group, free = self.actor_group, extra and self.actor_group.private and self.limits is None
+        if kind == "shard":
+            rules = rules_of(self.config, self.row_files)
+            arguments = (int(number), self.config, rules, self.who, self._logs)
+            return group.spawn(name, ShardActor, *arguments, cpus=0 if free else 1)
+        threads = 0 if free else self.config.cluster.threads
+        return group.spawn(name, WorkerActor, int(number), self.config, self.schema.to_dict(), self._logs, cpus=threads)
+
+    def rearrange(self, optimizer: dict[str, torch.Tensor], buffers: bytes) -> None:
+        """Begin a new generation with the current workers. The shards keep their rows."""
+        self.generation += 1
+        self.call(self.shards, "begin", self.who, self.peers)
+        self._connect(self.trainers, optimizer, buffers)
+        self._polls = {}
+
+    def adopt(self, actors: Mapping[str, Actor], facts: Mapping[str, ProcessFacts]) -> None:
+        """Add processes that have started, and end those that the run no longer has."""
+        self.actor_group.actors |= actors
+        self.actor_group.facts |= facts
+        for name in [name for name in self.actor_group.actors if name not in self.names]:
+            self.actor_group.end(name)
+            self.forget(name)
+            self.actor_group.facts.pop(name, None)
+            self._keys.pop(name, None)
+        self._keys |= self.call(actors, "key")
+        self.admit()
+
+    def forget(self, name: str) -> None:
+        """Expect no more answers of a process that has ended."""
+        self._polls.pop(name, None)
+        self.overview.workers.pop(name, None)
+        self.overview.shards.pop(name, None)
 
     def begin(self, start: StartState) -> None:
         """Put all processes into the start state, in the current generation."""
@@ -125,7 +189,8 @@ class ProcessGroup:
         parts = split_dense(self.spread, start.dense)
         calls = {}
         for name in shards:
-            origin = CheckpointOrigin(start.path, start.table, parts[int(name.split()[1])], start.batches)
+            dense = parts[int(name.split()[1])]
+            origin = CheckpointOrigin(start.path, start.table, dense, start.batches, self.spread.shards)
             calls[name] = self.actor_group.actors[name].load.remote(origin, self.who, self.peers)
         self.actor_group.facts |= self.actor_group.wait_for(
             calls, "loading", max(self.config.cluster.start_timeout, 600.0)
@@ -133,12 +198,23 @@ class ProcessGroup:
 
     def connect(self, workers: Iterable[str], start: StartState, learned: Sequence[tuple[int, int]] = ()) -> None:
         """Connect workers to the shards. `learned`: messages and batches that they have applied of each link of a failed worker."""
+        self._connect(workers, self.optimizer_of(start), start.buffers, learned)
+
+    @staticmethod
+    def optimizer_of(start: StartState) -> dict[str, torch.Tensor]:
+        """Return the state of the dense optimizer, for modes whose workers run it; empty at the start of a run."""
+        return {key: tensor for key, tensor in start.dense.items() if key != "values"} if start.batches else {}
+
+    def _connect(
+        self,
+        workers: Iterable[str],
+        optimizer: dict[str, torch.Tensor],
+        buffers: bytes,
+        learned: Sequence[tuple[int, int]] = (),
+    ) -> None:
         shards = [self.address(name) for name in self.shards]
-        dense = {key: tensor for key, tensor in start.dense.items() if key != "values"} if start.batches else {}
-        calls = {
-            name: self.actor_group.actors[name].connect.remote(shards, self.who, dense, start.buffers, learned)
-            for name in workers
-        }
+        arguments = (shards, self.who, optimizer, buffers, learned, self.workers)
+        calls = {name: self.actor_group.actors[name].connect.remote(*arguments) for name in workers}
         self.actor_group.wait_for(calls, "connecting", self.config.cluster.start_timeout)
 
     def address(self, shard: str) -> ShardAddress:
@@ -150,19 +226,59 @@ class ProcessGroup:
         self.actor_group.end(name)
         self._polls.pop(name, None)
         index = int(name.split()[1])
-        if name.startswith("worker") and index not in self.workers:
+        if name not in self.names:
+            return
+        if self.limits is not None and not self._make_room(name):
             return
         try:
-            self.create([name])
+            self.create([name], extra=True)
         except StoppedError:
             raise
         except ClusterError:
-            if name.startswith("shard") or len(self.workers) == 1:
+            if name.startswith("shard") or len(self.workers) <= (self.limits or 1):
                 raise
             self.actor_group.end(name)
             self.workers.remove(index)
             self.admit()
             self.log(f"no free CPUs for {name}: the other {len(self.workers)} workers take its files")
+
+    def _make_room(self, name: str) -> bool:
+        """Wait a moment for free CPUs for a process. Without them, go on with fewer workers, but not with fewer than the least.
+
+        Return whether the process is still needed.
+        """
+        assert self.limits is not None
+        index, deadline = int(name.split()[1]), time.monotonic() + ROOM_S
+        shard = name.startswith("shard")
+        while self.actor_group.free_cpus() < (1 if shard else self.config.cluster.threads):
+            self.actor_group.check()
+            if time.monotonic() < deadline:  # Ray has not noticed yet that the failed process left its CPUs
+                time.sleep(POLL_S / 2)
+                continue
+            if len(self.workers) <= self.limits:
+                self.log(f"no free CPUs for {name}, and {len(self.workers)} workers are the fewest: waiting for room")
+                return True
+            left = max(self.workers) if shard else index
+            self.log(f"no free CPUs for {name}: the run continues with {len(self.workers) - 1} workers")
+            self.resize([worker for worker in self.workers if worker != left], self.spread.shards)
+            self.adopt({}, {})
+            if not shard:
+                return False
+            deadline = time.monotonic() + ROOM_S
+        return True
+
+    def failed(self) -> list[str]:
+        """Return the processes that have ended: with a node, all those on it fail at once."""
+        calls = {name: actor.process.remote() for name, actor in self.actor_group.actors.items()}
+        ready, _ = self.actor_group.ray.wait(list(calls.values()), num_returns=len(calls), timeout=PING_S)
+        ended = []
+        for name, call in calls.items():
+            try:
+                if call in ready:
+                    self.actor_group.result(name, call)
+            except ProcessFailedError:
+                ended.append(name)
+        return ended
 
     def call(self, actors: Mapping[str, Actor], verb: str, *arguments: Any, timeout_s: float = 60.0) -> dict[str, Any]:
         """Call a method of all actors at once. Return their results by name."""
@@ -321,17 +437,27 @@ class ActorGroup:
             self._ray_start.end()
             self._ray_start = None
 
-    def create(self, name: str, kind: type[Any], *arguments: Any, cpus: float) -> None:
+    @property
+    def private(self) -> bool:
+        """Whether Ray is a private one of this run, on this machine."""
+        return self._ray_start is not None and self.config.cluster.address is None
+
+    def free_cpus(self) -> float:
+        """Return how many CPUs of the Ray cluster are free."""
+        return float(self.ray.available_resources().get("CPU", 0.0))
+
+    def spawn(self, name: str, kind: type[Any], *arguments: Any, cpus: float) -> Actor:
         """Start one process at its configured place. Do not wait for it."""
         actor = self.ray.remote(kind)
         options: dict[str, object] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 8}
         if self.config.cluster.endpoints:  # on the node of its role
             options |= {"num_cpus": 0, "resources": {place(name): 1}}
         else:
-            private = self.config.cluster.address is None  # with one CPU for each process, whatever its threads
-            options |= {"num_cpus": 1 if private and self._ray_start else cpus}
-            options |= {"scheduling_strategy": "DEFAULT" if private else "SPREAD"}
-        self.actors[name] = actor.options(**options).remote(*arguments)
+            if self.private and not isinstance(self.config.cluster.workers, WorkerRange):
+                cpus = min(cpus, 1)  # it has one CPU for each process, whatever its threads
+            spread = "DEFAULT" if self.config.cluster.address is None else "SPREAD"
+            options |= {"num_cpus": cpus, "scheduling_strategy": spread}
+        return cast(Actor, actor.options(**options).remote(*arguments))
 
     def wait_for(
         self, calls: dict[str, Call], what: str, timeout_s: float, monitor: Callable[[], None] = lambda: None

@@ -11,7 +11,7 @@ from typing import Any
 
 from clickfleet.cluster import process_tree
 from clickfleet.cluster.ray_runtime import LOOPBACK, keep_token, lean, on_loopback, our_signals, ray_module
-from clickfleet.config.sections import Cluster
+from clickfleet.config.sections import Cluster, WorkerRange
 from clickfleet.data import files
 from clickfleet.training.signals import interruptible, leave
 
@@ -76,8 +76,10 @@ class RayStart:
 
 
 def cpus_of(settings: Cluster) -> int:
-    """Return the CPUs that a private Ray offers: one for every process of the run. Ray starts as many processes ahead."""
-    return settings.shards + settings.workers
+    """Return the CPUs that a private Ray offers: one for every process of the run, or those of the machine if the run chooses the number
+    of its workers. Ray starts as many processes ahead."""
+    needed = settings.shards + settings.workers
+    return max(needed, os.cpu_count() or 1) if isinstance(settings.workers, WorkerRange) else needed
 
 
 _ahead: list[RayStart] = []

@@ -48,7 +48,8 @@ class Recovery:
                 run.waits = True
                 for actor in run.processes.trainers.values():
                     actor.abandon.remote(run.processes.generation - 1)
-                run.processes.replace(failure.name)
+                for name in dict.fromkeys([failure.name, *run.processes.failed()]):
+                    run.processes.replace(name)
                 run.begin()
             except ProcessFailedError as another:
                 failure = another

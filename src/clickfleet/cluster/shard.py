@@ -21,6 +21,7 @@ from clickfleet.config import sections
 from clickfleet.config.load import Config
 from clickfleet.data.batch import Keys
 from clickfleet.errors import ClusterError
+from clickfleet.store.checkpoint import SPLIT_FILES
 from clickfleet.store.table import Snapshot, Table
 from clickfleet.training import modes, optimizer
 from clickfleet.training.embedding import Push
@@ -222,7 +223,8 @@ class Shard:
         self.last_checkpoint = number
         self.marked = set()
         facts: ShardCounts = {"version": self.version, "batches": self.batches}
-        dense, rows = self.dense_state(), self.table.snapshot(self.rules.row_files)
+        files = self.rules.row_files if self.rules.row_files <= SPLIT_FILES else 1  # beyond: one per shard
+        dense, rows = self.dense_state(), self.table.snapshot(files)
         self.on_checkpoint(ShardCheckpoint(number, rows, dense, facts))
 
     def _add(self, peer: int, push: Push) -> None:

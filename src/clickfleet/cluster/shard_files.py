@@ -51,8 +51,7 @@ class ShardFiles:
 
     def __init__(self, shard: int, shards: int, row_files: int) -> None:
         self._name, self._row_files = f"shard {shard}", row_files
-        first, last = checkpoint.span(shard, shards)
-        self._files = range(first * row_files // 1024, last * row_files // 1024)
+        self._files = checkpoint.files_within(*checkpoint.span(shard, shards), row_files)
         self._taken: dict[int, ShardCheckpoint] = {}
         self._dropped = self._hurried = 0
         self._change = threading.Condition()
@@ -157,7 +156,7 @@ class ShardFiles:
             return wanted or table.stats()["undo_waits"] != waits  # pushes wait for this thread
 
         for part in taken.rows:
-            yield part
+            yield part if self._row_files <= checkpoint.SPLIT_FILES else {**part, "file": self._files[0]}
             rows += len(part["key"])
             used = time.thread_time()
             until = begin + min(used / share, AT_MOST_S * rows / total)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,6 +49,8 @@ class CheckpointOrigin:
     table: Mapping[str, object]
     dense: dict[str, torch.Tensor]
     batches: int = 0
+    shards: int | None = None
+    """The number of shards. None: as the configuration of the shard says."""
 
 
 class ShardActor:
@@ -63,7 +65,8 @@ class ShardActor:
         self.who = PeerIdentity(*who)
         self.shard: Shard | None = None
         self.server: Server | None = None
-        self.files = ShardFiles(number, config.cluster.shards, rules.row_files)
+        self._shards = config.cluster.shards
+        self.files = ShardFiles(number, self._shards, rules.row_files)
         self._key: ProcessKey | None = None
         self._accepted: list[bytes] = []
         self._changes: Changes | None = None
@@ -83,7 +86,8 @@ class ShardActor:
 
     def load(self, origin: CheckpointOrigin, who: tuple[int, bytes, int], peers: list[int]) -> ProcessFacts:
         """Start, or restart, from an origin in a generation of the run. Return the addresses of the server."""
-        shards = self.config.cluster.shards
+        shards = origin.shards or self.config.cluster.shards
+        row_files = checkpoint.row_files(shards)
         self.files.forget()
         if origin.path is None:
             table = Table.like(origin.table)
@@ -94,15 +98,17 @@ class ShardActor:
                 shutil.rmtree(path, ignore_errors=True)
         dense = dict(origin.dense)
         values = dense.pop("values").clone()
-        shard = Shard(table, values, self.config.dense, self.rules)
+        shard = Shard(table, values, self.config.dense, replace(self.rules, row_files=row_files))
         if dense:
             shard.optimizer.restore(dense)
         shard.batches = origin.batches
         shard.begin(peers)
         if modes.needs(self.config).replicates_rows:
             shard.replicate(peers)
-        shard.on_checkpoint = self.files.put
         self.files.clear()
+        if shards != self._shards:
+            self._shards, self.files = shards, ShardFiles(self.number, shards, row_files)
+        shard.on_checkpoint = self.files.put
         self._changes = None
         if self.server is None:
             self.shard, self.who = shard, PeerIdentity(*who)
@@ -110,12 +116,22 @@ class ShardActor:
         else:
             with self.server.lock:
                 self.shard, self.who = shard, PeerIdentity(*who)
+                self.server.floats = len(values)
         log(
             f"shard {self.number} of {shards}: {len(table):,} rows from {origin.path or 'nothing'}, generation {self.who.generation}"
         )
         assert self.server is not None
         self._cpu, self._trained = time.process_time(), Stopwatch()
         return {**describe_process(), "endpoints": self.server.endpoints}
+
+    def begin(self, who: tuple[int, bytes, int], peers: list[int]) -> None:
+        """Continue with the same rows and weights in a new generation, with other workers."""
+        with self._locked() as shard:
+            self.who = PeerIdentity(*who)
+            shard.begin(peers)
+            if modes.needs(self.config).replicates_rows:
+                shard.replicate(peers)
+        log(f"shard {self.number}: generation {self.who.generation} with {len(peers)} peers")
 
     def _listen(self) -> None:
         def handle(peer: int, piece: Piece) -> Answers:

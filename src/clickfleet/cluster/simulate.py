@@ -123,7 +123,6 @@ class SimulatedCluster:
     def __init__(
         self, config: Config, schema: Schema, workers: int, shards: int = 1, seed: int = 0, trainers: int = 1
     ) -> None:
-        config = replace(config, cluster=replace(config.cluster, workers=workers, threads=trainers, shards=shards))
         config = modes.with_shared_error(config)
         self.config, self.schema = config, schema
         self.turns = Turns(seed)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import torch as torch_tensors
 
+from clickfleet.cluster.assignments import NEXT_EPOCH, EpochPosition
 from clickfleet.config.load import Config
 from clickfleet.data.schema import Schema
 from clickfleet.store import checkpoint
@@ -20,20 +21,6 @@ from clickfleet.training.learner import Learner, table_spec
 from clickfleet.training.loop import RunProgress
 from clickfleet.training.metrics import TOTALS, Metrics, make_metrics
 from clickfleet.training.sharding import Spread
-
-
-class EpochPosition(TypedDict):
-    """How far an epoch has been read, as checkpoints of a cluster hold it."""
-
-    epoch: int
-    of: int
-    """The number of streams that the files were split into."""
-    streams: dict[str, Mapping[str, object] | None]
-    """The position of each stream by its number; None at its end."""
-
-
-NEXT_EPOCH: EpochPosition = {"epoch": -1, "of": 0, "streams": {}}
-"""The position after the end of an epoch."""
 
 
 @dataclass
@@ -160,7 +147,7 @@ def _replicas(
     kept: dict[str, list[str]] = state.get("keep", {})
     if not kept:
         return {}
-    if config.mode.name != state["arrangement"].get("mode") or len(kept) != config.cluster.workers:
+    if config.mode.name != state["arrangement"].get("mode"):
         log(
             f"warning: the checkpoint holds replicas of {len(kept)} workers in mode {state['arrangement'].get('mode')}, which do not "
             "fit this run; they are dropped, with their optimizer state and with changes that were not shipped"

@@ -29,6 +29,7 @@ class WorkerStatus(TypedDict):
     buckets: NotRequired[NDArray[np.float64]]
     sliding: NotRequired[NDArray[np.float64] | None]
     queued: NotRequired[int]
+    streams: NotRequired[int]
     bytes: NotRequired[int]
     bad_lines: NotRequired[int]
     sent: NotRequired[int]
@@ -93,6 +94,11 @@ class StartCounts:
     steps: int = 0
     rows: int = 0
     buckets: NDArray[np.float64] | None = None
+    loss: float = 0.0
+    weight: float = 0.0
+    bytes: int = 0
+    bad_lines: int = 0
+    """Of streams of this epoch that ended before."""
 
 
 class ClusterProgress:
@@ -109,12 +115,14 @@ class ClusterProgress:
         """Workers without a file to train on in this epoch."""
         self.reported_at = time.monotonic()
         """When a worker last reported its progress."""
+        self.began = self.reported_at
+        """When the workers began, or began again after a change or a failure."""
 
     def restart(self, steps: int, rows: int, buckets: NDArray[np.float64] | None) -> None:
         """Set the counts that the workers start from."""
-        self.start = StartCounts(steps, rows, buckets)
+        self.start = StartCounts(steps, rows, buckets, self.loss, self.weight)
         self.workers = {}
-        self.reported_at = time.monotonic()
+        self.reported_at = self.began = time.monotonic()
 
     @property
     def moment(self) -> Moment:
@@ -134,19 +142,19 @@ class ClusterProgress:
 
     @property
     def loss(self) -> float:
-        return float(sum(facts.get("loss", 0) for facts in self.workers.values()))
+        return self.start.loss + float(sum(facts.get("loss", 0) for facts in self.workers.values()))
 
     @property
     def weight(self) -> float:
-        return float(sum(facts.get("weight", 0) for facts in self.workers.values()))
+        return self.start.weight + float(sum(facts.get("weight", 0) for facts in self.workers.values()))
 
     @property
     def bytes_read(self) -> int:
-        return int(self._sum("bytes"))
+        return int(self.start.bytes + self._sum("bytes"))
 
     @property
     def bad_lines(self) -> int:
-        return int(self._sum("bad_lines"))
+        return int(self.start.bad_lines + self._sum("bad_lines"))
 
     @property
     def buckets(self) -> Buckets:
@@ -211,7 +219,7 @@ class ClusterMonitor(Monitor):
     def facts(self, run: Progress, now: float, since: Mark) -> dict[str, Any]:
         facts = super().facts(run, now, since)
         assert isinstance(run, ClusterProgress)
-        elapsed = max(now - self._begin.time, 1e-9)
+        elapsed = max(now - max(self._begin.time, run.began), 1e-9)
         each = {name: status.get("rows", 0) / elapsed for name, status in run.workers.items()}
         return {**facts, **run.extra(), "each": each}
 
@@ -237,7 +245,8 @@ class ClusterMonitor(Monitor):
 
 
 def closing_table(overview: ClusterProgress, facts: Mapping[str, ProcessFacts], seconds: float) -> str:
-    """Return a table with one line per process: its work and its costs."""
+    """Return a table with one line per process: its work and its costs, since the last change or failure if there was one."""
+    seconds = min(seconds, time.monotonic() - overview.began)
     lines = [
         f"{'process':>10}  {'host':<16} {'pid':>7} {'rows':>12} {'steps':>8} {'rows/s':>9} {'wire':>9} {'CPU s':>7}  latency ms (p50 p99)"
     ]

@@ -261,7 +261,7 @@ class Server:
         floats: int | None = None,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._handle, self._who, self._width, self._floats = handle, who, width, floats
+        self._handle, self._who, self._width, self.floats = handle, who, width, floats
         self.lock = threading.RLock()
         """Held while a message is handled. Hold it for any other change of the shard."""
         self.failure: BaseException | None = None
@@ -329,7 +329,7 @@ class Server:
             if header.generation != identity.generation:
                 self.send(route, Answer(error=STALE, number=header.number))
                 return
-            piece, _, peer = unpack_request(parts, self._width, self._floats)
+            piece, _, peer = unpack_request(parts, self._width, self.floats)
             answers = self._handle(peer, piece)
         except BadMessageError as problem:
             self.dropped.add(problem, _sender(frames))

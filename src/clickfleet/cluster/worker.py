@@ -53,12 +53,14 @@ class WorkerCheckpoint(TypedDict):
     steps: int
     rows: int
     metrics: State
+    read: tuple[int, int]
+    """Bytes and bad lines of its streams that have ended."""
     keep: dict[str, bytes]
     """Files of the mode."""
     optimizer: dict[str, torch.Tensor]
     """The state of the dense optimizer, if the mode runs it in the worker."""
     buffers: bytes
-    """The buffers of the network, from worker 0 only."""
+    """The buffers of the network, from the first worker only."""
 
 
 MeasuredShare = tuple[State, tuple[Floats, Floats, Floats] | None]
@@ -89,6 +91,8 @@ class WorkerActor:
         self._reports: dict[int, WorkerCheckpoint] = {}
         self._change = threading.Condition()
         self._training = self._held = False
+        self._leads = index == 0
+        """Whether this is the first worker, whose buffers are those of the model."""
         self._abandoned_generation = -1
         """The last generation that was abandoned."""
         self._ended: dict[str, Mapping[str, object] | None] | None = None
@@ -125,11 +129,13 @@ class WorkerActor:
         optimizer: dict[str, torch.Tensor],
         buffers: bytes = b"",
         learned: Sequence[tuple[int, int]] = (),
+        workers: Sequence[int] = (),
     ) -> None:
         """Connect to these shards as part of a generation of the run, and forget the generation before.
 
         `optimizer` is the state of the dense optimizer, for modes that run it here; empty at the start of a run. `learned` is for the
-        replacement of a failed worker: how many messages and batches of each link the shards have applied.
+        replacement of a failed worker: how many messages and batches of each link the shards have applied. `workers` are all workers
+        of the generation.
         """
         self.abandon(self.who.generation)
         with self._change:
@@ -139,6 +145,10 @@ class WorkerActor:
                 link.close()
             self.context = self.context or zmq.Context(1)
             self.shards, self.who = shards, PeerIdentity(*who)
+            self._leads = not workers or self.index == min(workers)
+            cluster = replace(self.config.cluster, workers=len(workers) or self.config.cluster.workers)
+            self.config = replace(self.config, cluster=replace(cluster, shards=len(shards)))
+            self.spread = Spread(len(shards), self.spread.width, self.spread.floats)
             self._held = False
             self._wanted = self._taken = 0
             self._reports, self._ended, self.job = {}, None, None
@@ -200,7 +210,7 @@ class WorkerActor:
                 took=self._took,
             )
             job.steps, job.rows, job.trained = self._counted
-            job.saved, job.carried = task.saved, self._carried
+            job.saved, job.inherited, job.carried = task.saved, task.inherited, self._carried
             for trainer in job.trainers:
                 trainer.step.score_first = task.score_first and trainer.step.is_noisy()
             marks = self.needs.marks_checkpoints
@@ -246,7 +256,7 @@ class WorkerActor:
         folder = Path(self.config.run.dir) / f"worker-{self.index}"
         reader = open_source(task.reading or self.config, stream.data, self.schema, labels=True, folder=folder)
         if isinstance(reader, Reader):
-            reader.whole = task.reading is None  # a pass may have only a few lines
+            reader.whole = task.reading is None and not stream.part  # a pass or part may have only a few lines
         reader.split = task.split
         reader.epoch = task.epoch if task.reading is None else 0  # each pass has its own seed
         if stream.state is not None:
@@ -307,9 +317,10 @@ class WorkerActor:
             "steps": self.job.trained,
             "rows": self.job.rows,
             "metrics": self._metrics.state(),
+            "read": cast(AssignedStreams, self.job.source).read(),
             "keep": self.job.keep(),
             "optimizer": self.learner.optimizer.state() if self.job.runs_optimizer else {},
-            "buffers": pack_buffers(self.learner) if self.index == 0 else b"",
+            "buffers": pack_buffers(self.learner) if self._leads else b"",
         }
         with self._change:
             self._reports = {number: report}
@@ -391,6 +402,7 @@ class WorkerActor:
             "buckets": self._metrics.buckets.state()["buckets"],
             "sliding": last_batches(self._metrics),
             "queued": job.queued(),
+            "streams": cast(AssignedStreams, job.source).left,
             "bytes": counters.bytes,
             "bad_lines": counters.bad_lines,
             "sent": sum(link.bytes_out for link in self.links),

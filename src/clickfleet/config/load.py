@@ -293,6 +293,8 @@ def plain(value: Any, as_given: bool = False) -> Any:
     """Return a configuration as plain values. `as_given` omits names and settings of plug-ins that are defaults."""
     if isinstance(value, sections.AutoInt | sections.AutoFloat):
         return AUTO
+    if isinstance(value, sections.WorkerRange):
+        return str(value)
     if isinstance(value, Plugin):
         return dict(value.given) if as_given and value.given is not None else {"name": value.name, **value.settings}
     if isinstance(value, dict):

@@ -85,6 +85,47 @@ class AutoFloat(float):
     """Like `AutoInt`."""
 
 
+class WorkerRange(int):
+    """From `least` to `most` workers, as many as the Ray cluster has room for. Where one number is needed, it is the least.
+
+    >>> WorkerRange.parse("2..8"), WorkerRange(2, 8) + 1, WorkerRange(2, 8) == 2
+    (WorkerRange(2, 8), 3, False)
+    """
+
+    most: int
+
+    def __new__(cls, least: int, most: int) -> WorkerRange:
+        made = super().__new__(cls, least)
+        made.most = most
+        return made
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerRange:
+        match = re.fullmatch(r"\s*(\d+)\s*\.\.\s*(\d+)\s*", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise PydanticCustomError("range", "needs a number, or a range such as 2..8")
+        return cls(int(match[1]), int(match[2]))
+
+    def __reduce__(self) -> tuple[type[WorkerRange], tuple[int, int]]:
+        return WorkerRange, (int(self), self.most)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WorkerRange) and (int(self), self.most) == (int(other), other.most)
+
+    def __hash__(self) -> int:
+        return hash((int(self), self.most))
+
+    def __repr__(self) -> str:
+        return f"WorkerRange({int(self)}, {self.most})"
+
+    def __str__(self) -> str:
+        return f"{int(self)}..{self.most}"
+
+
+def _worker_range(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    return WorkerRange.parse(value) if isinstance(value, str) else handler(value)
+
+
 def auto(usual: AutoInt | AutoFloat | None) -> WrapValidator:
     """Return a validator that accepts `auto`. The setting then has its default value, `usual`."""
 
@@ -357,8 +398,8 @@ class Train:
 class Cluster:
     shards: Count = 2
     """Number of processes that hold rows and dense weights."""
-    workers: Count = 2
-    """Number of processes that train."""
+    workers: Annotated[Count, WrapValidator(_worker_range)] = 2
+    """Number of processes that train. A range such as 2..8: as many of them as the Ray cluster has room for, at any time."""
     threads: Count = 1
     """Number of trainer threads per worker."""
     address: str | None = None

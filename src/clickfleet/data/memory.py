@@ -8,6 +8,7 @@
 [[[30.0], [40.0]]]
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ class Feed:
         self.counters = Counters()
         self.epoch = 0
         self._skip = 0
+        self._until: int | None = None
+        """Row of the pass, in its order, before which it ends. `split_off` gave the others to other feeds."""
         self._rows: tuple[tuple[RowSplit | None, bool], Batch] | None = None
 
     @property
@@ -92,19 +95,23 @@ class Feed:
         if self.shuffle or self.split is not None:
             rows = self.rows()
             indices = order(len(rows), self.seed, self.epoch) if self.shuffle else np.arange(len(rows))
-            for first in range(self._skip, len(rows), self.batch_size):
+            indices = indices[: self._until]
+            for first in range(self._skip, len(indices), self.batch_size):
                 yield self._hand_out(rows.take(indices[first : first + self.batch_size]))
         else:
             yield from self._in_order()
-        self._skip = 0
+        self._skip, self._until = 0, None
         self.epoch += 1
 
     def _in_order(self) -> Iterator[Batch]:
         skip, rows = self._skip, 0
         rest: list[Batch] = []
+        left = sys.maxsize if self._until is None else self._until - skip
         for part in self._parts():
             batch = part[min(skip, len(part)) :]
             skip -= len(part) - len(batch)
+            batch = batch[:left]
+            left -= len(batch)
             while rows + len(batch) >= self.batch_size:
                 cut = self.batch_size - rows
                 ready = concatenate([*rest, batch[:cut]])
@@ -113,6 +120,8 @@ class Feed:
             if len(batch):
                 rest.append(batch)
                 rows += len(batch)
+            if not left:
+                break
         if rest:
             yield self._hand_out(concatenate(rest))
 
@@ -130,6 +139,7 @@ class Feed:
             "epoch": self.epoch,
             "skip": self._skip,
             "counters": self.counters.to_dict(),
+            **({} if self._until is None else {"until": self._until}),
             **self._identity(),
         }
 
@@ -155,7 +165,7 @@ class Feed:
             raise DataError(
                 "the run began this epoch with other data in memory", "resume with the same rows in the same order"
             )
-        self.epoch, self._skip = state["epoch"], state["skip"]
+        self.epoch, self._skip, self._until = state["epoch"], state["skip"], state.get("until")
         self.counters = Counters(**state["counters"])
 
     def _parts(self) -> Iterator[Batch]:
@@ -275,6 +285,15 @@ class Feed:
             )
         batch.check_rows()
         return batch
+
+
+def split_off(rows: int, state: SourceState, size: int) -> tuple[SourceState, SourceState | None]:
+    """Divide the rest of an interrupted pass over `rows` rows. Return the states that read its next `size` rows, and the others."""
+    until = state.get("until", rows)
+    if state["skip"] + size >= until:
+        return state, None
+    others = {**state, "skip": state["skip"] + size, "counters": Counters().to_dict()}
+    return {**state, "until": state["skip"] + size}, others
 
 
 def is_rereadable(data: Any) -> bool:

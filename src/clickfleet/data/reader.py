@@ -8,7 +8,7 @@ state = reader.state()
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -46,6 +46,11 @@ class _Position:
     """Number of shuffled windows before this position."""
     counters: Counters | None = None
     quarantine: int = 0
+
+    def reach(self) -> list[int]:
+        """Return how many files of each lane were begun, with the block after this position."""
+        lane = self.turn % len(self.places)
+        return [place.file + (i == lane or place.at > 0) for i, place in enumerate(self.places)]
 
 
 class Reader:
@@ -101,6 +106,10 @@ class Reader:
         self._lanes = max(1, min(interleave or (4 if self._shuffles else 1), len(self.files)))
         self._bad = BadLines(bad_lines, max_bad_fraction, quarantine)
         self._position, self._used = self._start(), 0
+        self._reach: list[int] = [0] * self._lanes
+        """Files of each lane that were begun: rows of them were returned, or are in the window that is being returned."""
+        self._stop: list[int] | None = None
+        """Files of each lane that belong to this pass, if they are not all: `split_off` gave the others to other readers."""
 
     def _start(self) -> _Position:
         return _Position((Place(),) * self._lanes, counters=self.counters.copy(), quarantine=self._bad.mark())
@@ -108,7 +117,8 @@ class Reader:
     def _files(self) -> list[list[str]]:
         """Return the files of each lane in this pass."""
         files = [self.files[i] for i in order(len(self.files), self.seed, self.epoch)] if self._shuffles else self.files
-        return [files[lane :: self._lanes] for lane in range(self._lanes)]
+        lanes = [files[lane :: self._lanes] for lane in range(self._lanes)]
+        return lanes if self._stop is None else [lane[:stop] for lane, stop in zip(lanes, self._stop, strict=True)]
 
     def __iter__(self) -> Iterator[Batch]:
         blocks = Blocks(
@@ -129,23 +139,26 @@ class Reader:
         self._bad.check(self.counters, enough=1 if self.whole else ENOUGH_LINES)
         self.epoch, self._passed = self.epoch + 1, 0
         self._position, self._used = self._start(), 0
+        self._reach, self._stop = [0] * self._lanes, None
 
     def _in_order(self, blocks: Blocks) -> Iterator[Batch]:
         rest: list[Batch] = []
         rows = used = 0
         position = self._position
         for batch, position in self._rows(blocks):
-            used = 0
+            used, reach = 0, position.reach()
             while rows + len(batch) - used >= self.batch_size:
                 start, used = used, used + self.batch_size - rows
                 ready = concatenate([*rest, batch[start:used]])
                 rest, rows = [], 0
+                self._reach = reach
                 yield self._hand_out(ready, position, used)
             if used < len(batch):
                 rest.append(batch[used:])
                 rows += len(batch) - used
                 used = len(batch)
         if rest:
+            self._reach = position.reach()
             yield self._hand_out(concatenate(rest), position, used)
 
     def _windows(self, blocks: Blocks) -> Iterator[Batch]:
@@ -155,13 +168,13 @@ class Reader:
         while True:
             parts: list[Batch] = []
             start: _Position | None = None
-            rows = 0
+            rows, reach = 0, self._reach
             while self.window_rows is None or rows < self.window_rows:
                 following, rest = rest or next(source, None), None
                 if following is None:
                     break
                 batch, position = following
-                start = start or position
+                start, reach = start or position, position.reach()
                 if self.window_rows is not None and rows + len(batch) > self.window_rows:
                     cut = self.window_rows - rows
                     rest = batch[cut:], replace(position, skip=position.skip + cut)
@@ -173,7 +186,7 @@ class Reader:
             window = concatenate(parts)
             parts = []
             shuffled = order(rows, self.seed, self.epoch, number + 1)
-            start = replace(start, window=number)
+            start, self._reach = replace(start, window=number), reach
             for first in range(done, rows, self.batch_size):
                 batch = window.take(shuffled[first : first + self.batch_size])
                 yield self._hand_out(batch, start, first + len(batch))
@@ -239,6 +252,8 @@ class Reader:
             "rows": self.counters.rows,
             "counters": here.counters.to_dict(),
             "quarantine": here.quarantine,
+            "reach": self._reach,
+            **({} if self._stop is None else {"stop": self._stop}),
         }
 
     def _identity(self) -> Mapping[str, Any]:
@@ -246,7 +261,7 @@ class Reader:
         return {
             "version": _VERSION,
             "schema": self.schema.hash,
-            "files": hashlib.blake2b("\0".join(self.files).encode(), digest_size=8).hexdigest(),
+            "files": _digest(self.files),
             "interleave": self._lanes,
             "shuffle": self.window_rows if self.window_rows is not None else "global",
             "seed": self.seed if self._shuffles else None,
@@ -264,13 +279,37 @@ class Reader:
                 )
         counters = Counters(**state["counters"])
         places = tuple(Place(*place) for place in state["places"])
-        self._position = _Position(
-            places, state["turn"], state["skip"], state["window"], counters.copy(), state["quarantine"]
-        )
+        quarantined = state["quarantine"]  # None if another process wrote the lines before
+        mark = self._bad.mark() if quarantined is None else quarantined
+        self._position = _Position(places, state["turn"], state["skip"], state["window"], counters.copy(), mark)
         self._used, self.epoch, self._passed = state["used"], state["epoch"], state.get("passed", 0)
         self.counters = counters
         self.counters.rows = state["rows"]
-        self._bad.forget_after(state["quarantine"])
+        self._reach, self._stop = state.get("reach") or [len(lane) for lane in self._files()], state.get("stop")
+        if quarantined is not None:
+            self._bad.forget_after(quarantined)
+
+
+def split_off(files: Sequence[str], state: SourceState) -> tuple[SourceState | None, list[str]]:
+    """Divide the rest of an interrupted pass over some files. Return the state that reads the files begun, and the others.
+
+    The state is None if no file was begun. With it, a reader of the same files returns the rows it would have returned of those
+    begun, and then ends. A state of an older version is not divided, and neither are files that changed since.
+    """
+    if "reach" not in state or state["files"] != _digest(files):
+        return state, []
+    if not any(state["reach"]):
+        return None, list(files)
+    seed, lanes = state["seed"], state["interleave"]
+    in_turn = list(range(len(files))) if seed is None else order(len(files), seed, state["epoch"]).tolist()
+    by_lane = [in_turn[lane::lanes] for lane in range(lanes)]
+    stop = state.get("stop") or list(map(len, by_lane))
+    unread = [i for lane, first, last in zip(by_lane, state["reach"], stop, strict=True) for i in lane[first:last]]
+    return {**state, "stop": state["reach"]}, [files[i] for i in sorted(unread)]
+
+
+def _digest(files: Sequence[str]) -> str:
+    return hashlib.blake2b("\0".join(files).encode(), digest_size=8).hexdigest()
 
 
 def _recognised(form: Any, files: Any, schema: Schema | None, base: str) -> Any:

@@ -86,6 +86,9 @@ def _running_driver(config: Config, schema: Schema, resume: bool, quiet: bool) -
         valid, test = (tuple(expand(paths)) if paths else () for paths in (config.data.valid, config.data.test))
         driver = Driver(run.settings, schema, [], run.monitor, HeldOutFiles(valid, test))
         driver.mirror = run.mirror
+        driver.resizing.fixed = (
+            driver.resizing.fixed or "a program of its own has as many workers as it was started with"
+        )
         run.begin(driver)
         with driver.interruptible():
             try:

@@ -169,6 +169,10 @@ class ClusterPassSession(PassSession[ClusterPassJob]):
         self.queue.forget()
         self.adopt(self.driver.start_state.more)
 
+    def _stops_waiting(self) -> bool:
+        self.driver.resizing.tick()
+        return super()._stops_waiting()
+
     def _write(self, state: State, epoch: int | None) -> None:
         self.driver.checkpoints.now(None)
 

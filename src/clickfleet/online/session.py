@@ -193,7 +193,7 @@ class PassSession(Session[P]):
             self.now = self.queue.resume(Pass.from_dict(self.course.begun), self.course.position, self._reader)
         else:
             begin = time.monotonic()
-            self.now = self.queue.after(self.course.position, lambda: self.signal is not None)
+            self.now = self.queue.after(self.course.position, self._stops_waiting)
             self._waited_s += time.monotonic() - begin
             self._report_late()
             if self.course.open_day is not None and (self.now is None or self.now[0].day != self.course.open_day):
@@ -245,6 +245,10 @@ class PassSession(Session[P]):
     def _elapsed(self) -> float:
         """Return the seconds since the start, without those spent waiting for data."""
         return time.monotonic() - self._start_s - self._waited_s
+
+    def _stops_waiting(self) -> bool:
+        """Return whether to wait no longer for the next pass. Called several times a second."""
+        return self.signal is not None
 
     def _interrupted(self) -> bool:
         return self.signal is not None or self.queue.patience.cancelled

@@ -6,8 +6,9 @@
     <folder>/EPOCH-0003          the same for the end of epoch 3 (counted from 0); this checkpoint is kept
     <folder>/BEST                the same for the best test AUC so far; this checkpoint is kept
 
-Row files are Arrow IPC files, so DuckDB, Polars or pandas can query a model. Row file i of n (a power of two up to 32) holds the virtual
-shards [i·1024/n, (i+1)·1024/n). The virtual shard of a row is mix64(key) mod 1024. A record batch holds either short rows (without
+Row files are Arrow IPC files, so DuckDB, Polars or pandas can query a model. Row file i of n holds the virtual shards `span(i, n)`: those
+from i·1024/n to (i+1)·1024/n. n is a power of two up to 32; a cluster with more shards writes one file per shard. The virtual shard of a
+row is mix64(key) mod 1024. A record batch holds either short rows (without
 factors) or full rows; each kind ascends by mix64(key) through the file. Columns, all without nulls:
 
     key uint64 · slot uint16 (65535: none) · show float64 · click float64 · unseen_days uint16 · delta_score float32
@@ -48,8 +49,10 @@ from clickfleet.store import atomic
 from clickfleet.store.table import Columns, Snapshot, Table, mix64
 
 LATEST, BEST = "LATEST", "BEST"
-MAX_FILES = 32
-"""Largest number of row files of a checkpoint."""
+MAX_SHARDS = _core.VIRTUAL_SHARDS
+"""Largest number of shards, and of row files: a virtual shard is not divided."""
+SPLIT_FILES = 32
+"""Largest number of row files that one table writes, a power of two."""
 T = TypeVar("T")
 _STEP = re.compile(r"^step-(\d{12})$")
 _EPOCH = re.compile(r"^EPOCH-(\d{4,})$")
@@ -115,14 +118,36 @@ def memory_facts(of_shards: list[list[int] | None]) -> dict[str, list[list[int] 
 
 
 def span(shard: int, shards: int) -> tuple[int, int]:
-    """Return the range of virtual shards of shard `shard` of `shards`. With up to 32 shards, no two share a row file.
+    """Return the range of virtual shards of shard `shard` of `shards`, and of a row file. No two shards share a row file.
 
     >>> span(0, 3), span(1, 3), span(2, 3)
     ((0, 320), (320, 672), (672, 1024))
     """
-    pieces = MAX_FILES if shards <= MAX_FILES else _core.VIRTUAL_SHARDS
+    pieces = SPLIT_FILES if shards <= SPLIT_FILES else _core.VIRTUAL_SHARDS
     first, last = (pieces * s // shards * (_core.VIRTUAL_SHARDS // pieces) for s in (shard, shard + 1))
     return first, last
+
+
+def row_files(shards: int) -> int:
+    """Return the number of row files of a cluster's checkpoint: the smallest from 8 on that gives each shard whole files.
+
+    >>> row_files(2), row_files(3), row_files(16), row_files(48)
+    (8, 32, 16, 48)
+    """
+    if shards > SPLIT_FILES:
+        return shards
+    edges = [span(shard, shards)[0] for shard in range(shards)]
+    return next(n for n in (8, 16, 32) if all(edge * n % _core.VIRTUAL_SHARDS == 0 for edge in edges))
+
+
+def files_within(first: int, last: int, files: int) -> list[int]:
+    """Return the row files, of `files`, that hold virtual shards from `first` to before `last`.
+
+    >>> files_within(0, 320, 8), files_within(320, 672, 8), files_within(0, 43, 48)
+    ([0, 1, 2], [2, 3, 4, 5], [0, 1, 2])
+    """
+    spans = (span(file, files) for file in range(files))
+    return [file for file, (begin, end) in enumerate(spans) if begin < last and end > first]
 
 
 def load(path: Path | str, *, shard: int = 0, shards: int = 1, **changes: Any) -> Table:
@@ -141,7 +166,7 @@ def _load(path: Path, manifest: atomic.Manifest, shard: int, shards: int, change
     table = Table.like({**manifest["table"], **changes})
     first, last = span(shard, shards)
     files = manifest["row_files"]
-    if not isinstance(files, int) or not 1 <= files <= MAX_FILES:
+    if not isinstance(files, int) or not 1 <= files <= MAX_SHARDS:
         raise CheckpointError(f"{path} is damaged: it claims {files} row files")
     stored = sum(facts["bytes"] for facts in manifest["files"].values())
     if not all(0 <= manifest[kind] <= stored for kind in ("short_rows", "full_rows")):
@@ -154,7 +179,7 @@ def _load(path: Path, manifest: atomic.Manifest, shard: int, shards: int, change
         table.core.reserve(
             *(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows"))
         )
-    for file in range(first * files // _core.VIRTUAL_SHARDS, -(-last * files // _core.VIRTUAL_SHARDS)):
+    for file in files_within(first, last, files):
         for batch in batches(path / _name(file, files), ROWS):
             _restore(table, batch, first, last)
     changed = pa.Table.from_batches(batches(path / "changed.arrow", CHANGED), CHANGED)
@@ -436,4 +461,4 @@ def put(table: Table, columns: Columns, first: int = 0, last: int = _core.VIRTUA
 def batches_of(path: Path, key: int, files: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the only file that may hold a key."""
     shard = int(mix64(np.array([key], np.uint64))[0]) % _core.VIRTUAL_SHARDS
-    return batches(path / _name(shard * files // _core.VIRTUAL_SHARDS, files), ROWS)
+    return batches(path / _name(files_within(shard, shard + 1, files)[0], files), ROWS)

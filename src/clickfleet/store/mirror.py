@@ -35,8 +35,9 @@ DONE_FILES = "model/*donefile.txt"
 """Files that name published entries and checkpoints."""
 SPOOL = "spool/"
 FEED = "feed/"
-LOCAL = (SPOOL, FEED)
-"""Not uploaded: records of passes, which are in their topic, and rows of data in memory, which only the run needs."""
+CONTROL = "cluster/"
+LOCAL = (SPOOL, FEED, CONTROL)
+"""Not uploaded: records of passes, which are in their topic; rows of data in memory, and requests, which only the run needs."""
 _URL = re.compile(r"^([a-z][a-z0-9+]+):/+(?=[^/])")
 _LATEST = f"checkpoints/{checkpoint.LATEST}"
 _folders: dict[str, str] = {}  # local folder -> URL

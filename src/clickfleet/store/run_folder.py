@@ -183,7 +183,7 @@ def open_folder(run: str | Path, resume: bool | None = None, rows: bool = True) 
 
 RUN_FILES = (
     *("checkpoints", "config.yaml", "log.txt", "metrics.jsonl", "report.html", "tensorboard", "profile", "logs"),
-    *("processes.json", "quarantine.txt", "bad-batch-*.npz", "worker-*"),
+    *("processes.json", "quarantine.txt", "bad-batch-*.npz", "worker-*", "cluster"),
 )
 """What training writes into a run folder."""
 

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar
 
 import torch
@@ -613,6 +613,18 @@ def summary(results: Results) -> str:
     return f"AUC {results['auc']:.4f}{loss}{sliding}"
 
 
+@dataclass(frozen=True)
+class Inheritance:
+    """What a worker takes over of others, if the workers have changed since the mode kept its files."""
+
+    left: tuple[dict[str, bytes], ...] = ()
+    """Files of workers that have left."""
+    like: dict[str, bytes] = field(default_factory=dict)
+    """Files of a worker that stays, for one that has joined: the state of its optimizer is a better start than none."""
+    scale: float = 1.0
+    """Factor for progress that was not shipped, of this worker and of those that left: it keeps the mean over all workers."""
+
+
 class WorkerJob(Job):
     """The part of a run that one worker trains: streams of batches, and links to the shards, one per trainer."""
 
@@ -640,6 +652,7 @@ class WorkerJob(Job):
         """Called when a checkpoint contains all batches up to a position and none after it."""
         self.saved: dict[str, bytes] = {}
         """Files of the mode in the checkpoint that training resumes from."""
+        self.inherited = Inheritance()
         self.carried: dict[str, Any] = {}
         """State that the mode keeps from one epoch to the next."""
         self.keep: Callable[[], dict[str, bytes]] = dict

@@ -80,10 +80,7 @@ def with_shared_error(config: Config) -> Config:
     original = config.model.settings.get("paddlerec") or loss.function is not None
     if loss.shared_error is not None or original:
         return config
-    if distributed(config):
-        stale = needs(config).stale and config.cluster.workers * config.cluster.threads > 1
-    else:
-        stale = hogwild(config) > 1
+    stale = needs(config).stale if distributed(config) else hogwild(config) > 1
     loss = dataclasses.replace(loss, shared_error=STALE_SHARED_ERROR if stale else 1.0)
     return dataclasses.replace(config, train=dataclasses.replace(config.train, loss=loss))
 

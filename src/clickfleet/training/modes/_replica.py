@@ -52,8 +52,7 @@ class Replica:
         if self._loaded:
             return
         self._loaded = True
-        if self.job.saved:
-            self._restore(self.job.saved)
+        self._restore()
 
     def ask(self, batches: Sequence[Keys]) -> Fetch:
         """Request the rows of some batches that the replica lacks."""
@@ -158,8 +157,7 @@ class Replica:
         self.receive()
 
     def _keys(self) -> Keys:
-        with self.rows.snapshot() as snapshot:
-            return np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
+        return _keys_of(self.rows)
 
     def _drop(self) -> None:
         """Shrink the replica: ship the least recently used rows completely, then drop them."""
@@ -191,14 +189,53 @@ class Replica:
             "old.arrow": checkpoint.pack(self.old),
         }
 
-    def _restore(self, saved: dict[str, bytes]) -> None:
-        """Load a saved replica and move it to the values that the shards have now."""
-        checkpoint.unpack(self.rows, saved["rows.arrow"])
-        checkpoint.unpack(self.old, saved["old.arrow"])
+    def _restore(self) -> None:
+        """Load the saved replica and move it to the values that the shards have now.
+
+        If the workers have changed since, what those that left had not shipped is added, and all such progress is scaled: the mean
+        of the replicas of all workers stays the same.
+        """
+        saved, inherited = self.job.saved, self.job.inherited
+        scale = inherited.scale if saved else 0.0
+        if files := saved or inherited.like:
+            checkpoint.unpack(self.rows, files["rows.arrow"])
+            checkpoint.unpack(self.old, files["old.arrow"])
+        if scale != 1.0:
+            keys = self._keys()
+            self._add(keys, self.old.pull(keys), self.rows.pull(keys), 1.0 - scale)
+        for files in inherited.left:
+            self._take_over(files)
         keys = self._keys()
-        rows = self.link.ask(Request(pull=keys)).wait().rows
-        assert rows is not None
-        self._take(keys, rows)
+        if len(keys):
+            rows = self.link.ask(Request(pull=keys)).wait().rows
+            assert rows is not None
+            self._take(keys, rows)
+
+    def _take_over(self, files: dict[str, bytes]) -> None:
+        """Add the progress of another worker that was not shipped."""
+        rows, old = Table.like(self._spec), Table.like(self._old_spec)
+        checkpoint.unpack(rows, files["rows.arrow"])
+        checkpoint.unpack(old, files["old.arrow"])
+        keys = _keys_of(rows)
+        shared = self.rows.known(keys)
+        alone, both, scale = keys[~shared], keys[shared], self.job.inherited.scale
+        for mine, theirs in (
+            (self.rows, rows),
+            (self.old, old),
+        ):  # rows that this worker lacks, with the state of their rule
+            with theirs.snapshot() as snapshot:
+                checkpoint.keep_rows(snapshot, mine, lambda part: np.isin(part["key"], alone))
+        self._add(alone, old.pull(alone), rows.pull(alone), 1.0 - scale)
+        self._add(both, rows.pull(both), old.pull(both), scale)
+
+    def _add(self, keys: Keys, new: Floats, old: Floats, scale: float) -> None:
+        """Add a part of a difference to the rows of the replica."""
+        self.rows.move(keys, (new - old) * np.float32(scale), add=True, distinct=True)
+
+
+def _keys_of(table: Table) -> Keys:
+    with table.snapshot() as snapshot:
+        return np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
 
 
 def _uncounted(keys: Keys) -> Push:

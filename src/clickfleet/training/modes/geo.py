@@ -8,6 +8,10 @@ For rows, with x the worker's value, o its old copy, s the shards' value and N w
 After a round x = s' + (1 − 1/N)·(own progress): the rest stays and enters the next difference. The rest at the end of
 training is never shipped: the full sum of the workers' progress overshoots (it cost 0.007 AUC in a trial). Dense weights are
 averaged instead (`_own_weights.py`).
+
+When N workers become M < N, one that stays takes over the rest of one that leaves, and all rests are multiplied by M/N. So the
+mean of the workers' copies stays the same. A worker that joins starts from the shards' values, without a rest, and with the
+states of the rules of another worker.
 """
 
 from __future__ import annotations
