@@ -182,6 +182,21 @@ def test_any_interleaving_of_push_pull_cut_and_restart_learns_everything_once(se
         assert dense[i] == len(kept[i])
 
 
+@given(seed=st.integers(0, 10**6))
+def test_a_lost_message_that_is_sent_again_is_learned_in_its_place(seed: int) -> None:
+    """A cut connection loses messages of a peer while later ones arrive. All are answered, once each, in their order."""
+    chance = random.Random(seed)
+    shard, _ = make(peers=2)
+    answered: list[int] = []
+    lost = [batch for batch in range(1, 9) if chance.random() < 0.4]
+    for batch in [batch for batch in range(1, 9) if batch not in lost] + lost:
+        piece = Piece(push_of(0, batch), sequence=batch, number=batch)
+        answered += [answer.number for peer, answer in shard.handle(0, piece) if peer == 0]
+        assert shard.learned == {0: len(answered), 1: 0}
+    assert answered == list(range(1, 9))
+    assert torch.equal(shard.optimizer.values, torch.full((4,), 8.0))
+
+
 def test_rounds_wait_for_all_and_are_learned_as_one() -> None:
     shard, cuts = make(waits=True, peers=2)
     assert shard.handle(0, Piece(push_of(0, 1), sequence=1, number=5)) == []

@@ -41,6 +41,9 @@ class Rules:
     """Divide the gradients of a round by the number of workers in it."""
     loss_mean: bool = True
     row_files: int = 8
+    ordered: bool = True
+    """Apply the messages of a peer in their order: hold one until those before it have arrived. A cut connection loses messages, which
+    the peer then sends again. False if a failed process is replaced alone, because then messages may be missing for ever."""
 
 
 class ShardCounts(TypedDict):
@@ -105,6 +108,8 @@ class Shard:
         """Batches applied of each peer."""
         self.gathered: dict[int, Piece] = {}
         self.held: list[tuple[int, Piece]] = []
+        self.early: dict[int, dict[int, Piece]] = {peer: {} for peer in self.peers}
+        """Messages of each peer that overtook another one, by sequence number."""
         self.marked: set[int] = set()
         self.last_checkpoint = 0
         """Number of the last checkpoint taken."""
@@ -139,8 +144,13 @@ class Shard:
             if self.rules.waits and kind is Kind.ASK:
                 self.gathered[peer] = piece
                 return self._round()
+            if self.rules.ordered and piece.sequence > self.learned[peer] + 1:
+                self.early[peer][piece.sequence] = piece
+                return []
             self._learn(peer, piece)
-        return [(peer, self._answer(peer, piece))]
+        answers = [(peer, self._answer(peer, piece))]
+        following = self.early[peer].pop(self.learned[peer] + 1, None) if piece.sequence else None
+        return answers if following is None else answers + self.handle(peer, following)
 
     def _answer(self, peer: int, piece: Piece, checkpoint: int = 0) -> Answer:
         request = piece.request
@@ -301,6 +311,7 @@ def rules_of(config: Config, row_files: int = 8) -> Rules:
         mean=config.mode.settings.get("reduce") == "mean",
         loss_mean=config.train.loss.reduction == "mean",
         row_files=row_files,
+        ordered=config.cluster.on_failure == "rollback",
     )
 
 

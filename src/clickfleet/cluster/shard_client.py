@@ -158,8 +158,8 @@ class ShardClient:
                 if now - sent_at > RESEND_S:
                     sent_at = now
                     for j in range(i, len(self._connections)):
-                        if number in self._sent[j]:
-                            self._send(j, number, self._sent[j][number])
+                        for earlier in sorted(each for each in self._sent[j] if each <= number):
+                            self._send(j, earlier, self._sent[j][earlier])
         return [answers.pop(number) for answers in self._answers]
 
     def _receive(self, shard: int, flags: int = 0) -> bool:
