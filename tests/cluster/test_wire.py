@@ -321,8 +321,10 @@ def test_messages_of_an_older_epoch_are_refused(cluster: Cluster) -> None:
 
 
 def test_an_abandoned_worker_stops_waiting(cluster: Cluster) -> None:
-    link = cluster.link(abandoned=lambda: True)
+    generations: list[int] = []
+    link = cluster.link(abandoned=lambda: bool(generations))
     link.ask(Request(Kind.MARK, checkpoint=1)).wait()
+    generations.append(0)
     with pytest.raises(AbandonedError):
         link.ask(pushed()).wait()  # held back for ever
 
