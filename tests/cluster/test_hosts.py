@@ -173,7 +173,8 @@ def test_the_number_of_workers_follows_the_nodes(hosts: Hosts, config: dict[str,
     run = Path(config["run"]["dir"])
     config |= {"mode": {"name": "async"}, "train": {"epochs": 100_000}}
     config["cluster"] |= {"address": f"{HEAD}:6379", "shards": 1, "workers": "1..3", "stop_timeout": "60s"}
-    config["data"]["test"], config["run"]["checkpoint_every_steps"] = [], 200
+    config["data"] |= {"test": [], "valid_share": 0}
+    config["run"]["checkpoint_every_steps"] = 200
     path, cluster = run.parent / "config.yaml", RunningCluster(run)
     path.write_text(yaml.safe_dump(config))
     with (run.parent / "out.txt").open("wb") as out:

@@ -98,6 +98,15 @@ def test_one_worker_and_one_process_learn_the_same(ray: Any, days: dict[str, Any
     assert there.last == pytest.approx(here.last)
 
 
+def check_learned_once(run: Path, done: Any) -> None:
+    """Every row of all days is in the counts once, and the last base with its deltas is the model."""
+    assert shows(run) == DAYS * SPLITS * ROWS * SHOWN
+    log = published.Log(run / "published")
+    chain = [log.entry(line) for line in entries(run)]
+    last = max(i for i, entry in enumerate(chain) if entry.manifest["kind"] == "base")
+    assert tables(saving.load_published(chain[last:]), done.learner) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("victim", [only_in_soak("shard 1"), "worker 0"])
 def test_a_loss_on_a_stream_loses_nothing(ray: Any, days: dict[str, Any], victim: str) -> None:
     days["mode"] = {"name": "async"}
@@ -115,11 +124,7 @@ def test_a_loss_on_a_stream_loses_nothing(ray: Any, days: dict[str, Any], victim
     thread.join()
     assert f"{victim} failed: " in (run / "log.txt").read_text()
     assert done.passes == DAYS * SPLITS
-    assert shows(run) == DAYS * SPLITS * ROWS * SHOWN
-    log = published.Log(run / "published")
-    chain = [log.entry(line) for line in entries(run)]
-    last = max(i for i, entry in enumerate(chain) if entry.manifest["kind"] == "base")
-    assert tables(saving.load_published(chain[last:]), done.learner) == (0.0, 0.0)
+    check_learned_once(run, done)
 
 
 @pytest.mark.parametrize("mode", ["geo", only_in_soak("async")])
@@ -146,11 +151,7 @@ def test_a_stream_that_waits_for_data_is_resized(ray: Any, days: dict[str, Any],
     thread.join()
     assert [(size["workers"], size["shards"]) for size in sizes] == [(3, 2), (3, 1), (1, 1)]
     assert done.passes == DAYS * SPLITS
-    assert shows(run) == DAYS * SPLITS * ROWS * SHOWN
-    log = published.Log(run / "published")
-    chain = [log.entry(line) for line in entries(run)]
-    last = max(i for i, entry in enumerate(chain) if entry.manifest["kind"] == "base")
-    assert tables(saving.load_published(chain[last:]), done.learner) == (0.0, 0.0)
+    check_learned_once(run, done)
 
 
 def test_a_stopped_stream_goes_on(ray: Any, days: dict[str, Any]) -> None:
