@@ -85,7 +85,7 @@ def daemons() -> float:
     return total
 
 
-def measure(data: Path, mode: str, arguments: argparse.Namespace, model: str) -> Found:
+def measure(data: Path, mode: str, arguments: argparse.Namespace, model: str = "dnn") -> Found:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         noted: list[tuple[float, float]] = []
