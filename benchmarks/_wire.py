@@ -105,8 +105,8 @@ def _ip(*words: str) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    process.wait()
+    with process:  # closes its pipe
+        process.terminate()
 
 
 def forward(link: Link, tuns: list[int], ended: threading.Event) -> None:
