@@ -117,6 +117,19 @@ def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str,
     assert done.train["rows"] == ROWS
 
 
+def test_a_checkpoint_in_progress_when_an_epoch_ends_lies_within_it(ray: Any, config: dict[str, Any]) -> None:
+    """It was recorded as the end of the epoch, and a run that resumed from it left out the rest."""
+    config["mode"], config["train"] = {"name": "async"}, {"epochs": 2}
+    config["run"] |= {"checkpoint_every_steps": 100, "keep": 100}
+    config["cluster"] |= {"shards": 1, "checkpoint_cpu": 1e-9}  # written only when somebody waits for it
+    done = clickfleet.train(config, quiet=True)
+    folder = Path(config["run"]["dir"]) / "checkpoints"
+    states = [run_folder.read_state(checkpoint.step_folder(folder, step)) for step in checkpoint.steps(folder)]
+    assert [state["rows"] for state in states if state["reader"]["epoch"] == -1] == [ROWS, 2 * ROWS]
+    assert any(state["rows"] % ROWS > 0 for state in states)
+    assert done.rows == 2 * ROWS
+
+
 def test_a_hung_worker_is_named_and_replaced(ray: Any, config: dict[str, Any]) -> None:
     run = Path(config["run"]["dir"])
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": "sync"}, 100

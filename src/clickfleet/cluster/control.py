@@ -168,11 +168,9 @@ class RunningCluster:
         if alive is None and status is not None:  # its driver may be on another host
             alive = time.time() - status["time"] < STALE_S
         if not alive:
-            where = "" if self.folder == Path(self.run) else " on this machine"
-            raise ClusterError(
-                f"no run is alive in {self.run}{where}",
-                "start it; a run at a URL is controlled on its driver's machine",
-            )
+            if mirror.url_of(self.run) is not None:
+                raise ClusterError(f"no run of {self.run} is alive on this machine", "ask on the machine of its driver")
+            raise ClusterError(f"no run is alive in {self.run}", "give the run folder (run.dir) of a run that trains")
         if status is None:
             raise ClusterError(
                 f"the run in {self.run} has no cluster that trains",

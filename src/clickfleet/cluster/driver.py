@@ -282,6 +282,8 @@ class Driver(Loop[Calls]):
         self._give(epoch, self._assign())
         while self._calls and self.signal is None and not self.progress.stopped_early:
             yield self._calls
+        if self.signal is None and not self.progress.stopped_early:
+            self.checkpoints.wait()  # one in progress lies within the epoch: complete it before the epoch counts as ended
 
     def _give(self, epoch: int, tasks: dict[str, Assignment]) -> None:
         """Let the workers begin their assignments."""
