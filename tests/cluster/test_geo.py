@@ -210,7 +210,7 @@ def test_a_worker_is_told_only_what_it_cannot_know() -> None:
 
 def test_a_shard_in_the_place_of_a_lost_one_is_heard() -> None:
     """It knows nothing of who has what: a worker that ships a row is told what there is of it now."""
-    real = Real()
+    real = Real("cluster.on_failure=continue")
     replica, grads = real.replicas[0], np.ones((3, WIDTH), np.float32)
     for _ in range(2):
         real.step(0, [1, 2, 3], grads)
@@ -278,7 +278,7 @@ def replica_of(real: Real, worker: int, workers: int, kept: dict[str, bytes], in
 
 @pytest.mark.parametrize("workers", [[0, 1], [0], [1, 2], [0, 1, 2, 3], [3]])
 def test_copies_are_redistributed_when_workers_come_and_go(workers: list[int]) -> None:
-    """Fewer workers have the same mean copy of rows and dense weights. More begin at the shards' values, with known states."""
+    """Fewer workers have the same mean copy of rows. More begin at the shards' values, with known states."""
     adagrad = "{name: adagrad, lr: 0.1, scale: none}"
     real, rng = Real(f"table.rule={adagrad}", f"table.embed_rule={adagrad}"), np.random.default_rng(7)
     every = np.arange(1, 31, dtype=np.uint64)
@@ -286,7 +286,6 @@ def test_copies_are_redistributed_when_workers_come_and_go(workers: list[int]) -
         for worker in range(WORKERS):
             keys = rng.choice(every[: 30 - 5 * worker], 6, replace=False)
             real.step(worker, keys.tolist(), rng.normal(size=(6, WIDTH)).astype(np.float32))
-            real.replicas[worker].dense += torch.from_numpy(rng.normal(size=len(real.replicas[0].dense))).float()
             real.replicas[worker].exchange()
     before = real.replicas
     for replica in before:  # no training in between: all know what the shards have
@@ -295,15 +294,15 @@ def test_copies_are_redistributed_when_workers_come_and_go(workers: list[int]) -
     def shards() -> Any:
         return np.stack([real.shard_of(int(key)).pull(np.array([key], np.uint64))[0] for key in every])
 
-    def copies(replicas: list[Replica]) -> tuple[Any, Any]:
-        """What the workers have of every row beyond the shards' values, and of the dense weights, added up."""
+    def copies(replicas: list[Replica]) -> Any:
+        """What the workers have of every row beyond the shards' values, added up."""
         beyond = [
             np.where(each.rows.known(every)[:, None], each.rows.pull(every) - each.old.pull(every), 0)
             for each in replicas
         ]
-        return np.sum(beyond, axis=0), sum((each.dense - each.old_dense).numpy() for each in replicas)
+        return np.sum(beyond, axis=0)
 
-    rows, dense = copies(before)
+    rows = copies(before)
     kept = {worker: replica.save() for worker, replica in enumerate(before)}
     for shard in real.fleet.shards:
         shard.begin(workers)
@@ -311,11 +310,10 @@ def test_copies_are_redistributed_when_workers_come_and_go(workers: list[int]) -
     real.fleet.boxes = [{} for _ in range(max(workers) + 1)]
     files = inheritances(kept, workers)
     after = {worker: replica_of(real, worker, len(workers), *files[worker]) for worker in workers}
-    new_rows, new_dense = copies(list(after.values()))
+    new_rows = copies(list(after.values()))
     share = min(1.0, len(workers) / WORKERS)
     assert np.abs(rows).max() > 0.01
     assert np.allclose(new_rows, share * rows, atol=1e-5)
-    assert np.allclose(new_dense, share * dense, atol=1e-4)
     for replica in after.values():
         known = replica.rows.known(every)
         assert np.allclose(replica.old.pull(every)[known], shards()[known], atol=1e-6)

@@ -33,7 +33,7 @@ KNOWN = {
     "cli/__init__.py": "ourselves, with a fixed hash seed",
     "cluster/launch.py": "clickfleet launch: ourselves, or the program that the user names",
     "cluster/nodes.py": "ray start",
-    "cluster/processes.py": "ps, where there is no /proc",
+    "cluster/process_tree.py": "ps, where there is no /proc",
     "config/plugins.py": "the user's own files, if trusted",
     "data/formats/pipe.py": "the user's command, if trusted",
     "data/repeatable.py": "ourselves, to read with a reader that is loaded already",

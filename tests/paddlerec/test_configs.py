@@ -340,7 +340,7 @@ def test_the_workbench_takes_a_paddlerec_file(
     for key in ("runner.epoch=1,2", "runner.auc_num=1,2", "runner.what=1"):
         assert run(build(), ["compare", str(path), "--set", key, "--out", "other"]) == 1
     assert run(build(), ["bench", "modes", "-m", str(path), "--workers", "1,2", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]) == 7
+    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]) == 8
     assert run(build(), ["train", "-m", str(path)]) == 0
     more = ["--engines", "torch", "--threads", "1", "--batch-sizes", "5", "--batches", "5"]
     assert run(build(), ["bench", "infer", "-m", str(path), *more]) == 0

@@ -138,6 +138,7 @@ class ShardActor:
             assert self.shard is not None
             return self.shard.handle(peer, piece)
 
+        self.key()
         assert self.shard is not None
         assert self._key is not None
         self._socket_file = new()
