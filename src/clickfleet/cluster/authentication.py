@@ -184,7 +184,7 @@ def _mac(key: bytes, mark: bytes, frames: Sequence[Any]) -> bytes:
     return mac.digest()
 
 
-class Guard(Protocol):
+class ServerGuard(Protocol):
     """Protects the network socket of a shard."""
 
     def accept(self, keys: Iterable[bytes]) -> None:
@@ -197,7 +197,7 @@ class Guard(Protocol):
         """Return the frames of a request without its seal, and how to seal the answer. Raise BadMessageError if it is not genuine."""
 
 
-def guard(key: ProcessKey, context: zmq.Context[Any], refused: Rejections) -> Guard:
+def guard(key: ProcessKey, context: zmq.Context[Any], refused: Rejections) -> ServerGuard:
     """Return the guard of a shard with this key."""
     return CurveGuard(key, context, refused) if key.encrypt else SealGuard(key)
 

@@ -31,7 +31,7 @@ class AbandonedError(Exception):
     """The run continues in a newer generation and does not need this work any more."""
 
 
-class Connection(NamedTuple):
+class ShardConnection(NamedTuple):
     """The connection of a link to one shard."""
 
     name: str
@@ -74,7 +74,7 @@ class ShardClient:
         self.latencies: deque[tuple[bool, float]] = deque(maxlen=4096)
         """For each request: whether it was a push, and the seconds until its answer."""
 
-    def _connect(self, shard: ShardAddress) -> Connection:
+    def _connect(self, shard: ShardAddress) -> ShardConnection:
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         limit(socket)
         socket.rcvtimeo = WAIT_MS
@@ -83,7 +83,7 @@ class ShardClient:
         guard = ClientGuard(self._key, shard, address)
         guard.protect(socket)
         socket.connect(address)
-        return Connection(shard.addresses[0], socket, guard)
+        return ShardConnection(shard.addresses[0], socket, guard)
 
     def ask(self, request: Request) -> ShardTicket:
         pull = None if request.pull is None else self.spread.split(request.pull)
