@@ -243,7 +243,7 @@ class ProcessGroup:
             self.log(f"no free CPUs for {name}: the other {len(self.workers)} workers take its files")
 
     def _make_room(self, name: str) -> bool:
-        """Wait a moment for free CPUs for a process. Without them, go on with fewer workers, but not with fewer than the least.
+        """Wait a moment for free CPUs for a process. Without them, continue with fewer workers, but not below the minimum.
 
         Return whether the process is still needed.
         """

@@ -86,7 +86,7 @@ class Resizing:
             self._apply(change)
 
     def _next(self) -> Change | None:
-        """Return the next change that is asked for. ChangeAnswer requests that cannot be met."""
+        """Return the next change that is asked for. Answer requests that cannot be met."""
         for name, request in self.control.requests().items():
             try:
                 return self._begin(self._planned(request, name))
@@ -215,7 +215,7 @@ class Resizing:
         change.applied = True
 
     def _conclude(self, change: Change, ended: bool = False) -> None:
-        """ChangeAnswer the request once the new workers have trained something, or the run has ended."""
+        """Answer the request once the new workers have trained something, or the run has ended."""
         run = self.run
         if run.trains and run.overview.rows <= run.overview.start.rows and not ended:
             return
@@ -273,7 +273,7 @@ class Resizing:
         self._write()
 
     def close(self) -> None:
-        """ChangeAnswer everybody who waits: the run ends."""
+        """Answer all waiting requests: the run ends."""
         if self._change is not None and self._change.applied:
             self._conclude(self._change, ended=True)
         elif self._change is not None:
