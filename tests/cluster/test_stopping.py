@@ -200,6 +200,7 @@ def test_the_token_of_ray_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_first_signal_asks_and_the_second_does_not() -> None:
     heard: list[int] = []
     ignored = signal.signal(HUP, signal.SIG_IGN)
+    before = signal.signal(INT, signal.default_int_handler)  # a shell starts background jobs with INT ignored
     try:
         with interruptible(heard.append):
             signal.raise_signal(HUP)  # as under nohup
@@ -210,6 +211,7 @@ def test_the_first_signal_asks_and_the_second_does_not() -> None:
                 signal.raise_signal(INT)
     finally:
         signal.signal(HUP, ignored)
+        signal.signal(INT, before)
     with pytest.raises(SystemExit) as ended, interruptible(leave):
         signal.raise_signal(TERM)
     assert ended.value.code == 128 + TERM
