@@ -27,6 +27,7 @@ nb::object next(Cut& cut) {
   if (!more) return nb::none();
   nb::dict out;
   out["file"] = batch.file;
+  out["kind"] = static_cast<int>(batch.kind);
   out["full"] = batch.full;
   out["key"] = array(std::move(batch.key));
   out["slot"] = array(std::move(batch.slot));
@@ -50,14 +51,18 @@ void bind_cut(nb::module_& m) {
       .def(
           "__init__",
           [](Cut* self, Table& table, const std::string& kind, int files) {
-            need(kind == "snapshot" || kind == "base" || kind == "changes", "kind must be snapshot, base or changes");
+            need(kind == "snapshot" || kind == "base" || kind == "changes" || kind == "taken",
+                 "kind must be snapshot, base, changes or taken");
             need(files >= 1 && files <= 32 && (files & (files - 1)) == 0, "files must be a power of two, at most 32");
             const nb::gil_scoped_release nogil;
-            new (self) Cut(table,
-                           kind == "snapshot" ? Cut::snapshot
-                           : kind == "base"   ? Cut::base
-                                              : Cut::changes,
-                           files);
+            if (kind == "taken")
+              new (self) Cut(table);
+            else
+              new (self) Cut(table,
+                             kind == "snapshot" ? Cut::snapshot
+                             : kind == "base"   ? Cut::base
+                                                : Cut::changes,
+                             files);
           },
           nb::arg("table"), nb::arg("kind"), nb::arg("files"), nb::keep_alive<1, 2>())
       .def("next", &next, "Return the next rows as a dictionary of columns, or None after the last.")

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 
 #include "bind.h"
 #include "parse/layout.h"
@@ -88,9 +89,9 @@ struct MappingRow {
   size_t number;
   Py_ssize_t used = 0;
 
-  // Calls value(cell, weight) for every value the row has under a name.
+  // Calls value(cell, weight) for every value the row has under a name. A history is a list, never a single value.
   template <class Value>
-  void each(const Name& name, const Value& value) {
+  void each(const Name& name, const Value& value, bool history = false) {
     PyObject* found = PyDict_GetItemWithError(row, name.key.ptr());
     if (found == nullptr) {
       if (PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -111,12 +112,13 @@ struct MappingRow {
         value(cell(key), narrow);
       }
     } else if (found != Py_None) {
+      if (history) refuse(number, name, "expected a list, with one value per event");
       value(cell(found), 1.0F);
     }
   }
 };
 
-// A column: a list, or an array of numbers or texts, with `width` values per row.
+// A column: a list, or an array of numbers or texts, with `width` values per row or as many as `split` says.
 struct RequestColumn {
   nb::object memory;
   PyObject* list = nullptr;
@@ -126,11 +128,42 @@ struct RequestColumn {
   const uint64_t* naturals = nullptr;
   std::vector<std::string_view> texts;
   size_t size = 0, width = 1;
+  bool jagged = false;
+  std::vector<std::pair<size_t, size_t>> rows;  // where the values of each row begin and end, if it is jagged
 
   // Returns whether it has values for exactly n rows: a list may have changed since it was passed.
   bool holds(size_t n) const {
     const size_t now = list == nullptr ? size : static_cast<size_t>(PyList_GET_SIZE(list));
-    return now == size && width != 0 && size % width == 0 && size / width == n;
+    if (now != size) return false;
+    return jagged ? rows.size() == n : width != 0 && size % width == 0 && size / width == n;
+  }
+
+  std::pair<size_t, size_t> row(size_t i) const { return jagged ? rows[i] : std::pair(i * width, (i + 1) * width); }
+
+  // Gives every row its number of values: of all values one after another or, if `padded`, of the `width` values of the
+  // row.
+  void split(const int64_t* lengths, size_t n, bool padded) {
+    if (n > kMostRows) throw std::invalid_argument("more than 2^31 rows in one call");
+    if (padded && !(width == 0 ? size == 0 : size % width == 0 && size / width == n))
+      throw std::invalid_argument("expected lengths of " + std::to_string(width == 0 ? 0 : size / width) +
+                                  " rows, not " + std::to_string(n));
+    rows.clear();
+    rows.reserve(n);
+    size_t at = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const size_t most = padded ? width : size - at;
+      if (lengths[i] < 0 || static_cast<uint64_t>(lengths[i]) > most)
+        throw std::invalid_argument("the length of row " + std::to_string(i) + " is " + std::to_string(lengths[i]) +
+                                    ", but " + (padded ? "a row has " : "there are only ") + std::to_string(most) +
+                                    (padded ? " values" : " values left"));
+      if (padded) at = i * width;
+      rows.emplace_back(at, at + static_cast<size_t>(lengths[i]));
+      at = rows.back().second;
+    }
+    if (!padded && at != size)
+      throw std::invalid_argument("the lengths add up to " + std::to_string(at) + ", but there are " +
+                                  std::to_string(size) + " values");
+    jagged = true;
   }
 
   Cell at(size_t i) const {
@@ -161,9 +194,10 @@ struct ColumnsRow {
   size_t number;
 
   template <class Value>
-  void each(const Name& name, const Value& value) const {
+  void each(const Name& name, const Value& value, bool = false) const {
     const RequestColumn& column = columns[name.index];
-    for (size_t i = number * column.width; i < (number + 1) * column.width; ++i) value(column.at(i), 1.0F);
+    const auto [begin, end] = column.row(number);
+    for (size_t i = begin; i < end; ++i) value(column.at(i), 1.0F);
   }
 };
 
@@ -272,6 +306,7 @@ class Fields {
         to[place] = layout_.dense[place].missing;
       }
     }
+    size_t h = 0, events = 0;  // of the history whose columns come next or are being read
     for (size_t s = 0; s < slots_.size(); ++s) {
       const Slot& field = slots_[s];
       const SlotColumn& slot = layout_.slots[s];
@@ -280,16 +315,41 @@ class Fields {
         const Bucket& bucket = layout_.buckets[static_cast<size_t>(field.bucket)];
         push(out, layout_.bucket_key(bucket, to[bucket.column]), 1.0F);
       } else {
-        row.each(field.name, [&](const Cell& c, float weight) {
-          if (c.kind == Cell::missing || (slot.multi && c.kind == Cell::text && c.characters.empty())) return;
+        const auto add_key = [&](const Cell& c, float weight) {
+          if (c.kind == Cell::missing || (slot.multi && c.kind == Cell::text && c.characters.empty())) {
+            if (slot.history) push(out, slot.missing, weight);  // an event without a value
+            return;
+          }
           if (!slot.multi && out.keys.size() > before)
             refuse(row.number, field.name, "expected one value, found several");
           push(out, key(slot, c, row.number, field.name), weight);
-        });
+        };
+        row.each(field.name, add_key, slot.history);
         if (!slot.multi && out.keys.size() == before) push(out, slot.missing, 1.0F);
+      }
+      if (slot.history) {
+        const History& history = layout_.histories[h];
+        const size_t found = out.keys.size() - before;
+        if (s == history.first) events = found;
+        if (found != events)
+          refuse(row.number, field.name,
+                 "expected " + std::to_string(events) + " values, one per event of " + slots_[history.first].name.text +
+                     ", found " + std::to_string(found));
+        keep_events(history, before, out);
+        h += s + 1 == history.first + history.count ? 1 : 0;
       }
       if (!flat_) out.offsets.push_back(static_cast<int64_t>(out.keys.size()));
     }
+  }
+
+  // Drops the events beyond the limit of a history from its column, which starts at `begin`.
+  static void keep_events(const History& history, size_t begin, Out& out) {
+    const size_t found = out.keys.size() - begin;
+    if (found <= history.max) return;
+    const auto first = static_cast<std::ptrdiff_t>(begin + (history.last ? 0 : history.max));
+    const auto last = first + static_cast<std::ptrdiff_t>(found - history.max);
+    out.keys.erase(out.keys.begin() + first, out.keys.begin() + last);
+    if (!out.values.empty()) out.values.erase(out.values.begin() + first, out.values.begin() + last);
   }
 
   void push(Out& out, uint64_t key, float weight) const {
@@ -420,6 +480,13 @@ void bind_fields(nb::module_& m) {
                                    size_t width) { return numbers(&RequestColumn::integers, v, width, nb::cast(v)); })
       .def_static("of_numbers", [](const Array<const uint64_t>& v,
                                    size_t width) { return numbers(&RequestColumn::naturals, v, width, nb::cast(v)); })
+      .def(
+          "split",
+          [](RequestColumn& self, const Array<const int64_t>& lengths, bool padded) {
+            self.split(lengths.data(), lengths.size(), padded);
+          },
+          "lengths"_a, "padded"_a,
+          "Give every row its number of values; if `padded`, the first of the `width` values of the row.")
       .def_ro("size", &RequestColumn::size);
 
   nb::class_<Fields>(m, "Fields", "Converts the features of requests to keys and dense values.")

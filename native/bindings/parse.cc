@@ -5,6 +5,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bind.h"
 #include "parse/check.h"
 #include "parse/columnar.h"
@@ -22,6 +24,9 @@ using namespace parse;
 
 template <class T>
 using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+using ListArrays = std::tuple<In<uint64_t>, std::optional<In<int32_t>>, std::optional<In<int64_t>>,
+                              std::optional<In<int64_t>>, std::optional<In<float>>>;
 
 template <class T>
 nb::object array(Column<T>& column, bool wanted) {
@@ -123,6 +128,11 @@ void bind_parse(nb::module_& m) {
       .value("time", Role::time)
       .value("group", Role::group);
 
+  nb::enum_<LabelKind>(m, "LabelKind")
+      .value("click", LabelKind::click)
+      .value("number", LabelKind::number)
+      .value("count", LabelKind::count);
+
   nb::class_<Layout>(m, "Layout", "The columns that a parser fills, and the rules for filling them.")
       .def(
           "__init__",
@@ -134,6 +144,7 @@ void bind_parse(nb::module_& m) {
           },
           "rule"_a, "modulus"_a)
       .def_rw("label", &Layout::label)
+      .def_rw("labels", &Layout::labels)
       .def_rw("show", &Layout::show)
       .def_rw("click", &Layout::click)
       .def_rw("weight", &Layout::weight)
@@ -153,6 +164,15 @@ void bind_parse(nb::module_& m) {
           },
           "name"_a, "scale"_a, "a"_a, "b"_a, "missing"_a)
       .def("add_slot", &Layout::add_slot, "name"_a, "multi"_a, "prefix"_a)
+      .def(
+          "add_history",
+          [](Layout& self, size_t count, size_t max, bool last) {
+            need(count >= 1 && count <= self.slots.size() && max >= 1, "a history needs slots and at least one event");
+            for (size_t s = self.slots.size() - count; s < self.slots.size(); ++s)
+              need(self.slots[s].multi && !self.slots[s].history, "a column of a history is multi-valued");
+            self.add_history(count, max, last);
+          },
+          "count"_a, "max"_a, "last"_a)
       .def("missing_key", [](const Layout& self, size_t slot) { return self.slots.at(slot).missing; })
       .def("text_keys", &fill_text_keys<int32_t>, "slot"_a, "ends"_a.noconvert(), "bytes"_a, "out"_a.noconvert())
       .def("text_keys", &fill_text_keys<int64_t>, "slot"_a, "ends"_a.noconvert(), "bytes"_a, "out"_a.noconvert())
@@ -221,6 +241,45 @@ void bind_parse(nb::module_& m) {
       },
       "columns"_a, "out"_a.noconvert(),
       "Interleave columns into `out`; each is (keys, the index of every row's key or None).");
+
+  m.def(
+      "weave_lists",
+      [](const std::vector<ListArrays>& columns, size_t rows) {
+        std::vector<ListColumn> plain;
+        for (const auto& [keys, uses, starts, counts, values] : columns) {
+          const size_t entries = uses ? uses->size() : keys.size();
+          need(starts.has_value() == counts.has_value() && (!starts || starts->size() == rows) &&
+                   (!counts || counts->size() == rows) && (!values || values->size() == entries),
+               "columns have different lengths");
+          plain.push_back({keys.data(), keys.size(), uses ? uses->data() : nullptr, entries,
+                           starts ? starts->data() : nullptr, counts ? counts->data() : nullptr,
+                           values ? values->data() : nullptr});
+        }
+        need(columns.empty() || rows < (size_t{1} << 40) / columns.size(), "too many rows");
+        const bool valued = std::any_of(columns.begin(), columns.end(),
+                                        [](const ListArrays& column) { return std::get<4>(column).has_value(); });
+        Column<int64_t> offsets;
+        Column<uint64_t> keys;
+        Column<float> values;
+        {
+          nb::gil_scoped_release nogil;
+          offsets.size = rows * columns.size() + 1;
+          offsets.reserve(offsets.size);
+          if (!list_offsets(plain, rows, offsets.data()))
+            throw std::invalid_argument("a row points outside of its entries");
+          keys.size = static_cast<size_t>(offsets.data()[offsets.size - 1]);
+          keys.reserve(keys.size + 1);
+          values.size = valued ? keys.size : 0;
+          values.reserve(values.size + 1);
+          if (!weave_lists(plain, rows, keys.data(), valued ? values.data() : nullptr))
+            throw std::invalid_argument("an index points outside its dictionary");
+        }
+        return nb::make_tuple(array(keys, true), array(offsets, true), array(values, valued));
+      },
+      "columns"_a, "rows"_a,
+      "Interleave columns with several entries per row: (keys, the key of every entry or None, the first entry of "
+      "every "
+      "row or None, their number or None, the value of every entry or None). Return keys, offsets and values.");
 
   nb::class_<Delimited>(m, "Delimited", "Parser for lines of fields between separators.")
       .def(

@@ -3,8 +3,7 @@
 #include <bit>
 #include <cmath>
 
-#include "cut.h"
-#include "sweep.h"
+#include "tiers.h"
 
 namespace clickfleet {
 
@@ -13,36 +12,57 @@ bool Table::publishable(Row row) const {
          row.unseen_days() <= config_.policy.delta_keep_days;
 }
 
-void Table::mark_if_unpublishable(Stripe& stripe, Row row) const {
+bool Table::unpublishable(Row row) const {
   // Consumers have this row, or will have it once the pending changes are committed. They must delete it.
-  if ((row.flags() & (kListed | kEmitted)) != 0 && !publishable(row)) mark_changed(stripe, row);
+  return (row.flags() & (kListed | kEmitted)) != 0 && !publishable(row);
+}
+
+void Table::mark_if_unpublishable(Stripe& stripe, Row row) const {
+  if (unpublishable(row)) mark_changed(stripe, row);
+}
+
+void Table::record_removal(Stripe& stripe, Row row) {
+  if ((row.flags() & kListed) != 0)
+    stripe.deleted.push_back(row.key());
+  else if ((row.flags() & kEmitted) != 0)
+    stripe.deleted_if_committed.push_back(row.key());
 }
 
 void Table::remove(Stripe& stripe, Ref ref, Row row) {
-  const uint64_t key = row.key();
-  if ((row.flags() & kListed) != 0)
-    stripe.deleted.push_back(key);
-  else if ((row.flags() & kEmitted) != 0)
-    stripe.deleted_if_committed.push_back(key);
-  stripe.shelves[ref.full()].erase(ref.slot());
+  record_removal(stripe, row);
+  count_row(ref.kind(), -1);
+  stripe.shelves[ref.kind()].erase(ref.slot());
+}
+
+void Table::decay(Row row) const {
+  row.set_show(row.show() * config_.policy.decay_rate);
+  row.set_click(row.click() * config_.policy.decay_rate);
+}
+
+bool Table::outlived(Row row) const {
+  const Policy& policy = config_.policy;
+  return policy.score(row.show(), row.click()) < policy.delete_threshold ||
+         row.unseen_days() > policy.delete_after_unseen_days;
+}
+
+void Table::grow_older(Row row) {
+  if (row.unseen_days() < 0xffff) row.set_unseen_days(row.unseen_days() + 1);
 }
 
 uint64_t Table::shrink() {
-  const Policy& policy = config_.policy;
   uint64_t removed = 0;
   const Gate::Pass pass(gate_, true);
   sweep([&](Stripe& stripe, Ref ref, Row row) {
-    touch(stripe, row, ref.full(), mix64(row.key()));
-    row.set_show(row.show() * policy.decay_rate);
-    row.set_click(row.click() * policy.decay_rate);
-    if (policy.score(row.show(), row.click()) < policy.delete_threshold ||
-        row.unseen_days() > policy.delete_after_unseen_days) {
+    touch(stripe, row, ref.kind(), mix64(row.key()));
+    decay(row);
+    if (outlived(row)) {
       remove(stripe, ref, row);
       ++removed;
     } else {
       mark_if_unpublishable(stripe, row);
     }
   });
+  removed += follow({Event::shrink, tracking(), nullptr});
   trim(0);
   shrunk_ += removed;
   return removed;
@@ -51,20 +71,21 @@ uint64_t Table::shrink() {
 void Table::end_day() {
   const Gate::Pass pass(gate_, true);
   sweep([&](Stripe& stripe, Ref ref, Row row) {
-    touch(stripe, row, ref.full(), mix64(row.key()));
-    if (row.unseen_days() < 0xffff) row.set_unseen_days(row.unseen_days() + 1);
+    touch(stripe, row, ref.kind(), mix64(row.key()));
+    grow_older(row);
     mark_if_unpublishable(stripe, row);
   });
+  follow({Event::end_day, tracking(), nullptr});
 }
 
 // Shrinks shelves with many erased rows. For the kinds of rows in the bit mask `tightly`, shrinks whenever it saves
 // anything worthwhile.
-void Table::trim(int tightly) {
+void Table::trim(uint64_t tightly) {
   for (const auto& stripe : stripes_)
-    for (int full = 0; full < 2; ++full) {
-      Shelf& shelf = stripe->shelves[full];
+    for (RowKind kind = 0; kind < layout_.kinds(); ++kind) {
+      Shelf& shelf = stripe->shelves[kind];
       const uint32_t buckets = shelf.trimmed(), spare = shelf.buckets() - buckets;
-      const bool worth = (tightly >> full & 1) != 0 ? spare > shelf.buckets() / 40 : spare > shelf.buckets() / 8;
+      const bool worth = (tightly >> kind & 1) != 0 ? spare > shelf.buckets() / 40 : spare > shelf.buckets() / 8;
       if (!worth || !fits(shelf.bytes_if(buckets))) continue;
       const std::unique_lock guard(stripe->lock);
       shelf.resize(buckets);
@@ -78,20 +99,34 @@ void Table::trim(int tightly) {
 // copied, both copies count. None of this depends on whether a cut is being read, or on the order in which rows
 // arrived. A run resumed from a checkpoint therefore evicts the same rows.
 
-bool Table::fits(size_t bytes) const { return config_.memory_limit == 0 || lasting_.used() + bytes <= room(); }
-
-bool Table::may_resize(const Shelf& shelf, uint32_t buckets) const {
-  const size_t now = shelf.bytes_if(shelf.buckets()), then = shelf.bytes_if(buckets);
-  return config_.memory_limit == 0 || (lasting_.used() + then - now <= room() / 100 * 97 && fits(then));
+bool Table::fits(size_t bytes) const {
+  return config_.memory_limit == 0 ||
+         lasting_.used() + (disk_ == nullptr ? 0 : disk_->scratch().used()) + bytes <= room();
 }
 
-bool Table::may_grow(const Shelf& shelf, bool full) {
-  if (may_resize(shelf, shelf.larger(scarce()))) return true;
-  crowded_ |= 1 << static_cast<int>(full);
+bool Table::may_resize(const Stripe& stripe, RowKind kind, uint32_t buckets) const {
+  if (config_.memory_limit == 0) return true;
+  const Shelf& shelf = stripe.shelves[kind];
+  const size_t now = shelf.bytes_if(shelf.buckets()), then = shelf.bytes_if(buckets);
+  if (disk_ != nullptr) return stripe.shelf_bytes() + then - now <= shelf_room() && fits(then);
+  return lasting_.used() + then - now <= room() / 100 * 97 && fits(then);
+}
+
+bool Table::may_grow(const Stripe& stripe, RowKind kind) {
+  const Shelf& shelf = stripe.shelves[kind];
+  if (may_resize(stripe, kind, shelf.larger(scarce()))) return true;
+  if (disk_ == nullptr) crowded_ |= uint64_t{1} << kind;
   return false;
 }
 
 void Table::make_room() {
+  if (disk_ != nullptr) {
+    relieve();
+    if (config_.disk_limit == 0 || disk_cost_ <= static_cast<int64_t>(disk_room())) return;
+    const Gate::Pass pass(gate_, true);
+    if (disk_cost_ > static_cast<int64_t>(disk_room())) evict_from_both(disk_room() / 20);
+    return;
+  }
   if (crowded_ == 0) return;
   const Gate::Pass pass(gate_, true);
   if (crowded_ == 0) return;  // another thread made room
@@ -133,7 +168,7 @@ void Table::evict(size_t bytes) {
   uint64_t removed = 0;
   sweep([&](Stripe& stripe, Ref ref, Row row) {
     if (rank(row) >> (64 - known) > found) return;
-    touch(stripe, row, ref.full(), mix64(row.key()));
+    touch(stripe, row, ref.kind(), mix64(row.key()));
     remove(stripe, ref, row);
     ++removed;
   });
@@ -142,13 +177,14 @@ void Table::evict(size_t bytes) {
 
 // Returns whether this many new rows may bring the table to its limit.
 bool Table::may_fill_up(size_t rows) const {
-  return scarce() && lasting_.used() + 2 * rows * static_cast<size_t>(layout_.bytes(true)) > room() / 100 * 90;
+  return scarce() && disk_ == nullptr &&
+         lasting_.used() + 2 * rows * static_cast<size_t>(layout_.most_bytes()) > room() / 100 * 90;
 }
 
 // For a push that fills a shelf completely: evicts the lowest-ranked rows of the shelf. Every call must examine all
 // rows, so it evicts several at a time.
-void Table::evict_some(Stripe& stripe, bool full) {
-  const Shelf& shelf = stripe.shelves[full];
+void Table::evict_some(Stripe& stripe, RowKind kind) {
+  const Shelf& shelf = stripe.shelves[kind];
   std::vector<std::pair<uint64_t, uint64_t>> ranks;  // with keys, to break ties deterministically
   ranks.reserve(shelf.size());
   for (uint32_t slot = 0; slot < shelf.slots(); ++slot)
@@ -157,8 +193,8 @@ void Table::evict_some(Stripe& stripe, bool full) {
   std::nth_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(some - 1), ranks.end());
   for (size_t i = 0; i < some; ++i) {
     const uint64_t key = ranks[i].second, hash = mix64(key);
-    const Ref ref(full, shelf.find(hash, key));
-    touch(stripe, stripe.row(ref), full, hash);
+    const Ref ref(kind, shelf.find(hash, key));
+    touch(stripe, stripe.row(ref), kind, hash);
     remove(stripe, ref, stripe.row(ref));
     ++evicted_;
   }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "init.h"
 #include "kernels.h"
@@ -43,15 +45,24 @@ struct Policy {
   double score(double show, double click) const { return (show - click) * nonclick_coeff + click * click_coeff; }
 };
 
-struct Config {
+// What rows of some slots have of their own.
+struct RowClass {
   int factors = 0;
   Part embed, embedx;
-  uint64_t seed = 0;
   Admission admission;
+};
+
+struct Config : RowClass {          // the base is class 0: rows of all slots that no other class names, or of no slot
+  std::vector<RowClass> others;     // classes 1, 2, …
+  std::vector<uint8_t> slot_class;  // by slot; slots beyond the end have class 0
+  uint64_t seed = 0;
   Policy policy;
   std::optional<uint64_t> padding;  // pulls of this key return zeros, and it is never trained
   size_t memory_limit = 0;          // 0: no limit
   size_t snapshot_reserve = 0;      // bytes reserved for the undo log of a snapshot
+  std::string disk;                 // directory for rows beyond the memory limit; empty: they are evicted
+  size_t disk_limit = 0;            // bytes of its files; 0: no limit
+  bool disk_ring = true;            // read through io_uring where it is allowed
 };
 
 }  // namespace clickfleet

@@ -3,7 +3,7 @@
 // Making the cut waits for running pushes and increments the table's epoch; other threads notice nothing else. Every
 // row carries the epoch of its last write. The first write to a row after the cut logs the previous image of the row
 // (Table::touch). Reading proceeds by hash ranges through the stripes of each file. Rows not written since the cut are
-// copied from the table, all others from the log.
+// copied from the table, in memory and on disk, all others from the log.
 //
 //   snapshot   all rows, for a checkpoint
 //   base       all publishable rows, for consumers that have nothing
@@ -11,6 +11,9 @@
 //
 // A base and changes stay pending after they are read: `commit` records that consumers have them, `abort` puts
 // everything back.
+//
+// Changes can also be taken at once: read and committed before the constructor returns. This copies what changed, so it
+// needs no undo log, and a snapshot may be open meanwhile.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -24,8 +27,11 @@ namespace clickfleet {
 class Cut {
  public:
   enum Kind : uint8_t { snapshot, base, changes };
-  struct Batch {  // rows of one kind, ascending by mix64(key); a published batch has only key, slot, embed_w, embedx
+  // Rows of one kind, ascending by mix64(key). A published batch has only key, slot, embed_w and embedx, of all rows of
+  // one width.
+  struct Batch {
     int file = 0;
+    RowKind kind = 0;
     bool full = false;
     size_t size = 0;
     std::vector<uint64_t> key;
@@ -36,14 +42,18 @@ class Cut {
   };
 
   Cut(Table& table, Kind kind, int files);  // `files` is a power of two, at most 32
+  explicit Cut(Table& table);               // takes the changes at once
   ~Cut();
   Cut(const Cut&) = delete;
   Cut& operator=(const Cut&) = delete;
 
-  static constexpr size_t kNumbers = 6;  // per stripe
-  // Memory use at a snapshot. Per stripe: the buckets of short and of full rows, then size and capacity of the lists of
-  // changed and of deleted keys. Last: which kinds of rows were crowded. Empty without a memory limit, and while
-  // changes are pending.
+  // Marks a row that a base contains, or that consumers must delete because it does not.
+  static void mark_in_base(Row row, bool publishable);
+
+  static constexpr size_t kLists = 4;  // numbers per stripe, after those of the kinds
+  // Memory use at a snapshot. Per stripe: the buckets of every kind of rows, then size and capacity of the lists of
+  // changed and of deleted keys. Last: which kinds of rows were crowded. Empty without a memory limit, with a disk
+  // tier, and while changes are pending.
   const std::vector<uint64_t>& memory() const { return memory_; }
   Kind kind() const { return kind_; }
   bool tracking() const { return was_tracking_; }  // whether something was published before
@@ -66,13 +76,22 @@ class Cut {
 
   bool wants(Row row) const { return kind_ != changes || (row.flags() & kChanged) != 0; }
   Fate fate(Row row) const;
-  void mark(Stripe& stripe, Row row, Fate fate) const;
+  static void mark(Stripe& stripe, Row row, Fate fate);
+  static void mark(Row row, Fate fate);
+  void take_keys(Stripe& stripe);
+  void give_back_keys();
+  void find_deleted();
   void start_file();
   void read_range();
   void gather(Stripe& stripe, size_t s, uint32_t first, uint32_t last);
-  void take_image(Row row, bool full);
-  Row row_of(char* image, bool full) const;
-  void emit(bool full);
+  void gather_changes(Stripe& stripe, size_t s, uint32_t last);
+  void take(Stripe& stripe, Row row, RowKind kind);
+  void take_undone(Stripe& stripe);
+  void take_image(Row row, RowKind kind);
+  Row row_of(char* image) const;
+  void emit_found();
+  template <class Is>
+  void emit(RowKind kind, const Is& is);
   void finish();
   void close_locked();
   void settle();
@@ -84,6 +103,9 @@ class Cut {
   std::atomic<bool> dropped_{false};  // rows are no longer logged
   std::atomic<bool> timed_out_{false};
   std::mutex lock_;  // guards next, commit, abort, close
+
+  uint32_t clock_ = 0;  // events that the rows of the cut have followed (history.h)
+  bool swept_ = false;  // an event changed all rows since
 
   std::vector<CountedVector<uint64_t>> changed_, deleted_;  // taken from the stripes
   std::vector<size_t> next_changed_;                        // per stripe: the first entry of changed_ not yet read

@@ -24,7 +24,8 @@ inline void prefetch(const void* p) {
 
 }  // namespace
 
-FrozenSet::FrozenSet(std::vector<Segment> segments) : segments_(std::move(segments)) {
+FrozenSet::FrozenSet(std::vector<Segment> segments, size_t width, RowFormat format)
+    : segments_(std::move(segments)), width_(width), format_(format), bytes_(record_bytes(format, width)) {
   std::erase_if(segments_, [](const Segment& s) { return s.rows == 0; });
   for (size_t i = 0; i < segments_.size(); ++i) {
     if (segments_[i].rows > kSegmentRows || (i + 1 < segments_.size() && segments_[i].rows != kSegmentRows))
@@ -47,6 +48,29 @@ FrozenSet::FrozenSet(std::vector<Segment> segments) : segments_(std::move(segmen
   for (; bucket < starts_.size(); ++bucket) starts_[bucket] = static_cast<uint32_t>(row);
 }
 
+void FrozenSet::read(size_t row, float* out) const {
+  if (has_records()) {
+    unpack(format_, record_at(row), width_, out);
+    return;
+  }
+  out[0] = *weight_at(row);
+  if (has_factors()) copy_floats(factors_at(row), out + 1, width_);
+}
+
+void FrozenSet::prefetch_row(size_t row) const {
+  const auto lines = [](const void* from, size_t bytes) {
+    const auto* first = static_cast<const char*>(from);
+    for (size_t line = 0; line < bytes; line += 64) prefetch(first + line);
+    prefetch(first + bytes - 1);
+  };
+  if (has_records()) {
+    lines(record_at(row), bytes_);
+  } else if (has_weights()) {
+    prefetch(weight_at(row));
+    if (has_factors()) lines(factors_at(row), width_ * sizeof(float));
+  }
+}
+
 size_t FrozenSet::lower_bound(uint64_t hash) const {
   const uint32_t* start = start_of(hash);
   size_t row = start[0];
@@ -62,8 +86,25 @@ bool FrozenSet::meets(const FrozenSet& other) const {
 }
 
 void FrozenLayer::check() const {
-  if (full.meets(brief)) throw std::invalid_argument("a key has both a short row and a full row");
-  if (full.meets(deleted) || brief.meets(deleted)) throw std::invalid_argument("a key is both set and deleted");
+  for (size_t i = 0; i < full.size(); ++i) {
+    if (full[i].meets(brief)) throw std::invalid_argument("a key has both a short row and a full row");
+    for (size_t other = 0; other < i; ++other)
+      if (full[i].meets(full[other])) throw std::invalid_argument("a key has rows of two widths");
+    if (full[i].meets(deleted)) throw std::invalid_argument("a key is both set and deleted");
+  }
+  if (brief.meets(deleted)) throw std::invalid_argument("a key is both set and deleted");
+}
+
+size_t FrozenLayer::full_rows() const {
+  size_t rows = 0;
+  for (const FrozenSet& set : full) rows += set.size();
+  return rows;
+}
+
+size_t FrozenLayer::widest() const {
+  size_t width = 0;
+  for (const FrozenSet& set : full) width = std::max(width, set.width());
+  return width;
 }
 
 // Calls found(i, set, row) for every key that a layer sets. Keys not found in one set are looked up in the next.
@@ -80,32 +121,27 @@ void FrozenRows::each_found(const uint64_t* keys, size_t n, const Found& found) 
       pending[i] = static_cast<uint32_t>(i);
     }
     for (const auto& layer : layers_) {
-      for (const FrozenSet* set : {&layer->full, &layer->brief, &layer->deleted}) {
-        if (set->size() == 0) continue;
-        for (size_t p = 0; p < left; ++p) prefetch(set->start_of(hashes[pending[p]]));
+      layer->each_set([&](const FrozenSet& set) {
+        if (set.size() == 0 || left == 0) return;
+        for (size_t p = 0; p < left; ++p) prefetch(set.start_of(hashes[pending[p]]));
         for (size_t p = 0; p < left; ++p) {
-          const size_t row = *set->start_of(hashes[pending[p]]);
-          if (row < set->size()) prefetch(set->key_at(row));
+          const size_t row = *set.start_of(hashes[pending[p]]);
+          if (row < set.size()) prefetch(set.key_at(row));
         }
-        const bool weights = set->has_weights(), factors = set->has_factors();
+        const bool weights = set.has_weights();
         for (size_t p = 0; p < left; ++p) {
-          const size_t row = rows[p] = set->find(hashes[pending[p]], some[pending[p]]);
-          if (row == FrozenSet::kNone) continue;
-          if (weights) prefetch(set->weight_at(row));
-          if (!factors) continue;
-          const auto* first = reinterpret_cast<const char*>(set->factors_at(row, factors_));
-          for (size_t line = 0; line < factors_ * sizeof(float); line += 64) prefetch(first + line);
-          prefetch(first + factors_ * sizeof(float) - 1);
+          const size_t row = rows[p] = set.find(hashes[pending[p]], some[pending[p]]);
+          if (row != FrozenSet::kNone) set.prefetch_row(row);
         }
         size_t kept = 0;
         for (size_t p = 0; p < left; ++p) {
           if (rows[p] == FrozenSet::kNone)
             pending[kept++] = pending[p];
           else if (weights)
-            found(begin + pending[p], *set, rows[p]);
+            found(begin + pending[p], set, rows[p]);
         }
         left = kept;
-      }
+      });
       if (left == 0) break;
     }
   }
@@ -114,11 +150,7 @@ void FrozenRows::each_found(const uint64_t* keys, size_t n, const Found& found) 
 void FrozenRows::read(const uint64_t* keys, size_t n, float* out) const {
   const size_t width = 1 + factors_;
   std::fill_n(out, n * width, 0.0F);
-  each_found(keys, n, [&](size_t i, const FrozenSet& set, size_t row) {
-    float* to = out + i * width;
-    to[0] = *set.weight_at(row);
-    if (set.has_factors()) copy_floats(set.factors_at(row, factors_), to + 1, factors_);
-  });
+  each_found(keys, n, [&](size_t i, const FrozenSet& set, size_t row) { set.read(row, out + i * width); });
 }
 
 void FrozenRows::known(const uint64_t* keys, size_t n, uint8_t* out) const {
@@ -126,24 +158,29 @@ void FrozenRows::known(const uint64_t* keys, size_t n, uint8_t* out) const {
   each_found(keys, n, [&](size_t i, const FrozenSet&, size_t) { out[i] = 1; });
 }
 
-MergedRows merge(const Layers& layers, size_t factors, uint64_t low, uint64_t high, bool keep_deleted) {
+MergedRows merge(const Layers& layers, uint64_t low, uint64_t high, bool keep_deleted, bool records) {
   struct Cursor {
     const FrozenSet* set;
     size_t row;
     uint64_t hash;
   };
   MergedRows out;
+  std::vector<float> one;
   std::vector<Cursor> cursors;  // newest first; within a layer, a key is in one set only
   const auto settle = [high](Cursor& c) {
     if (c.row < c.set->size()) c.hash = mix64(c.set->key(c.row));
     return c.row < c.set->size() && c.hash <= high;
   };
   for (const auto& layer : layers)
-    for (const FrozenSet* set : {&layer->full, &layer->brief, &layer->deleted}) {
-      if (set->size() == 0) continue;
-      Cursor cursor{set, set->lower_bound(low), 0};
+    layer->each_set([&](const FrozenSet& set) {
+      if (set.size() == 0) return;
+      Cursor cursor{&set, set.lower_bound(low), 0};
       if (settle(cursor)) cursors.push_back(cursor);
-    }
+      const auto same = [&](const MergedRows::Full& rows) { return rows.width == set.width(); };
+      if (set.has_factors() && std::none_of(out.full.begin(), out.full.end(), same))
+        out.full.push_back({set.width(), {}, {}, {}, {}});
+    });
+  std::sort(out.full.begin(), out.full.end(), [](const auto& a, const auto& b) { return a.width < b.width; });
   while (!cursors.empty()) {
     uint64_t least = cursors[0].hash;
     size_t newest = 0;
@@ -156,13 +193,27 @@ MergedRows merge(const Layers& layers, size_t factors, uint64_t low, uint64_t hi
     const size_t row = cursors[newest].row;
     const uint64_t key = set.key(row);
     if (set.has_factors()) {
-      out.full_keys.push_back(key);
-      out.full_weights.push_back(*set.weight_at(row));
-      const float* x = set.factors_at(row, factors);
-      out.full_factors.insert(out.full_factors.end(), x, x + factors);
+      size_t at = 0;
+      while (out.full[at].width != set.width()) ++at;
+      MergedRows::Full& to = out.full[at];
+      to.keys.push_back(key);
+      if (records) {
+        to.records.insert(to.records.end(), set.record_at(row), set.record_at(row) + set.record_size());
+      } else {
+        one.resize(1 + set.width());
+        set.read(row, one.data());
+        to.weights.push_back(one[0]);
+        to.factors.insert(to.factors.end(), one.begin() + 1, one.end());
+      }
     } else if (set.has_weights()) {
       out.brief_keys.push_back(key);
-      out.brief_weights.push_back(*set.weight_at(row));
+      if (records) {
+        out.brief_records.insert(out.brief_records.end(), set.record_at(row), set.record_at(row) + set.record_size());
+      } else {
+        one.resize(1);
+        set.read(row, one.data());
+        out.brief_weights.push_back(one[0]);
+      }
     } else if (keep_deleted) {
       out.deleted.push_back(key);
     }

@@ -1,4 +1,4 @@
-// A log of row images. Each image is one byte that marks full or short rows, followed by the hot and cold parts of the
+// A log of row images. Each image is one byte, the kind of the row, followed by the hot and cold parts of the
 // row. The log grows in small blocks: doubling one large buffer would copy it while pushes wait.
 #pragma once
 #include <cstdint>
@@ -14,7 +14,7 @@ class ImageLog {
  public:
   static constexpr size_t kBlock = 8192;
 
-  explicit ImageLog(Budget& budget, const Layout& layout) : budget_(&budget), layout_(layout) {}
+  ImageLog(Budget& budget, const Layout& layout) : budget_(&budget), layout_(&layout) {}
   ~ImageLog() { clear(); }
   ImageLog(ImageLog&& other) noexcept
       : budget_(other.budget_),
@@ -31,8 +31,9 @@ class ImageLog {
 
   size_t size() const { return size_; }
 
-  void append(Row row, bool full) {
-    const auto hot = static_cast<size_t>(layout_.hot_bytes(full)), cold = static_cast<size_t>(layout_.cold_bytes(full));
+  void append(Row row, RowKind kind) {
+    const auto hot = static_cast<size_t>(layout_->hot_bytes(kind)),
+               cold = static_cast<size_t>(layout_->cold_bytes(kind));
     const size_t bytes = 1 + hot + cold;
     if (room_ < bytes) {
       const size_t block = bytes > kBlock ? bytes : kBlock;
@@ -42,7 +43,7 @@ class ImageLog {
     }
     Block& last = blocks_.back();
     char* to = last.data.get() + last.used;
-    *to = static_cast<char>(full);
+    *to = static_cast<char>(kind);
     std::memcpy(to + 1, row.hot, hot);
     std::memcpy(to + 1 + hot, row.cold, cold);
     last.used += bytes;
@@ -50,15 +51,15 @@ class ImageLog {
     ++size_;
   }
 
-  // Calls visit(row, full) for every image.
+  // Calls visit(row, kind) for every image.
   template <class Visit>
   void each(const Visit& visit) const {
     for (const Block& block : blocks_)
       for (size_t at = 0; at < block.used;) {
-        const bool full = block.data[at] != 0;
+        const auto kind = static_cast<RowKind>(block.data[at]);
         char* hot = block.data.get() + at + 1;
-        visit(Row{hot, hot + layout_.hot_bytes(full)}, full);
-        at += 1 + static_cast<size_t>(layout_.bytes(full));
+        visit(Row{hot, hot + layout_->hot_bytes(kind)}, kind);
+        at += 1 + static_cast<size_t>(layout_->bytes(kind));
       }
   }
 
@@ -74,7 +75,7 @@ class ImageLog {
     size_t bytes, used;
   };
   Budget* budget_;
-  Layout layout_;
+  const Layout* layout_;
   std::vector<Block> blocks_;
   size_t room_ = 0, size_ = 0;
 };

@@ -7,6 +7,7 @@
 namespace clickfleet {
 
 InPlace::InPlace(Table& table, const uint64_t* keys, size_t n) : table_(table), keys_(keys, keys + n), rows_(n) {
+  if (!table.config_.others.empty()) throw Error("cannot train rows of several widths in place");
   if (table.config_.memory_limit != 0)
     throw Error("cannot train in place with a memory limit, because rows may be evicted");
   if (table.tracking()) throw Error("cannot train in place while the changes of the table are published");
@@ -43,7 +44,7 @@ void InPlace::log_images() {
         const std::unique_lock guard(stripe.lock);
         for (uint32_t i = at; i < to; ++i)
           if (const Ref ref = stripe.find(plan.hash[i], keys_[plan.where[i]]); ref)
-            table_.touch(stripe, stripe.row(ref), ref.full(), plan.hash[i]);
+            table_.touch(stripe, stripe.row(ref), ref.kind(), plan.hash[i]);
       }
       table_.give_back_undo(to - at);
     }
@@ -58,7 +59,7 @@ void InPlace::find_rows() {
     const uint64_t hash = mix64(keys_[i]);
     const Stripe& stripe = *table_.stripes_[stripe_of(hash)];
     const Ref ref = stripe.find(hash, keys_[i]);
-    if (!ref || !ref.full()) throw Error("cannot train in place: a row is missing or has no factors");
+    if (!ref || !is_full(ref.kind())) throw Error("cannot train in place: a row is missing or has no factors");
     rows_[i] = stripe.row(ref).weights();
   }
   versions_ = std::move(now);

@@ -42,6 +42,31 @@ inline void prefetch(const void* at) {
 char* allocate_pages(size_t bytes);
 void free_pages(char* pages, size_t bytes);
 
+// An array of numbers in such memory, counted by a budget.
+template <class T>
+class CountedPages {
+ public:
+  CountedPages(Budget& budget, size_t size) : budget_(budget), bytes_(size * sizeof(T)) {
+    budget_.take(bytes_);
+    data_ = reinterpret_cast<T*>(allocate_pages(bytes_));
+  }
+  ~CountedPages() {
+    free_pages(reinterpret_cast<char*>(data_), bytes_);
+    budget_.give(bytes_);
+  }
+  CountedPages(const CountedPages&) = delete;
+  CountedPages& operator=(const CountedPages&) = delete;
+  T& operator[](size_t i) { return data_[i]; }
+  const T& operator[](size_t i) const { return data_[i]; }
+  const T* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Budget& budget_;
+  size_t bytes_;
+  T* data_;
+};
+
 // An allocator for containers of the table: std::vector<T, CountingAllocator<T>> counts its own memory.
 template <class T>
 struct CountingAllocator {

@@ -1,30 +1,36 @@
 // Reads rows. The work is pipelined over blocks of keys: while the rows of one block are copied, the rows of the next
 // block and the tags of the block after that are prefetched.
 #include <algorithm>
+#include <utility>
 
 #include "floats.h"
 #include "plan.h"
-#include "table.h"
+#include "tiers.h"
 
 namespace clickfleet {
 namespace {
 
-constexpr size_t kPiece = 8192;  // number of keys per lock acquisition
+constexpr size_t kPulled = 8192;  // number of keys per lock acquisition
 constexpr size_t kBlock = 32;
 
 thread_local Plan plan;
+thread_local std::vector<uint32_t> cold;  // places of keys, in the current piece, whose rows may be on disk
 
 }  // namespace
 
-// The shelves of one stripe, in the form the loops need.
+// The shelves of one stripe, in the form the loops need: those of class 0.
 struct alignas(64) Table::View {
   const Stripe* stripe;
   Shelf::View full, brief;
 };
 
 void Table::pull(const uint64_t* keys, size_t n, bool training, float* out) const {
-  const auto width = static_cast<size_t>(1 + config_.factors);
-  for (size_t at = 0; at < n; at += kPiece) pull_piece(keys + at, std::min(kPiece, n - at), training, out + at * width);
+  const auto width = static_cast<size_t>(1 + layout_.widest());
+  for (size_t at = 0; at < n; at += kPulled) {
+    pull_piece(keys + at, std::min(kPulled, n - at), training, out + at * width);
+    if (!cold.empty()) pull_cold(keys + at, std::exchange(cold, {}), training, out + at * width);
+  }
+  if (disk_ != nullptr) disk_->pulled += n;
   if (!config_.padding) return;
   for (size_t i = 0; i < n; ++i)
     if (keys[i] == *config_.padding) std::fill_n(out + i * width, width, 0.0F);
@@ -47,7 +53,10 @@ void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out
     if (locked == kStripes) {
       const auto at = [](size_t i) { return i; };
       const auto home = [&](uint64_t hash) -> const View& { return views[stripe_of(hash)]; };
-      brief ? pull_keys<true>(home, at, keys, n, training, out) : pull_keys<false>(home, at, keys, n, training, out);
+      if (layout_.kinds() > 2)
+        pull_classes(home, at, keys, n, training, out);
+      else
+        brief ? pull_keys<true>(home, at, keys, n, training, out) : pull_keys<false>(home, at, keys, n, training, out);
     }
     for (int s = 0; s < locked; ++s) stripes_[s]->lock.unlock_shared();
     if (locked == kStripes) return;
@@ -61,21 +70,24 @@ void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out
         const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
         view(s);
         const auto at = [where = plan.where.data() + plan.begin[s]](size_t i) { return where[i]; };
-        pull_keys<true>([&](uint64_t) -> const View& { return views[s]; }, at, keys, plan.end[s] - plan.begin[s],
-                        training, out);
+        const auto home = [&](uint64_t) -> const View& { return views[s]; };
+        const size_t count = plan.end[s] - plan.begin[s];
+        layout_.kinds() > 2 ? pull_classes(home, at, keys, count, training, out)
+                            : pull_keys<true>(home, at, keys, count, training, out);
       });
 }
 
-// Pulls n keys: the i-th is keys[at(i)], and home(hash) is its stripe. Without `Brief` the table has no short rows.
+// Pulls n keys: the i-th is keys[at(i)], and home(hash) is its stripe. All rows are of one class. Without `Brief` the
+// table has no short rows.
 template <bool Brief, class Home, class At>
 void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const {
-  const auto width = static_cast<size_t>(1 + config_.factors);
+  const auto width = static_cast<size_t>(1 + layout_.widest());
   uint64_t hashes[3][kBlock];
   const char* rows[2][kBlock];
   bool full[2][kBlock];
   const size_t blocks = (n + kBlock - 1) / kBlock;
   // Offset of the last byte read from a full row; 0 if a row is exactly one cache line.
-  const size_t beyond = layout_.hot_bytes(true) == 64 ? 0 : Row::kWeights + 4 * width - 1;
+  const size_t beyond = layout_.hot_bytes(1) == 64 ? 0 : Row::kWeights + 4 * width - 1;
   for (size_t step = 0; step < blocks + 2; ++step) {
     if (const size_t begin = step * kBlock; step < blocks) {
       uint64_t* hash = hashes[step % 3];
@@ -111,7 +123,7 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
       const char* row = rows[b % 2][i];
       float* to = out + place * width;
       if (row == nullptr || load<uint64_t>(row) != key) {  // unknown key, or another key with the same tag
-        read_one(*home(hashes[b % 3][i]).stripe, key, training, to);
+        if (!read_one(*home(hashes[b % 3][i]).stripe, key, training, to)) cold.push_back(static_cast<uint32_t>(place));
       } else if (!Brief || full[b % 2][i]) {
         copy_floats(reinterpret_cast<const float*>(row + Row::kWeights), to, width);
       } else {
@@ -122,15 +134,71 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
   }
 }
 
-void Table::read_one(const Stripe& stripe, uint64_t key, bool training, float* out) const {
-  const auto width = static_cast<size_t>(1 + config_.factors);
-  std::fill_n(out, width, 0.0F);
-  if (const Ref ref = stripe.find(mix64(key), key); ref) {
-    copy_floats(stripe.row(ref).weights(), out, ref.full() ? width : 1);
-  } else if (training) {
-    config_.embed.weights(config_.seed, key, 0, 1, out);
-    if (at_birth_) config_.embedx.weights(config_.seed, key, 1, config_.factors, out + 1);
+// The same for rows of several classes.
+template <class Home, class At>
+void Table::pull_classes(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training,
+                         float* out) const {
+  const auto width = static_cast<size_t>(1 + layout_.widest());
+  uint64_t hashes[3][kBlock];
+  Ref refs[2][kBlock];
+  const size_t blocks = (n + kBlock - 1) / kBlock;
+  for (size_t step = 0; step < blocks + 2; ++step) {
+    if (const size_t begin = step * kBlock; step < blocks)
+      for (size_t i = 0; i < std::min(kBlock, n - begin); ++i) {
+        const uint64_t hash = hashes[step % 3][i] = mix64(keys[at(begin + i)]);
+        home(hash).stripe->prefetch_tags(hash);
+      }
+    if (const size_t b = step - 1; step >= 1 && b < blocks)
+      for (size_t i = 0; i < std::min(kBlock, n - b * kBlock); ++i) {
+        const Stripe& stripe = *home(hashes[b % 3][i]).stripe;
+        const Ref ref = refs[b % 2][i] = stripe.guess(hashes[b % 3][i]);
+        if (ref) stripe.shelves[ref.kind()].prefetch_hot(ref.slot());
+      }
+    if (step < 2) continue;
+    const size_t b = step - 2, begin = b * kBlock, count = std::min(kBlock, n - begin);
+    for (size_t i = 0; i < count; ++i) {
+      const size_t place = at(begin + i);
+      const Stripe& stripe = *home(hashes[b % 3][i]).stripe;
+      const Ref ref = refs[b % 2][i];
+      if (const Row row = ref ? stripe.row(ref) : Row{}; ref && row.key() == keys[place])
+        copy_row(row.hot, ref.kind(), out + place * width);
+      else if (!read_one(stripe, keys[place], training, out + place * width))
+        cold.push_back(static_cast<uint32_t>(place));
+    }
   }
+}
+
+// Copies the weights of a row, whose hot part may be unaligned, and zeros beyond its width.
+void Table::copy_row(const char* hot, RowKind kind, float* out) const {
+  const auto width = static_cast<size_t>(1 + layout_.widest()), own = static_cast<size_t>(1 + layout_.factors(kind));
+  std::memcpy(out, hot + Row::kWeights, sizeof(float) * own);
+  std::fill_n(out + own, width - own, 0.0F);
+}
+
+bool Table::read_one(const Stripe& stripe, uint64_t key, bool training, float* out) const {
+  const uint64_t hash = mix64(key);
+  if (const Ref ref = stripe.find(hash, key); ref) {
+    copy_row(stripe.row(ref).hot, ref.kind(), out);
+    return true;
+  }
+  if (stripe.cold != nullptr && stripe.cold->may_hold(hash)) return false;
+  initial(key, training, out);
+  return true;
+}
+
+void Table::initial(uint64_t key, bool training, float* out) const {
+  std::fill_n(out, static_cast<size_t>(1 + layout_.widest()), 0.0F);
+  if (!training) return;
+  config_.embed.weights(config_.seed, key, 0, 1, out);
+  if (at_birth_) config_.embedx.weights(config_.seed, key, 1, layout_.widest(), out + 1);
+}
+
+void Table::pull_cold(const uint64_t* keys, const std::vector<uint32_t>& places, bool training, float* out) const {
+  const auto width = static_cast<size_t>(1 + layout_.widest());
+  read_keys(
+      keys, places.data(), places.size(), false,
+      [&](uint32_t i, const ColdRow& row) { copy_row(row.image, row.kind, out + places[i] * width); },
+      [&](uint32_t i) { initial(keys[places[i]], training, out + places[i] * width); });
 }
 
 }  // namespace clickfleet

@@ -25,6 +25,11 @@ class Shelf {
  public:
   static constexpr uint32_t kNone = UINT32_MAX, kBucket = 31;
 
+  static uint16_t tag(uint64_t hash) {  // never 0, which marks a free slot
+    const auto t = static_cast<uint16_t>(hash >> 16);
+    return t == 0 ? 1 : t;
+  }
+
   // The fields that a lookup needs, without the indirection through the shelf.
   struct View {
     const uint16_t* tags;
@@ -147,10 +152,6 @@ class Shelf {
   }
 
  private:
-  static uint16_t tag(uint64_t hash) {
-    const auto t = static_cast<uint16_t>(hash >> 16);
-    return t == 0 ? 1 : t;
-  }
   static uint32_t match(const uint16_t* tags, uint16_t t) {  // one bit for each of the 31 slots
 #if defined(__AVX2__)
     const __m256i wanted = _mm256_set1_epi16(static_cast<short>(t));

@@ -1,8 +1,11 @@
 // A stripe is one of the 32 parts of a table, each with its own lock. It holds 32 adjacent virtual shards.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <shared_mutex>
+#include <utility>
 
+#include "cold.h"
 #include "image_log.h"
 #include "shelf.h"
 
@@ -16,27 +19,36 @@ inline uint32_t upper(uint64_t hash) { return static_cast<uint32_t>(hash >> 32);
 class Ref {
  public:
   Ref() = default;
-  Ref(bool full, uint32_t slot)
-      : bits_(slot == Shelf::kNone ? Shelf::kNone : slot << 1 | static_cast<uint32_t>(full)) {}
-  explicit operator bool() const { return bits_ != Shelf::kNone; }
-  bool full() const { return (bits_ & 1) != 0; }
-  uint32_t slot() const { return bits_ >> 1; }
+  Ref(RowKind kind, uint32_t slot) : bits_(slot == Shelf::kNone ? kNone : uint64_t{slot} << 8 | kind) {}
+  explicit operator bool() const { return bits_ != kNone; }
+  RowKind kind() const { return static_cast<RowKind>(bits_); }
+  uint32_t slot() const { return static_cast<uint32_t>(bits_ >> 8); }
 
  private:
-  uint32_t bits_ = Shelf::kNone;
+  static constexpr uint64_t kNone = UINT64_MAX;
+  uint64_t bits_ = kNone;
 };
 
+using Shelves = std::array<Shelf, kMostKinds>;
+
+template <size_t... kinds>
+Shelves make_shelves(Budget& budget, const Layout& layout, std::index_sequence<kinds...>) {
+  return {Shelf(budget, layout.hot_bytes(kinds), layout.cold_bytes(kinds))...};
+}
+
 struct alignas(64) Stripe {
-  Stripe(Budget& lasting, Budget& all, const Layout& layout)
-      : shelves{Shelf(lasting, layout.hot_bytes(false), layout.cold_bytes(false)),
-                Shelf(lasting, layout.hot_bytes(true), layout.cold_bytes(true))},
+  Stripe(int index, Budget& rows, Budget& lasting, Budget& all, const Layout& layout)
+      : kinds(layout.kinds()),
+        shelves(make_shelves(rows, layout, std::make_index_sequence<kMostKinds>())),
         changed(CountingAllocator<uint64_t>(&lasting)),
         deleted(CountingAllocator<uint64_t>(&lasting)),
         deleted_if_committed(CountingAllocator<uint64_t>(&lasting)),
-        undo(all, layout) {}
+        undo(all, layout),
+        number(index) {}
 
   mutable std::shared_mutex lock;
-  Shelf shelves[2];  // short rows, full rows
+  const RowKind kinds;  // of rows
+  Shelves shelves;      // by kind; those beyond stay empty
 
   // For publishing: keys of rows with kChanged; keys that consumers must delete; keys that they must delete once the
   // pending changes are committed.
@@ -46,21 +58,52 @@ struct alignas(64) Stripe {
   ImageLog undo;
   uint64_t read_below = 0;
 
-  Row row(Ref ref) const { return shelves[ref.full()].row(ref.slot()); }
-  bool holds(Ref ref, uint64_t key) const { return ref && shelves[ref.full()].holds(ref.slot(), key); }
-  uint32_t rows() const { return shelves[0].size() + shelves[1].size(); }
+  // With a disk tier: the rows that are on disk, and the number of spills, by which the age of a row is measured.
+  std::unique_ptr<Cold> cold;
+  uint8_t spills = 0;
+  const int number;  // of this stripe
+
+  Row row(Ref ref) const { return shelves[ref.kind()].row(ref.slot()); }
+  bool holds(Ref ref, uint64_t key) const { return ref && shelves[ref.kind()].holds(ref.slot(), key); }
+  size_t shelf_bytes() const {
+    size_t bytes = 0;
+    for (RowKind kind = 0; kind < kinds; ++kind) bytes += shelves[kind].bytes_if(shelves[kind].buckets());
+    return bytes;
+  }
+  uint32_t rows() const {  // in memory
+    uint32_t rows = 0;
+    for (RowKind kind = 0; kind < kinds; ++kind) rows += shelves[kind].size();
+    return rows;
+  }
+  uint64_t rows_on_disk() const {
+    uint64_t rows = 0;
+    for (RowKind kind = 0; kind < kinds && cold != nullptr; ++kind) rows += cold->rows[kind];
+    return rows;
+  }
 
   Ref guess(uint64_t hash) const {
-    const uint32_t slot = shelves[1].guess(hash);
-    return slot != Shelf::kNone ? Ref(true, slot) : Ref(false, shelves[0].guess(hash));
+    return search([hash](const Shelf& shelf) { return shelf.guess(hash); });
   }
   Ref find(uint64_t hash, uint64_t key) const {
-    const uint32_t slot = shelves[1].find(hash, key);
-    return slot != Shelf::kNone ? Ref(true, slot) : Ref(false, shelves[0].find(hash, key));
+    return search([hash, key](const Shelf& shelf) { return shelf.find(hash, key); });
   }
   void prefetch_tags(uint64_t hash) const {
     if (shelves[1].size() != 0) shelves[1].prefetch_tags(hash);
     if (shelves[0].size() != 0) shelves[0].prefetch_tags(hash);
+    for (RowKind kind = 2; kind < kinds; ++kind)
+      if (shelves[kind].size() != 0) shelves[kind].prefetch_tags(hash);
+  }
+
+ private:
+  // The first slot that look(shelf) finds, full rows first.
+  template <class Look>
+  Ref search(const Look& look) const {
+    if (const uint32_t slot = look(shelves[1]); slot != Shelf::kNone) return {1, slot};
+    const uint32_t brief = look(shelves[0]);
+    if (kinds == 2 || brief != Shelf::kNone) return {0, brief};
+    for (RowKind kind = 2; kind < kinds; ++kind)
+      if (const uint32_t slot = look(shelves[kind]); slot != Shelf::kNone) return {kind, slot};
+    return {};
   }
 };
 

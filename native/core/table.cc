@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include "cut.h"
 #include "floats.h"
 #include "plan.h"
-#include "sweep.h"
+#include "tiers.h"
 
 namespace clickfleet {
 namespace {
@@ -13,21 +12,39 @@ namespace {
 thread_local Plan plan;  // scratch memory of the current call
 
 Layout layout_of(const Config& config) {
+  if (config.others.size() >= kMostClasses)
+    throw Error("a table has at most " + std::to_string(kMostClasses) + " different widths and rules");
+  for (const uint8_t row_class : config.slot_class)
+    if (row_class > config.others.size()) throw Error("a slot names an unknown class of rows");
   const auto state = [](const Rule& rule, int n) {
     return std::visit([n](const auto& r) { return r.state(n); }, rule);
   };
-  return {config.factors, state(config.embed.rule, 1),
-          config.factors > 0 ? state(config.embedx.rule, config.factors) : 0};
+  Layout layout;
+  const auto add = [&](const RowClass& one) {
+    layout.add_class(one.factors, state(one.embed.rule, 1), one.factors > 0 ? state(one.embedx.rule, one.factors) : 0);
+  };
+  add(config);
+  for (const RowClass& one : config.others) add(one);
+  return layout;
 }
 
-bool at_birth(const Config& config) {
-  const Admission& admission = config.admission;
-  return admission.by == Admission::birth || config.factors == 0 ||
+bool at_birth(const RowClass& one) {
+  const Admission& admission = one.admission;
+  return admission.by == Admission::birth || one.factors == 0 ||
          (admission.by != Admission::probability && admission.threshold <= 0);
 }
 
 const void* address(const Rule& rule) {
   return std::visit([](const auto& r) -> const void* { return &r; }, rule);
+}
+
+// A list of keys as `visit_keys` needs it.
+std::vector<CountedVector<uint64_t>> by_stripe(const uint64_t* keys, size_t n) {
+  static Budget uncounted;
+  std::vector<CountedVector<uint64_t>> lists(kStripes,
+                                             CountedVector<uint64_t>(CountingAllocator<uint64_t>(&uncounted)));
+  for (size_t i = 0; i < n; ++i) lists[static_cast<size_t>(stripe_of(mix64(keys[i])))].push_back(keys[i]);
+  return lists;
 }
 
 void init_part(const Part& part, uint64_t seed, uint64_t key, uint32_t column, int n, float* w, float* state) {
@@ -37,25 +54,46 @@ void init_part(const Part& part, uint64_t seed, uint64_t key, uint32_t column, i
 
 }  // namespace
 
-Table::Table(const Config& config)
-    : config_(config),
-      layout_(layout_of(config)),
-      at_birth_(at_birth(config)),
-      apply_embed_(kernels().apply[config.embed.rule.index()]),
-      apply_embedx_(kernels().apply[config.embedx.rule.index()]),
-      embed_rule_(address(config_.embed.rule)),
-      embedx_rule_(address(config_.embedx.rule)) {
-  for (int s = 0; s < kStripes; ++s) stripes_.push_back(std::make_unique<Stripe>(lasting_, budget_, layout_));
-  if (config_.memory_limit == 0) return;
+Table::Table(const Config& config) : config_(config), layout_(layout_of(config)) {
+  const auto add_class = [&](const RowClass& one) {
+    classes_.push_back({&one, at_birth(one), kernels().apply[one.embed.rule.index()],
+                        kernels().apply[one.embedx.rule.index()], address(one.embed.rule), address(one.embedx.rule),
+                        one.embed.bounds, one.embedx.bounds, one.embed.scale, one.embedx.scale});
+  };
+  add_class(config_);
+  for (const RowClass& one : config_.others) add_class(one);
+  at_birth_ = std::all_of(classes_.begin(), classes_.end(), [](const OwnClass& one) { return one.at_birth; });
+  for (int s = 0; s < kStripes; ++s)
+    stripes_.push_back(std::make_unique<Stripe>(s, shelves_, lasting_, budget_, layout_));
+  if (config_.memory_limit == 0) {
+    if (!config_.disk.empty())
+      throw Error("a table on disk needs a memory limit\n  set table.memory_limit beside table.disk");
+    return;
+  }
   // The minimum: a few buckets per stripe, and one piece of work in the undo log.
-  const size_t rows = kStripes * 8 * stripes_[0]->shelves[1].bytes_if(1);
-  const size_t log = kStripes * ImageLog::kBlock + 4 * kPiece * static_cast<size_t>(layout_.bytes(true) + 1);
+  size_t rows = 0;
+  for (RowKind kind = 1; kind < layout_.kinds(); kind += 2)
+    rows += kStripes * 8 * stripes_[0]->shelves[kind].bytes_if(1);
+  const size_t log = kStripes * ImageLog::kBlock + 4 * kPiece * static_cast<size_t>(layout_.most_bytes() + 1);
   if (config_.snapshot_reserve < log || config_.memory_limit < config_.snapshot_reserve + rows)
     throw Error("memory_limit is too small: this table needs at least " + std::to_string(rows / 1024) +
                 " KiB for rows and a snapshot_reserve of " + std::to_string(log / 1024) + " KiB");
+  if (config_.disk.empty()) return;
+  constexpr size_t kLeastDisk = size_t{16} << 20;
+  if (config_.disk_limit != 0 && config_.disk_limit < kLeastDisk)
+    throw Error("disk_limit is too small: it must be at least 16 MiB");
+  if (const size_t least = 2 * (rows + DiskMemory(0, layout_).total); room() < least)
+    throw Error("memory_limit is too small: beside its snapshot_reserve, this table with rows on disk needs at least " +
+                std::to_string(least / 1024) + " KiB");
+  disk_ = std::make_unique<Disk>(
+      config_, layout_, room(), budget_,
+      Disk::Work{[this] { return merge_one(); }, [this](std::vector<uint64_t>& keys) { look_ahead(keys); }});
+  for (const auto& stripe : stripes_) stripe->cold = std::make_unique<Cold>(layout_.kinds());
 }
 
-Table::~Table() = default;
+Table::~Table() {
+  if (disk_ != nullptr) disk_->stop();  // its threads use the stripes
+}
 
 // ---- push ----
 
@@ -67,11 +105,23 @@ struct Table::Item {
   uint16_t slot;
 };
 
+// Keys of a push whose rows must first be read from disk, with copies of their gradients.
+struct Table::Deferred {
+  std::vector<Item> items;
+  std::vector<float> grads;
+
+  void add(const Item& item, size_t width) {
+    items.push_back(item);
+    grads.insert(grads.end(), item.g, item.g + width);
+  }
+};
+
 void Table::push(const Push& push) {
   make_room();
   const Gate::Pass pass(gate_, false);
   plan.make(push.keys, push.size);
   thread_local std::vector<Item> items;
+  Deferred deferred;
   const auto piece = [&](uint32_t at, uint32_t n) { return cut_ == nullptr ? n : std::min(n - at, kPiece); };
   // Near the limit, the order of stripes decides which rows get the last memory, so it must be deterministic.
   const bool in_order = may_fill_up(push.size);
@@ -95,13 +145,55 @@ void Table::push(const Push& push) {
             take_undo(size);
             guard.lock();
           }
-          push_items(stripe, items.data() + at, size, push);
+          push_items(stripe, items.data() + at, size, push, &deferred);
           give_back_undo(size);
         }
       });
+  if (!deferred.items.empty()) push_deferred(deferred, push);
+}
+
+void Table::push_deferred(Deferred& deferred, const Push& push) {
+  auto& items = deferred.items;
+  const auto width = static_cast<size_t>(1 + layout_.widest());
+  std::vector<uint64_t> keys(items.size());
+  std::vector<uint32_t> places(items.size());
+  for (uint32_t i = 0; i < items.size(); ++i) {
+    items[i].g = deferred.grads.data() + i * width;
+    keys[i] = items[i].key;
+    places[i] = i;
+  }
+  const auto piece = std::max<size_t>(kPiece, disk_->memory().stage_slots * kStripes / 4);
+  for (size_t at = 0; at < keys.size(); at += piece) {
+    const size_t n = std::min(piece, keys.size() - at);
+    uint64_t versions[kStripes];
+    for (const auto& stripe : stripes_) {
+      const std::shared_lock guard(stripe->lock);
+      versions[stripe->number] = stripe->cold->version;
+    }
+    std::vector<bool> absent(n);
+    read_keys(
+        keys.data(), places.data() + at, n, false, [](uint32_t, const ColdRow&) {},
+        [&](uint32_t i) { absent[i] = true; });
+    for (size_t from = at; from < at + n;) {  // items of one stripe are adjacent
+      Stripe& stripe = *stripes_[static_cast<size_t>(stripe_of(items[from].hash))];
+      size_t to = from;
+      while (to < at + n && to < from + kPiece && stripe_of(items[to].hash) == stripe.number) ++to;
+      take_undo(to - from);
+      {
+        const std::unique_lock guard(stripe.lock);
+        for (size_t i = from; i < to; ++i) {
+          const bool new_key = absent[i - at] && stripe.cold->version == versions[stripe.number];
+          update(stripe, items[i], {}, push, new_key ? Fetch::never : Fetch::now);
+        }
+      }
+      give_back_undo(to - from);
+      from = to;
+    }
+  }
 }
 
 void Table::known(const uint64_t* keys, size_t n, uint8_t* out) const {
+  std::vector<uint32_t> cold;  // places of keys that may be on disk
   plan.make(keys, n);
   plan.each_stripe(
       [&](int s, bool wait) {
@@ -118,11 +210,17 @@ void Table::known(const uint64_t* keys, size_t n, uint8_t* out) const {
         for (uint32_t i = 0; i < count + 2 * kAhead; ++i) {
           if (i < count) stripe.prefetch_tags(hash[i]);
           if (const uint32_t j = i - kAhead; j < count)
-            if (const Ref ref = stripe.guess(hash[j]); ref) stripe.shelves[ref.full()].prefetch_hot(ref.slot());
-          if (const uint32_t j = i - 2 * kAhead; j < count)
+            if (const Ref ref = stripe.guess(hash[j]); ref) stripe.shelves[ref.kind()].prefetch_hot(ref.slot());
+          if (const uint32_t j = i - 2 * kAhead; j < count) {
             out[where[j]] = stripe.find(hash[j], keys[where[j]]) ? 1 : 0;
+            if (out[where[j]] == 0 && stripe.cold != nullptr && stripe.cold->may_hold(hash[j]))
+              cold.push_back(where[j]);
+          }
         }
       });
+  if (!cold.empty())
+    read_keys(
+        keys, cold.data(), cold.size(), false, [&](uint32_t i, const ColdRow&) { out[cold[i]] = 1; }, [](uint32_t) {});
 }
 
 namespace {
@@ -155,7 +253,7 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
   thread_local std::vector<uint64_t> hashes;  // of the items
   thread_local std::vector<float> merged;
   thread_local DuplicateFinder seen;
-  const auto width = static_cast<size_t>(1 + config_.factors);
+  const auto width = static_cast<size_t>(1 + layout_.widest());
   const uint32_t count = p.end[s] - p.begin[s];
   items.clear();
   hashes.clear();
@@ -188,7 +286,7 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
   }
 }
 
-void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Push& push) {
+void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Push& push, Deferred* deferred) {
   // Pipelined as in pull.cc: prefetch the tags of one block, prefetch the rows of the previous block, update the block
   // before that.
   constexpr size_t kBlock = 16;
@@ -202,43 +300,57 @@ void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Pus
       for (size_t i = 0; i < count; ++i) {
         const Ref ref = guesses[b % 2][i] = stripe.guess(items[b * kBlock + i].hash);
         if (!ref) continue;
-        stripe.shelves[ref.full()].prefetch_hot(ref.slot());
-        stripe.shelves[ref.full()].prefetch_cold(ref.slot());
+        stripe.shelves[ref.kind()].prefetch_hot(ref.slot());
+        stripe.shelves[ref.kind()].prefetch_cold(ref.slot());
       }
     }
     if (step < 2) continue;
     const size_t begin = (step - 2) * kBlock, count = std::min(kBlock, size - begin);
-    for (size_t i = 0; i < count; ++i) update(stripe, items[begin + i], guesses[step % 2][i], push);
+    for (size_t i = 0; i < count; ++i)
+      if (!update(stripe, items[begin + i], guesses[step % 2][i], push, Fetch::if_ready))
+        deferred->add(items[begin + i], static_cast<size_t>(1 + layout_.widest()));
   }
 }
 
-void Table::update(Stripe& stripe, const Item& item, Ref guess, const Push& push) {
+// Returns false if the row must first be read from disk.
+bool Table::update(Stripe& stripe, const Item& item, Ref guess, const Push& push, Fetch fetch) {
   // The guess may be stale: rows move when a shelf grows and when they are admitted.
   Ref ref = stripe.holds(guess, item.key) ? guess : stripe.find(item.hash, item.key);
+  if (!ref && disk_ != nullptr && fetch != Fetch::never) {
+    bool later = false;
+    ref = bring(stripe, item.hash, item.key, fetch == Fetch::now, later);
+    if (later) return false;
+  }
   const bool born = !ref;
-  if (born) ref = create(stripe, item.hash, item.key);
+  if (born) ref = create(stripe, item.hash, item.key, class_of_slot(item.slot));
+  const RowKind kind = ref.kind();
+  const OwnClass& own = classes_[static_cast<size_t>(class_of(kind))];
+  const int factors = layout_.factors(kind);
+  // A row keeps its class, so it takes no slot of another one: its class follows from its slot wherever rows are read.
+  const bool takes_slot = item.slot != kNoSlot && (classes_.size() == 1 || class_of_slot(item.slot) == class_of(kind));
   const Row row = stripe.row(ref);
-  if (!born) touch(stripe, row, ref.full(), item.hash);
+  if (!born) touch(stripe, row, kind, item.hash);
 
   row.set_show(row.show() + item.show);
   row.set_click(row.click() + item.click);
   row.set_delta_score(row.delta_score() + static_cast<float>(config_.policy.score(item.show, item.click)));
   if (push.move == Move::train || item.show > 0) row.set_unseen_days(0);
-  if (item.slot != kNoSlot) row.set_slot(item.slot);
-  const bool factors = ref.full() && config_.factors > 0;
+  if (takes_slot) row.set_slot(item.slot);
+  row.round() = stripe.spills;
   if (push.move == Move::train) {
-    apply_embed_(embed_rule_, config_.embed.bounds, row.weights(), row.state_of_embed(), item.g, 1,
-                 factor(config_.embed.scale, item.show, push.n));
-    if (factors)
-      apply_embedx_(embedx_rule_, config_.embedx.bounds, row.embedx(), layout_.state_of_embedx(row), item.g + 1,
-                    config_.factors, factor(config_.embedx.scale, item.show, push.n));
+    own.apply_embed(own.embed_rule, own.embed_bounds, row.weights(), row.state_of_embed(), item.g, 1,
+                    factor(own.embed_scale, item.show, push.n));
+    if (factors > 0)
+      own.apply_embedx(own.embedx_rule, own.embedx_bounds, row.embedx(), layout_.state_of_embedx(row, kind), item.g + 1,
+                       factors, factor(own.embedx_scale, item.show, push.n));
   } else {
-    for (int i = 0; i < (factors ? 1 + config_.factors : 1); ++i)
+    for (int i = 0; i < 1 + factors; ++i)
       row.weights()[i] = (push.move == Move::add ? row.weights()[i] : 0.0F) + item.g[i];
   }
   mark_changed(stripe, row);
-  if (!ref.full() && admits(row, item.show))
+  if (!is_full(kind) && admits(row, own.settings->admission, item.show))
     admit(stripe, item.hash, ref);  // its factors are trained from the next push on
+  return true;
 }
 
 float Table::factor(Scale scale, double show, float n) const {
@@ -246,35 +358,40 @@ float Table::factor(Scale scale, double show, float n) const {
   return by > 0 ? 1 / by : 1.0F;
 }
 
-Ref Table::add(Stripe& stripe, bool full, uint64_t hash, uint64_t key) {
-  Shelf& shelf = stripe.shelves[full];
-  if (shelf.slots() == 0 || (shelf.crowded() && !(restoring_ && !shelf.full()) && may_grow(shelf, full)))
+Ref Table::add(Stripe& stripe, RowKind kind, uint64_t hash, uint64_t key) {
+  Shelf& shelf = stripe.shelves[kind];
+  if (shelf.slots() == 0 || (shelf.crowded() && !(restoring_ && !shelf.full()) && may_grow(stripe, kind)))
     shelf.resize(shelf.larger(scarce()));
+  else if (disk_ != nullptr && shelf.crowded())
+    make_space(stripe, kind);
   else if (shelf.full())
-    evict_some(stripe, full);
-  const Ref ref(full, shelf.insert(hash, key));
+    evict_some(stripe, kind);
+  const Ref ref(kind, shelf.insert(hash, key));
   const Row row = stripe.row(ref);
   row.epoch() = epoch_;
   row.flags() = 0;
+  row.round() = stripe.spills;
   return ref;
 }
 
-Ref Table::create(Stripe& stripe, uint64_t hash, uint64_t key) {
-  const Ref ref = add(stripe, at_birth_, hash, key);
+Ref Table::create(Stripe& stripe, uint64_t hash, uint64_t key, int row_class) {
+  const OwnClass& own = classes_[static_cast<size_t>(row_class)];
+  const RowKind kind = kind_of(row_class, own.at_birth);
+  const Ref ref = add(stripe, kind, hash, key);
+  count_row(kind, 1);
   const Row row = stripe.row(ref);
   row.set_show(0);
   row.set_click(0);
   row.set_delta_score(0);
   row.set_unseen_days(0);
   row.set_slot(kNoSlot);
-  init_part(config_.embed, config_.seed, key, 0, 1, row.weights(), row.state_of_embed());
-  if (ref.full() && config_.factors > 0)
-    init_part(config_.embedx, config_.seed, key, 1, config_.factors, row.embedx(), layout_.state_of_embedx(row));
+  init_part(own.settings->embed, config_.seed, key, 0, 1, row.weights(), row.state_of_embed());
+  if (const int factors = layout_.factors(kind); factors > 0)
+    init_part(own.settings->embedx, config_.seed, key, 1, factors, row.embedx(), layout_.state_of_embedx(row, kind));
   return ref;
 }
 
-bool Table::admits(Row row, double show) const {
-  const Admission& admission = config_.admission;
+bool Table::admits(Row row, const Admission& admission, double show) const {
   switch (admission.by) {
     case Admission::score:
       return config_.policy.score(row.show(), row.click()) >= admission.threshold;
@@ -293,12 +410,23 @@ bool Table::admits(Row row, double show) const {
 }
 
 void Table::admit(Stripe& stripe, uint64_t hash, Ref ref) {
-  const Row to = stripe.row(add(stripe, true, hash, stripe.row(ref).key()));
+  thread_local std::vector<char> image;  // making space for the full row may move short rows
+  constexpr size_t kHot = Row::kWeights + 4;
+  const RowKind brief = ref.kind(), full = kind_of(class_of(brief), true);
+  const auto cold = static_cast<size_t>(layout_.cold_bytes(brief));
   const Row from = stripe.row(ref);
-  std::memcpy(to.hot, from.hot, Row::kWeights + 4);
-  std::memcpy(to.cold, from.cold, static_cast<size_t>(layout_.cold_bytes(false)));
-  init_part(config_.embedx, config_.seed, to.key(), 1, config_.factors, to.embedx(), layout_.state_of_embedx(to));
-  stripe.shelves[0].erase(ref.slot());
+  image.resize(kHot + cold);
+  std::memcpy(image.data(), from.hot, kHot);
+  std::memcpy(image.data() + kHot, from.cold, cold);
+  const uint64_t key = from.key();
+  stripe.shelves[brief].erase(ref.slot());
+  const Row to = stripe.row(add(stripe, full, hash, key));
+  std::memcpy(to.hot, image.data(), kHot);
+  std::memcpy(to.cold, image.data() + kHot, cold);
+  init_part(classes_[static_cast<size_t>(class_of(full))].settings->embedx, config_.seed, key, 1, layout_.factors(full),
+            to.embedx(), layout_.state_of_embedx(to, full));
+  count_row(brief, -1);
+  count_row(full, 1);
   admitted_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -310,33 +438,41 @@ void Table::mark_changed(Stripe& stripe, Row row) const {
 
 // ---- restore ----
 
-void Table::reserve(uint64_t short_rows, uint64_t full_rows) {
+void Table::reserve(const std::vector<uint64_t>& rows) {
   constexpr uint64_t kMost = uint64_t{1} << 36;  // of each kind: at most 2^31 slots in each of 32 stripes
-  if (short_rows > kMost || full_rows > kMost) throw Error("a table holds at most 2^36 rows of each kind");
+  if (rows.size() != layout_.kinds()) throw Error("expected the number of rows of every kind");
+  for (const uint64_t n : rows)
+    if (n > kMost) throw Error("a table holds at most 2^36 rows of each kind");
   const Gate::Pass pass(gate_, true);
-  const double bytes =
-      static_cast<double>(short_rows) * layout_.bytes(false) + static_cast<double>(full_rows) * layout_.bytes(true);
+  double bytes = 0;
+  for (RowKind kind = 0; kind < layout_.kinds(); ++kind) bytes += static_cast<double>(rows[kind]) * layout_.bytes(kind);
+  const size_t most = config_.memory_limit == 0 ? 0 : disk_ == nullptr ? room() : warm_room();
   const double share =
-      config_.memory_limit == 0 || bytes == 0 ? 1 : std::min(1.0, 0.85 * static_cast<double>(room()) / bytes);
-  const uint64_t wanted[2] = {static_cast<uint64_t>(share * static_cast<double>(short_rows)),
-                              static_cast<uint64_t>(share * static_cast<double>(full_rows))};
+      config_.memory_limit == 0 || bytes == 0 ? 1 : std::min(1.0, 0.85 * static_cast<double>(most) / bytes);
+  kept_share_ = disk_ == nullptr || share == 1 ? 1 : share * 0.95;
   for (const auto& stripe : stripes_)
-    for (const int full : {0, 1}) {
-      Shelf& shelf = stripe->shelves[full];
-      const auto buckets = static_cast<uint32_t>(wanted[full] / kStripes * 103 / 100 / (Shelf::kBucket * 92 / 100) + 1);
-      if (wanted[full] == 0 || buckets <= shelf.buckets() || !may_resize(shelf, buckets)) continue;
+    for (RowKind kind = 0; kind < layout_.kinds(); ++kind) {
+      const auto wanted = static_cast<uint64_t>(share * static_cast<double>(rows[kind]));
+      Shelf& shelf = stripe->shelves[kind];
+      const auto buckets = static_cast<uint32_t>(wanted / kStripes * 103 / 100 / (Shelf::kBucket * 92 / 100) + 1);
+      if (wanted == 0 || buckets <= shelf.buckets() || !may_resize(*stripe, kind, buckets)) continue;
       const std::unique_lock guard(stripe->lock);
       shelf.resize(buckets);
     }
 }
 
 void Table::restore(const Rows& rows, int first, int last) {
-  constexpr size_t kRows = 1 << 16;
-  for (size_t start = 0; start < rows.size; start += kRows) {
+  // With a disk tier, each call makes a segment per stripe: fewer, larger ones.
+  const size_t most = size_t{1} << (disk_ == nullptr ? 16 : 22);
+  for (size_t start = 0; start < rows.size; start += most) {
     make_room();
     const Gate::Pass pass(gate_, false);
-    plan.make(rows.key + start, std::min(kRows, rows.size - start));
-    for (int s = 0; s < kStripes; ++s)
+    plan.make(rows.key + start, std::min(most, rows.size - start));
+    for (int s = 0; s < kStripes; ++s) {
+      if (disk_ != nullptr) {
+        restore_tiered(*stripes_[s], rows, start, plan, s, first, last);
+        continue;
+      }
       for (uint32_t at = plan.begin[s]; at < plan.end[s]; at += kPiece) {
         const uint32_t to = std::min(plan.end[s], at + kPiece);
         take_undo(to - at);
@@ -349,17 +485,27 @@ void Table::restore(const Rows& rows, int first, int last) {
         }
         give_back_undo(to - at);
       }
+    }
   }
 }
 
 void Table::restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t i) {
-  const auto d = static_cast<size_t>(config_.factors), e = static_cast<size_t>(layout_.embed_state),
-             x = static_cast<size_t>(layout_.embedx_state);
-  if (const Ref old = stripe.find(hash, rows.key[i]); old) {
-    touch(stripe, stripe.row(old), old.full(), hash);
+  Ref old = stripe.find(hash, rows.key[i]);
+  if (bool later = false; !old && disk_ != nullptr) old = bring(stripe, hash, rows.key[i], true, later);
+  if (old) {
+    touch(stripe, stripe.row(old), old.kind(), hash);
     remove(stripe, old, stripe.row(old));
   }
-  const Row row = stripe.row(add(stripe, rows.full, hash, rows.key[i]));
+  const Row row = stripe.row(add(stripe, rows.kind, hash, rows.key[i]));
+  count_row(rows.kind, 1);
+  fill(row, rows, i);
+}
+
+// Sets everything but the key, the epoch and the round.
+void Table::fill(Row row, const Rows& rows, size_t i) const {
+  const auto d = static_cast<size_t>(layout_.factors(rows.kind)),
+             e = static_cast<size_t>(layout_.embed_state(rows.kind)),
+             x = static_cast<size_t>(layout_.embedx_state(rows.kind));
   row.set_slot(rows.slot[i]);
   row.set_show(rows.show[i]);
   row.set_click(rows.click[i]);
@@ -368,24 +514,25 @@ void Table::restore_row(Stripe& stripe, uint64_t hash, const Rows& rows, size_t 
   row.flags() = rows.published[i] != 0 ? kListed : 0;
   row.weights()[0] = rows.embed_w[i];
   copy_floats(rows.embed_state + i * e, row.state_of_embed(), e);
-  if (!rows.full) return;
+  if (!is_full(rows.kind)) return;
   copy_floats(rows.embedx + i * d, row.embedx(), d);
-  copy_floats(rows.embedx_state + i * x, layout_.state_of_embedx(row), x);
+  copy_floats(rows.embedx_state + i * x, layout_.state_of_embedx(row, rows.kind), x);
 }
 
 // These numbers come from a file: none of them may request more memory than the table may use.
 void Table::check_memory(const std::vector<uint64_t>& memory) const {
   const char* const wrong = "the saved memory layout does not fit this table";
-  if (memory.size() != Cut::kNumbers * kStripes + 1 || memory.back() > 6) throw Error(wrong);
+  const size_t kinds = layout_.kinds(), numbers = kinds + Cut::kLists;
+  if (memory.size() != numbers * kStripes + 1 || memory.back() >> kinds != 0) throw Error(wrong);
   const uint64_t limit = config_.memory_limit;
   uint64_t bytes = 0;
   for (size_t s = 0; s < kStripes; ++s) {
-    const uint64_t* own = &memory[s * Cut::kNumbers];
-    for (const int i : {0, 1, 2, 3, 4, 5})
+    const uint64_t *own = &memory[s * numbers], *lists = own + kinds;
+    for (size_t i = 0; i < numbers; ++i)
       if (own[i] > limit / 8 || own[i] > UINT32_MAX / Shelf::kBucket) throw Error(wrong);
-    bytes += stripes_[s]->shelves[0].bytes_if(static_cast<uint32_t>(own[0])) +
-             stripes_[s]->shelves[1].bytes_if(static_cast<uint32_t>(own[1])) +
-             8 * (std::max(own[2], own[3]) + std::max(own[4], own[5]));
+    for (size_t kind = 0; kind < kinds; ++kind)
+      bytes += stripes_[s]->shelves[kind].bytes_if(static_cast<uint32_t>(own[kind]));
+    bytes += 8 * (std::max(lists[0], lists[1]) + std::max(lists[2], lists[3]));
   }
   if (bytes > limit) throw Error(wrong);
 }
@@ -397,13 +544,13 @@ void Table::prepare(const std::vector<uint64_t>& memory) {
     if (stripe->rows() != 0) throw Error("only an empty table can restore a saved memory layout");
   restoring_ = true;
   for (size_t s = 0; s < kStripes; ++s) {
-    const uint64_t* own = &memory[s * Cut::kNumbers];
+    const uint64_t *own = &memory[s * (layout_.kinds() + Cut::kLists)], *lists = own + layout_.kinds();
     Stripe& stripe = *stripes_[s];
     const std::unique_lock guard(stripe.lock);
-    for (const int full : {0, 1})
-      if (own[full] != 0) stripe.shelves[full].resize(static_cast<uint32_t>(own[full]));
-    stripe.changed.reserve(own[3]);
-    stripe.deleted.reserve(own[5]);
+    for (RowKind kind = 0; kind < layout_.kinds(); ++kind)
+      if (own[kind] != 0) stripe.shelves[kind].resize(static_cast<uint32_t>(own[kind]));
+    stripe.changed.reserve(lists[1]);
+    stripe.deleted.reserve(lists[3]);
   }
 }
 
@@ -411,26 +558,22 @@ void Table::settle(const std::vector<uint64_t>& memory) {
   const Gate::Pass pass(gate_, true);
   check_memory(memory);
   for (size_t s = 0; s < kStripes; ++s) {
-    const uint64_t* own = &memory[s * Cut::kNumbers];
+    const uint64_t* lists = &memory[s * (layout_.kinds() + Cut::kLists) + layout_.kinds()];
     Stripe& stripe = *stripes_[s];
     const std::unique_lock guard(stripe.lock);
     // The lists may have held duplicates and keys of removed rows. Repeat a key to restore their original size.
-    if (stripe.changed.size() < own[2]) stripe.changed.resize(own[2], stripe.changed.empty() ? 0 : stripe.changed[0]);
-    if (stripe.deleted.size() < own[4] && !stripe.deleted.empty()) stripe.deleted.resize(own[4], stripe.deleted[0]);
+    if (stripe.changed.size() < lists[0])
+      stripe.changed.resize(lists[0], stripe.changed.empty() ? 0 : stripe.changed[0]);
+    if (stripe.deleted.size() < lists[2] && !stripe.deleted.empty()) stripe.deleted.resize(lists[2], stripe.deleted[0]);
   }
   restoring_ = false;
-  crowded_ = static_cast<int>(memory.back());
+  crowded_ = memory.back();
 }
 
 void Table::restore_changes(const uint64_t* changed, size_t n_changed, const uint64_t* deleted, size_t n_deleted) {
   const Gate::Pass pass(gate_, true);
   tracking_.store(true, std::memory_order_relaxed);
-  for (size_t i = 0; i < n_changed; ++i) {
-    const uint64_t hash = mix64(changed[i]);
-    Stripe& stripe = *stripes_[stripe_of(hash)];
-    const std::unique_lock guard(stripe.lock);
-    if (const Ref ref = stripe.find(hash, changed[i]); ref) mark_changed(stripe, stripe.row(ref));
-  }
+  visit_keys(by_stripe(changed, n_changed), [&](Stripe& stripe, Row row, RowKind) { mark_changed(stripe, row); });
   for (size_t i = 0; i < n_deleted; ++i) {
     Stripe& stripe = *stripes_[stripe_of(mix64(deleted[i]))];
     const std::unique_lock guard(stripe.lock);
@@ -442,40 +585,59 @@ void Table::restore_readers(const uint64_t* keys, size_t n) {
   const Gate::Pass pass(gate_, true);
   tracking_.store(true, std::memory_order_relaxed);
   const auto owed = static_cast<float>(config_.policy.delta_threshold);
-  for (size_t i = 0; i < n; ++i) {
-    const uint64_t hash = mix64(keys[i]);
-    Stripe& stripe = *stripes_[stripe_of(hash)];
-    const std::unique_lock guard(stripe.lock);
-    const Ref ref = stripe.find(hash, keys[i]);
-    if (!ref) {
-      stripe.deleted.push_back(keys[i]);
-      continue;
-    }
-    Row row = stripe.row(ref);
-    touch(stripe, row, ref.full(), hash);
-    row.flags() |= kListed;
-    row.set_delta_score(std::max(row.delta_score(), owed));
-    mark_changed(stripe, row);
-  }
+  visit_keys(
+      by_stripe(keys, n),
+      [&](Stripe& stripe, Row row, RowKind) {
+        row.flags() |= kListed;
+        row.set_delta_score(std::max(row.delta_score(), owed));
+        mark_changed(stripe, row);
+      },
+      [](Stripe& stripe, uint64_t key) { stripe.deleted.push_back(key); });
 }
 
 Stats Table::stats() const {
   Stats stats;
+  stats.kinds.resize(layout_.kinds());
   for (const auto& stripe : stripes_) {
     const std::shared_lock guard(stripe->lock);
-    stats.rows += stripe->rows();
-    stats.full_rows += stripe->shelves[1].size();
+    for (RowKind kind = 0; kind < layout_.kinds(); ++kind) {
+      Stats::OfKind& of = stats.kinds[kind];
+      const Shelf& shelf = stripe->shelves[kind];
+      of.rows += shelf.size();
+      of.bytes += shelf.bytes_if(shelf.buckets());
+      if (stripe->cold != nullptr) of.disk_rows += stripe->cold->rows[kind];
+    }
+    if (stripe->cold != nullptr) stats.segments += stripe->cold->segments.size();
     stats.changed += stripe->changed.size();
     stats.deleted += stripe->deleted.size();
   }
+  for (RowKind kind = 0; kind < layout_.kinds(); ++kind) {
+    Stats::OfKind& of = stats.kinds[kind];
+    of.factors = layout_.factors(kind);
+    of.full = is_full(kind);
+    of.disk_bytes = of.disk_rows * Segment::record_size(layout_, kind);
+    stats.rows += of.rows + of.disk_rows;
+    stats.disk_rows += of.disk_rows;
+    stats.full_rows += of.full ? of.rows + of.disk_rows : 0;
+    stats.disk_full_rows += of.full ? of.disk_rows : 0;
+    stats.own_bytes += (of.rows + of.disk_rows) * static_cast<uint64_t>(layout_.own_bytes(kind));
+  }
   stats.bytes = budget_.used();
   stats.peak_bytes = budget_.peak();
-  stats.own_bytes = stats.full_rows * static_cast<uint64_t>(layout_.own_bytes(true)) +
-                    (stats.rows - stats.full_rows) * static_cast<uint64_t>(layout_.own_bytes(false));
   stats.admitted = admitted_;
   stats.shrunk = shrunk_;
   stats.evicted = evicted_;
   stats.undo_waits = undo_waits_;
+  if (disk_ != nullptr) {
+    stats.disk_bytes = disk_->files().used();
+    stats.peak_disk_bytes = disk_->files().peak();
+    stats.index_bytes = index_.used();
+    stats.spilled = disk_->spilled;
+    stats.fetched = disk_->fetched;
+    stats.pulled = disk_->pulled;
+    stats.disk_reads = disk_->reads_done;
+    stats.disk_waits = disk_->reads_waited;
+  }
   return stats;
 }
 

@@ -16,9 +16,11 @@ using clickfleet::fuzz::raw;
 
 namespace {
 
+// With bit 64, a history of slots `a` and `b` and one of `a` follow the slots. With bit 128, there are three labels.
 Layout small_layout(size_t kind) {
   Layout made;
   made.rule = static_cast<KeyRule>(kind % 3);
+  if ((kind & 128) != 0) made.labels = {LabelKind::click, LabelKind::number, LabelKind::count};
   made.modulus = 1000001;
   made.values = (kind & 4) != 0;
   made.show = made.click = made.weight = made.time = made.group = (kind & 8) != 0;
@@ -27,7 +29,21 @@ Layout small_layout(size_t kind) {
   made.add_slot("b", (kind & 16) != 0, "15");
   made.add_slot("c", false, "16");
   made.buckets = {{2, 1, 0, 1, 10, {}, 100}};
+  if ((kind & 64) != 0) {
+    made.add_slot("a", true, "14");
+    made.add_slot("b", true, "15");
+    made.add_history(2, 3, true);
+    made.add_slot("a", true, "14");
+    made.add_history(1, 1, false);
+  }
   return made;
+}
+
+// Adds fields for the further labels and the columns of histories of a small layout.
+template <class Add>
+void add_more(const Layout& layout, const Add& add) {
+  for (int i = 1; i < static_cast<int>(layout.labels.size()); ++i) add("n" + std::to_string(i), {Role::label, i});
+  for (int s = 3; s < static_cast<int>(layout.slots.size()); ++s) add("h" + std::to_string(s), {Role::slot, s});
 }
 
 // A layout that may contradict itself.
@@ -45,6 +61,11 @@ Layout any_layout(Input& in) {
     made.dense.push_back({"d", static_cast<Scale>(in.below(4)), in.take<float>(), in.take<float>(), in.take<float>()});
   if (made.modulus < 1) made.rule = KeyRule::hash64;  // no key is computed before the plan is checked
   for (size_t n = in.below(4); n > 0; --n) made.add_slot("s", in.below(2) != 0, "p");
+  for (size_t n = in.below(3), count = in.below(3); n > 0 && count > 0; --n) {
+    for (size_t i = 0; i < count; ++i) made.add_slot("s", true, "p");
+    made.add_history(count, 1 + in.below(4), in.below(2) != 0);
+  }
+  made.labels.resize(in.below(4));
   for (size_t n = in.below(3); n > 0; --n) {
     Bucket bucket{in.take<int8_t>(), in.take<int8_t>(), in.take<float>(), in.take<float>(), in.take<int8_t>(), {}, 7};
     if (in.below(2) != 0) bucket.boundaries = {in.take<float>(), in.take<float>()};
@@ -65,18 +86,28 @@ void parse_all(const Plan& plan, Input& in) {
   CHECK(on_bad == OnBad::stop || rows.lines == lines);
   CHECK(rows.rows + rows.bad_lines == rows.lines);
   CHECK(rows.dense.size == rows.rows * plan.layout.dense.size());
+  CHECK(!plan.layout.label || rows.labels.size == rows.rows * plan.layout.labels.size());
   if (rows.one_each) {
     CHECK(rows.keys.size == rows.rows * plan.layout.slots.size());
   } else {
     CHECK(rows.offsets.size == rows.rows * plan.layout.slots.size() + 1);
     CHECK(ascending(rows.offsets.data(), rows.offsets.size, rows.keys.size));
     CHECK(static_cast<size_t>(rows.offsets.data()[rows.offsets.size - 1]) == rows.keys.size);
+    for (const History& history : plan.layout.histories)
+      for (size_t r = 0; r < rows.rows; ++r)
+        for (size_t c = 0; c < history.count; ++c) {
+          const int64_t* const ends = rows.offsets.data() + r * plan.layout.slots.size() + history.first;
+          CHECK(ends[c + 1] - ends[c] == ends[1] - ends[0] && ends[1] - ends[0] <= static_cast<int64_t>(history.max));
+        }
   }
   for (const Bad& bad : rows.bad)
     CHECK(bad.offset >= 0 && bad.length >= 0 && bad.offset + bad.length < static_cast<int64_t>(block.bytes.size()));
   // Uses every number, so that a sanitizer reports any that was never written.
   volatile float sum = 0;
   for (size_t i = 0; i < rows.dense.size; ++i) sum = sum + rows.dense.data()[i];
+  for (size_t i = 0; i < rows.labels.size; ++i) sum = sum + rows.labels.data()[i];
+  volatile uint64_t all = 0;
+  for (size_t i = 0; i < rows.keys.size; ++i) all = all ^ rows.keys.data()[i];
 }
 
 }  // namespace
@@ -87,7 +118,11 @@ FUZZ(delimited,
      raw("\x31\2"
          "1,2,3,\"a,\"\"b\",c|d,e\r\n"),
      raw("\x08\1"
-         "1\t1\t1\t1\t1\t1\t1\t1\t1\n")) {
+         "1\t1\t1\t1\t1\t1\t1\t1\t1\n"),
+     raw("\xc0\1"
+         "1\t2.5\t3\tu\tv\tz\t\t3\ta|b|c|d\te||f|g\tx|y\n0\t\t\t\t\t\t1\t\ta\t\tx\n"),
+     raw("\xe1\2"
+         "1,2,3,4,5|6,7,8,9,\"1|2|3\",4|5|6,\r\n,2,3,4,5,6,,,,,\r\n")) {
   const size_t kind = in.take<uint8_t>();
   Delimited plan;
   plan.layout = small_layout(kind);
@@ -101,6 +136,7 @@ FUZZ(delimited,
     for (const Role role : {Role::show, Role::click, Role::weight}) plan.fields.push_back({role, 0});
     plan.further_uses = {{3, {Role::group, 0}}, {5, {Role::time, 0}}};
   }
+  add_more(plan.layout, [&plan](const std::string&, Field field) { plan.fields.push_back(field); });
   check(plan);
   parse_all(plan, in);
 }
@@ -113,7 +149,9 @@ FUZZ(slotted,
      raw("\2\4\1"
          "1 a:7:0.5 b:8:1e3\n0 a:9:1\n"),
      raw("\0\0\0"
-         "::: a:: :\n \n")) {
+         "::: a:: :\n \n"),
+     raw("\0\xc0\1"
+         "label:1 n1:2 x:1 x:2 a:7 h3:1 h4:2 h3:3 h4:4 h3: h4: h3:5 h4:6 h5:9\nn2:0 h3:1\n")) {
   Slotted plan;
   plan.token = static_cast<Slotted::Token>(in.below(3));
   plan.layout = small_layout(in.take<uint8_t>());
@@ -127,6 +165,7 @@ FUZZ(slotted,
     plan.name("t", {Role::time, 0});
     plan.name("x", {Role::show, 0});
   }
+  add_more(plan.layout, [&plan](const std::string& name, Field field) { plan.name(name, field); });
   check(plan);
   parse_all(plan, in);
 }
@@ -135,12 +174,17 @@ FUZZ(multislot,
      raw("\0\0"
          "2 0.5 3 1 7 2 8 9 1 1\n"),
      raw("\x10\1"
-         "2 1 2 1 3 99999999999999999999 4 1 0\n")) {
+         "2 1 2 1 3 99999999999999999999 4 1 0\n"),
+     raw("\xd0\1"
+         "2 0.5 3 1 7 2 8 9 0 1 5 0 4 1 2 3 4 4 5 6 7 8 0\n2 1 1 1 7 1 8 1 1 0 0 0 0 1 9\n")) {
   MultiSlot plan;
   plan.layout = small_layout(in.take<uint8_t>());
   plan.layout.time = plan.layout.show = false;
   plan.groups = {{0, 1}};
   plan.steps = {{{{Role::dense, 0}}, 2}, {{{Role::slot, 0}}, 1}, {{{Role::slot, 1}}, 0}, {{{Role::label, 0}}, 1}};
+  add_more(plan.layout, [&plan](const std::string&, Field field) {
+    plan.steps.push_back({{field}, field.role == Role::label ? 1 : 0});
+  });
   check(plan);
   parse_all(plan, in);
 }
@@ -259,4 +303,26 @@ FUZZ(columnar, raw("\0\0\3\0\0\0\0\1\0\0\0\3\0\0\0\3\0\0\0"
                                     [&](int32_t use) { return use >= 0 && static_cast<size_t>(use) < keys.size(); });
     CHECK(weave({{keys.data(), keys.size(), uses.data()}}, uses.size(), woven.data()) == inside);
   }
+}
+
+FUZZ(lists, raw("\2\1\3\0\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\0\0\0\0\1\0\0\0\2\0\0\0"),
+     raw("\1\1\1\1\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f\0\0\0\0")) {
+  const size_t rows = in.below(4), size = in.below(4);
+  const bool valued = in.below(2) != 0;
+  const auto starts = in.some<int64_t>(rows), counts = in.some<int64_t>(rows);
+  const auto uses = in.some<int32_t>(in.size());
+  if (starts.size() != rows || counts.size() != rows) return;
+  const std::vector<uint64_t> keys(size, 7);
+  const std::vector<float> values(uses.size(), 2.0F);
+  std::vector<ListColumn> columns;
+  columns.push_back({keys.data(), size, uses.data(), uses.size(), starts.data(), counts.data(), values.data()});
+  if (size >= rows) columns.push_back({keys.data(), size, nullptr, size, nullptr, nullptr, nullptr});
+  std::vector<int64_t> offsets(rows * columns.size() + 1);
+  if (!list_offsets(columns, rows, offsets.data())) return;
+  CHECK(ascending(offsets.data(), offsets.size(), SIZE_MAX >> 1));
+  if (offsets.back() > 1000000) return;  // a few entries that every row uses
+  std::vector<uint64_t> woven(static_cast<size_t>(offsets.back()));
+  std::vector<float> weights(woven.size());
+  if (weave_lists(columns, rows, woven.data(), valued ? weights.data() : nullptr))
+    for (const uint64_t key : woven) CHECK(key == 7);
 }

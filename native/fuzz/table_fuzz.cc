@@ -21,6 +21,13 @@ Config config_of(Input& in, bool limited) {
   config.policy.decay_rate = 0.5;
   config.policy.delete_threshold = static_cast<double>(in.below(3)) / 4;
   if (in.below(2) != 0) config.padding = 3;
+  for (size_t n = in.below(3); n > 0; --n) {  // slots of other widths, rules and admissions
+    RowClass& other = config.others.emplace_back(config);
+    other.factors = static_cast<int>(in.below(5));
+    other.admission.by = static_cast<Admission::By>(in.below(4));
+    if (in.below(2) != 0) other.embedx.rule = Adam{};
+    config.slot_class.push_back(static_cast<uint8_t>(in.below(config.others.size() + 1)));
+  }
   if (limited) {
     config.memory_limit = size_t{48} << 20;
     config.snapshot_reserve = size_t{40} << 20;
@@ -37,16 +44,18 @@ std::vector<uint64_t> keys_of(Input& in) {
 
 void push(Table& table, Input& in) {
   const auto keys = keys_of(in);
-  const auto width = static_cast<size_t>(1 + table.config().factors);
+  const auto width = static_cast<size_t>(1 + table.widest());
   std::vector<float> grads(keys.size() * width, in.take<float>());
   const std::vector<float> show(keys.size(), static_cast<float>(in.below(4)));
-  table.push({keys.data(), grads.data(), show.data(), nullptr, nullptr, keys.size(), in.take<float>(), false,
+  std::vector<uint16_t> slots(keys.size());
+  for (auto& slot : slots) slot = static_cast<uint16_t>(in.below(4));
+  table.push({keys.data(), grads.data(), show.data(), nullptr, slots.data(), keys.size(), in.take<float>(), false,
               static_cast<Move>(in.below(3))});
 }
 
 void pull(const Table& table, Input& in) {
   const auto keys = keys_of(in);
-  std::vector<float> out(keys.size() * static_cast<size_t>(1 + table.config().factors));
+  std::vector<float> out(keys.size() * static_cast<size_t>(1 + table.widest()));
   table.pull(keys.data(), keys.size(), in.below(2) != 0, out.data());
   std::vector<uint8_t> known(keys.size());
   table.known(keys.data(), keys.size(), known.data());
@@ -56,13 +65,14 @@ void restore(Table& table, Input& in) {
   const auto keys = keys_of(in);
   const size_t n = keys.size();
   const Layout& layout = table.layout();
-  const bool full = in.below(2) != 0;
-  const std::vector<uint16_t> small(n, 1);
+  const std::vector<uint16_t> small(n, static_cast<uint16_t>(in.below(4)));
+  const RowKind kind = kind_of(n == 0 ? 0 : table.class_of_slot(small[0]), in.below(2) != 0);
   const std::vector<double> shows(n, 1.0);
   const std::vector<uint8_t> flags(n, static_cast<uint8_t>(in.below(2)));
-  const std::vector<float> one(n, in.take<float>()), state(n * static_cast<size_t>(layout.embed_state), 1.0F),
-      x(n * static_cast<size_t>(layout.factors), 1.0F), x_state(n * static_cast<size_t>(layout.embedx_state), 1.0F);
-  table.restore({n, full, keys.data(), small.data(), shows.data(), shows.data(), small.data(), one.data(), flags.data(),
+  const std::vector<float> one(n, in.take<float>()), state(n * static_cast<size_t>(layout.embed_state(kind)), 1.0F),
+      x(n * static_cast<size_t>(layout.factors(kind)), 1.0F),
+      x_state(n * static_cast<size_t>(layout.embedx_state(kind)), 1.0F);
+  table.restore({n, kind, keys.data(), small.data(), shows.data(), shows.data(), small.data(), one.data(), flags.data(),
                  one.data(), state.data(), x.data(), x_state.data()},
                 static_cast<int>(in.below(4)), 1024);
 }
@@ -85,7 +95,7 @@ void history(Input& in, bool limited) {
   Table table(config_of(in, limited));
   std::optional<Cut> cut;
   while (!in.empty()) {
-    switch (in.below(13)) {
+    switch (in.below(14)) {
       case 0:
       case 1:
         if (limited && cut) read_to_the_end(*cut);  // otherwise a push would wait until it is read
@@ -124,6 +134,13 @@ void history(Input& in, bool limited) {
       case 10:
         if (cut) cut->close();
         break;
+      case 12:
+        if (limited && cut) read_to_the_end(*cut);
+        attempt([&] {
+          Cut taken(table);
+          read_to_the_end(taken);
+        });
+        break;
       case 11: {
         const auto changed = keys_of(in), deleted = keys_of(in);
         table.restore_changes(changed.data(), changed.size(), deleted.data(), deleted.size());
@@ -158,7 +175,7 @@ FUZZ(limited_table, raw("\2\0\0\0\0\0\0\0\4abcd\0\0\0\0\1\0\0\x80\x3f\0\2\3abc\1
 // Numbers that a checkpoint file may contain.
 FUZZ(memory_numbers, raw("\2\0\0\0\0\0\0\1\0\0\0\0\0\0\0")) {
   Table table(config_of(in, true));
-  std::vector<uint64_t> numbers(Cut::kNumbers * kStripes + 1);
+  std::vector<uint64_t> numbers((table.layout().kinds() + Cut::kLists) * kStripes + 1);
   const auto few = in.some<uint64_t>(12);
   if (in.below(4) != 0)
     for (size_t i = 0; i + 1 < numbers.size(); ++i) numbers[i] = few.empty() ? 0 : few[i % few.size()] >> in.below(64);

@@ -71,7 +71,7 @@ Rows parse_exactly(const Plan& plan, const std::string& text, OnBad on_bad) {
 void check_whole(Rows& rows, const Layout& plan, size_t lines, OnBad on_bad) {
   CHECK(rows.rows + rows.bad_lines == rows.lines);
   CHECK(rows.lines == lines || (on_bad == OnBad::stop && rows.bad_lines == 1));
-  CHECK(rows.labels.size == rows.rows);
+  CHECK(rows.labels.size == rows.rows * plan.labels.size());
   CHECK(!plan.group || rows.groups.size == rows.rows);
   CHECK(rows.dense.size == rows.rows * plan.dense.size());
   for (size_t i = 0; i < rows.dense.size; ++i) CHECK(std::isfinite(rows.dense.data()[i]));
@@ -127,6 +127,133 @@ void fuzz(const Plan& plan, const std::string& good, const char* alphabet, unsig
 }
 
 }  // namespace
+
+// A layout with one slot, a history of two columns and two labels.
+Layout with_history(KeyRule rule, size_t max, bool last) {
+  Layout made;
+  made.rule = rule;
+  made.modulus = 1000001;
+  made.labels = {LabelKind::click, LabelKind::count};
+  made.add_slot("a", false, "14");
+  made.add_slot("a", true, "14");
+  made.add_slot("b", true, "15");
+  made.add_history(2, max, last);
+  return made;
+}
+
+Delimited history_lines(KeyRule rule, size_t max, bool last) {
+  Delimited plan;
+  plan.layout = with_history(rule, max, last);
+  plan.list_separator = '|';
+  plan.fields = {{Role::label, 0}, {Role::label, 1}, {Role::slot, 0}, {Role::slot, 1}, {Role::slot, 2}};
+  return plan;
+}
+
+Slotted history_tokens(KeyRule rule, size_t max, bool last) {
+  Slotted plan;
+  plan.layout = with_history(rule, max, last);
+  plan.name("y", {Role::label, 0});
+  plan.name("n", {Role::label, 1});
+  plan.name("a", {Role::slot, 0});
+  plan.name("p", {Role::slot, 1});
+  plan.name("q", {Role::slot, 2});
+  return plan;
+}
+
+MultiSlot history_blocks(KeyRule rule, size_t max, bool last) {
+  MultiSlot plan;
+  plan.layout = with_history(rule, max, last);
+  plan.steps = {{{{Role::label, 0}}, 1},
+                {{{Role::label, 1}}, 1},
+                {{{Role::slot, 0}}, 1},
+                {{{Role::slot, 1}}, 0},
+                {{{Role::slot, 2}}, 0}};
+  return plan;
+}
+
+std::vector<uint64_t> keys_of(Rows& rows) { return {rows.keys.data(), rows.keys.data() + rows.keys.size}; }
+
+TEST(histories_keep_their_last_or_first_events) {
+  const std::vector<uint64_t> all = {9, 1, 2, 3, 4, 5, 6}, end = {9, 2, 3, 5, 6}, begin = {9, 1, 2, 4, 5};
+  for (const auto& [max, last, wanted] : {std::tuple{size_t{3}, true, all}, {2, true, end}, {2, false, begin}}) {
+    Rows fields = parse_exactly(history_lines(KeyRule::raw, max, last), "1\t5\t9\t1|2|3\t4|5|6\n", OnBad::stop);
+    Rows tokens =
+        parse_exactly(history_tokens(KeyRule::raw, max, last), "q:4 p:1 y:1 p:2 a:9 q:5 q:6 p:3 n:5\n", OnBad::stop);
+    Rows blocks = parse_exactly(history_blocks(KeyRule::raw, max, last), "1 1 1 5 1 9 3 1 2 3 3 4 5 6\n", OnBad::stop);
+    for (Rows* rows : {&fields, &tokens, &blocks}) {
+      CHECK(rows->rows == 1 && keys_of(*rows) == wanted);
+      CHECK(rows->labels.data()[0] == 1.0f && rows->labels.data()[1] == 5.0f);
+    }
+  }
+}
+
+TEST(columns_of_unequal_length_are_refused) {
+  const auto reason = [](Rows rows) {
+    CHECK(rows.bad_lines == 1 && rows.bad[0].why == Why::unequal);
+    return rows.bad[0].detail;
+  };
+  const int64_t wanted = Unequal{2, 2, 1}.detail();
+  CHECK(reason(parse_exactly(history_lines(KeyRule::hash64, 9, true), "1\t\tx\ta|b\tc\n", OnBad::stop)) == wanted);
+  CHECK(reason(parse_exactly(history_tokens(KeyRule::hash64, 9, true), "y:1 p:a q:c p:b\n", OnBad::stop)) == wanted);
+  CHECK(reason(parse_exactly(history_blocks(KeyRule::hash64, 9, true), "1 1 0 1 x 2 a b 1 c\n", OnBad::stop)) ==
+        wanted);
+  const Unequal many{1, SIZE_MAX, 3};
+  CHECK(many.detail() == (int64_t{1} << 42 | int64_t{0x1FFFFF} << 21 | 3));
+}
+
+TEST(empty_fields_have_no_events_and_empty_values_are_events) {
+  const Delimited plan = history_lines(KeyRule::hash64, 9, true);
+  // Lines long enough for the fast path, and the same as the first line, which takes the other.
+  const std::string line = "1\t\tsome value\t|a|\tb||c\n", none = "0\t\tsome value\t\t\n";
+  Rows many = parse_exactly(plan, none + line + none + line + none, OnBad::stop);
+  Rows alone = parse_exactly(plan, line, OnBad::stop);
+  CHECK(many.rows == 5 && alone.rows == 1 && alone.keys.size == 7);
+  const std::vector<uint64_t> keys = keys_of(many), one = keys_of(alone);
+  CHECK(std::equal(one.begin(), one.end(), keys.begin() + 1) && std::equal(one.begin(), one.end(), keys.begin() + 9));
+  CHECK(keys[2] == hash64(slot_seed("a", 1), nullptr, 0) && keys[3] == hash64(slot_seed("a", 1), "a", 1));
+  CHECK(std::isnan(many.labels.data()[1]));
+}
+
+TEST(lists_of_every_length_take_any_bytes) {
+  std::mt19937 random(5);
+  const Delimited plan = history_lines(KeyRule::hash64, 50, false);
+  for (size_t n = 0; n < 150; ++n) {
+    std::string list;
+    std::vector<std::string> values(n);
+    for (size_t i = 0; i < n; ++i) {
+      values[i] = std::string(random() % 12, static_cast<char>('a' + i % 26));
+      list += (i == 0 ? "" : "|") + values[i];
+    }
+    if (n == 1 && list.empty()) continue;  // an empty field has no events
+    const std::string line = "1\t2\tvalue\t" + list + "\t" + list + "\n";
+    Rows rows = parse_exactly(plan, line + line + line, OnBad::stop);
+    CHECK(rows.rows == 3);
+    const size_t kept = std::min<size_t>(n, 50), width = 1 + 2 * kept;
+    for (size_t r = 0; r < 3; ++r)
+      for (size_t i = 0; i < kept; ++i) {
+        const std::string& value = values[i];
+        CHECK(rows.keys.data()[r * width + 1 + i] == hash64(slot_seed("a", 1), value.data(), value.size()));
+        CHECK(rows.keys.data()[r * width + 1 + kept + i] == hash64(slot_seed("b", 1), value.data(), value.size()));
+      }
+  }
+  unsigned seed = 200;
+  for (const KeyRule rule : {KeyRule::hash64, KeyRule::py2, KeyRule::raw}) {
+    fuzz(history_lines(rule, 2, true), "1\t2\t5\t1|2|3\t4|5|6", "\t\n\r|-", seed++);
+    fuzz(history_tokens(rule, 2, true), "y:1 n:2 a:5 p:1 p:2 q:3 q:4", " :\n\t-", seed++);
+    fuzz(history_blocks(rule, 2, false), "1 1 1 2 1 5 3 1 2 3 3 4 5 6", " \n\t-0", seed++);
+  }
+}
+
+TEST(a_missing_label_needs_another_one) {
+  const MultiSlot blocks = history_blocks(KeyRule::raw, 2, true);
+  CHECK(parse_exactly(blocks, "0 1 2 1 9 0 0\n", OnBad::stop).rows == 1);
+  CHECK(parse_exactly(blocks, "0 0 1 9 0 0\n", OnBad::stop).bad[0].why == Why::no_label);
+  CHECK(parse_exactly(blocks, "2 1 1 0 1 9 0 0\n", OnBad::stop).bad[0].why == Why::value_count);
+  MultiSlot one = blocks;
+  one.layout.labels = {LabelKind::click};
+  one.steps.erase(one.steps.begin() + 1);
+  CHECK(parse_exactly(one, "0 1 9 0 0\n", OnBad::stop).bad[0].why == Why::bad_count);
+}
 
 TEST(weighted_takes_any_bytes) {
   for (const auto grammar : {Weighted::Grammar::bag, Weighted::Grammar::positions, Weighted::Grammar::spaces}) {

@@ -247,9 +247,15 @@ TEST(changes_follow_the_table) {
     if (random() % 4 == 0) table.shrink();
     if (random() % 4 != 0) {
       cut.commit();
-      Cut now(table, Cut::changes, 1);  // read what changed since, so that a base shows the same state
-      apply(now);
-      now.commit();
+      // Read what changed since, so that a base shows the same state.
+      if (random() % 2 == 0) {
+        Cut now(table, Cut::changes, 1);
+        apply(now);
+        now.commit();
+      } else {
+        Cut now(table);
+        apply(now);
+      }
       Cut whole(table, Cut::base, 1);
       CHECK(read(whole) == reader);
       whole.abort();
@@ -259,6 +265,44 @@ TEST(changes_follow_the_table) {
     }
   }
   CHECK(!reader.empty());
+}
+
+TEST(changes_are_taken_beside_a_snapshot_and_pushes) {
+  Config config = plain(3);
+  Table table(config);
+  push_ones(table, some_keys(500, 1, 1000));
+  std::map<uint64_t, std::vector<float>> reader;
+  {
+    Cut base(table, Cut::base, 1);
+    reader = read(base);
+    base.commit();
+  }
+  std::atomic<int> running{2};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t)
+    threads.emplace_back([&, t] {
+      for (int n = 0; n < 80; ++n) push_ones(table, some_keys(200, static_cast<uint64_t>(2 * n + t), 1000));
+      --running;
+    });
+  std::thread saving([&] {
+    while (running > 0) {
+      Cut snapshot(table, Cut::snapshot, 4);
+      CHECK(!read(snapshot).empty());
+    }
+  });
+  const auto take = [&] {
+    Cut taken(table);
+    for (auto& [key, row] : read(taken)) reader[key] = row;
+    for (const uint64_t key : taken.deleted_keys()) reader.erase(key);
+  };
+  while (running > 0) take();
+  for (auto& thread : threads) thread.join();
+  saving.join();
+  take();
+  CHECK(table.stats().changed == 0);
+  Cut whole(table, Cut::base, 1);
+  CHECK(read(whole) == reader);
+  whole.abort();
 }
 
 TEST(the_memory_limit_holds) {

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clickfleet.data.reader import Reader
     from clickfleet.data.schema import Dense, Schema, Slot, Transform
     from clickfleet.errors import ClickfleetError
+    from clickfleet.online.forget import forget
     from clickfleet.online.program import join
     from clickfleet.store.table import Table
     from clickfleet.training.callbacks import Callback, StepProgress
@@ -45,6 +46,7 @@ _MODULES = {
     "TrainingResult": "clickfleet.training.model",
     "Transform": "clickfleet.data.schema",
     "fit": "clickfleet.training.run",
+    "forget": "clickfleet.online.forget",
     "join": "clickfleet.online.program",
     "load": "clickfleet.training.model",
     "train": "clickfleet.training.run",
@@ -70,6 +72,7 @@ __all__ = [
     "Transform",
     "__version__",
     "fit",
+    "forget",
     "join",
     "load",
     "train",

@@ -12,27 +12,23 @@ from typing import Any
 
 import pytest
 
+from clickfleet.config.sections import Cluster
 from clickfleet.data.logs.synth import SynthOptions, synth
 from fleet import ROWS, TEST_ROWS
 
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
-    from clickfleet.cluster.ray_runtime import ray_module
+    from clickfleet.cluster.ray_start import RayStart
 
-    ray = ray_module()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ray.init(
-            address="local",
-            num_cpus=16,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=1 << 27,
-        )
-    yield ray
-    ray.shutdown()
+        start = RayStart(Cluster(shards=2, workers=14))  # a private one, as a run starts it
+        start.done.wait()
+    if start.problem is not None:
+        raise start.problem
+    yield start.ray
+    start.end()
 
 
 @pytest.fixture(scope="session")

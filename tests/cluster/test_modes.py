@@ -12,6 +12,7 @@ import torch
 from clickfleet.cluster.simulate import SimulatedCluster, with_mode
 from clickfleet.config.load import Config, load
 from clickfleet.config.plugins import module, names
+from clickfleet.data.batch import concatenate
 from clickfleet.data.logs.synth import SynthOptions, synth
 from clickfleet.data.memory import Feed
 from clickfleet.data.reader import Reader
@@ -20,7 +21,7 @@ from clickfleet.paddlerec.roles import from_environment
 from clickfleet.training import modes, predict
 from clickfleet.training.embedding import Push
 from clickfleet.training.learner import Learner
-from clickfleet.training.loop import Job
+from clickfleet.training.loop import Clock, Job, WorkerJob, cut
 from clickfleet.training.metrics import Metrics
 from clickfleet.training.sharding import Gradient, merged, summed
 
@@ -253,6 +254,7 @@ def test_settings_of_gradients_choose_gradients(settings: dict[str, Any], averag
         {"dense": "average", "independent_recv": True},
         {"dense": "gradient", "dense_every": 8},
         {"pull_every": 2, "dense_every": 8},
+        {"dense": "gradient", "warm_up": 10},
     ],
 )
 def test_settings_without_effect_are_refused(settings: dict[str, Any]) -> None:
@@ -264,7 +266,7 @@ def test_stale_weights_damp_the_shared_error_by_default() -> None:
     def share(mode: str, *settings: str) -> float | None:
         return modes.with_shared_error(with_mode(configured(*settings), mode)).train.loss.shared_error
 
-    assert [share(mode) for mode in ("sync", "half_async", "async", "geo")] == [1.0, 0.2, 0.2, 0.2]
+    assert [share(mode) for mode in ("sync", "half_async", "async", "geo")] == [1.0, 0.05, 0.05, 0.05]
     assert (share("local", "train.threads=2"), share("local", "train.threads=2", "train.hogwild=1")) == (0.2, 1.0)
     assert share("async", "train.loss.shared_error=0.5") == 0.5
     assert share("async", "model.name=deepfm", "model.paddlerec=true") is None  # the original's loss, as it is
@@ -285,6 +287,69 @@ def test_few_steps_of_many_workers_reach_the_auc_of_one_machine(tmp_path_factory
         model = fleet.train([Feed(batches[i::workers], schema, size) for i in range(workers)])
         found[mode] = predict.evaluate(model, test)["auc"]
     assert min(found.values()) > found["sync"] - 0.005, found
+
+
+@pytest.fixture(scope="module")
+def large(batches: list[Any]) -> list[Any]:
+    """Batches large enough to be cut into halves."""
+    return [concatenate(batches[i : i + 2]) for i in range(0, 34, 2)]
+
+
+@pytest.mark.parametrize("mode", ["async", "geo"])
+def test_the_first_batches_are_learned_in_parts(mode: str, large: list[Any], schema: Any) -> None:
+    """Two workers cut their first six batches into halves. Rows and batches count once all the same."""
+    fleet, metrics = SimulatedCluster(with_mode(configured(), mode, warm_up=6), schema, 2, 2), Metrics()
+    model = fleet.train([Feed(large[:11], schema, 2 * BATCH), Feed(large[11:], schema, 2 * BATCH)], metrics)
+    assert metrics.results()["rows"] == 34 * BATCH
+    assert [shard.batches for shard in fleet.shards] == [17] * 2
+    if mode == "async":  # each worker also sends its last average
+        assert [shard.version for shard in fleet.shards] == [2 * 12 + 5 + 2] * 2
+    with model.table.snapshot() as snapshot:
+        assert sum(int(part["show"].sum()) for part in snapshot) == sum(len(batch.keys) for batch in large)
+
+
+def test_parts_move_the_dense_weights_as_far_as_the_batch(large: list[Any], schema: Any) -> None:
+    """One worker of two, sgd: halves of a batch make half a step each."""
+    config = configured("dense.optimizer=sgd", "dense.lr=0.001", "table.rule={name: sgd, lr: 0}")
+    moved = []
+    for warm_up in (0, 1):
+        fleet = SimulatedCluster(with_mode(config, "async", warm_up=warm_up), schema, 2)
+        model = fleet.train([Feed(large[:1], schema, 2 * BATCH), Feed([], schema, 2 * BATCH)])
+        moved.append(model.flat.values - Learner(config, schema).flat.values)
+    assert torch.linalg.vector_norm(moved[1] - moved[0]) < 0.05 * torch.linalg.vector_norm(moved[0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts", "sizes"),
+    [(240, 2, [120, 120]), (260, 8, [130, 130]), (340, 3, [114, 114, 112]), (199, 4, [199]), (0, 2, [0])],
+)
+def test_parts_are_the_batch(rows: int, parts: int, sizes: list[int], large: list[Any]) -> None:
+    whole = concatenate(large[:2])[:rows]
+    whole.row = 7
+    found = cut(whole, parts)
+    assert [len(part) for part in found] == sizes
+    assert [part.counted for part in found] == [True] + [False] * (len(sizes) - 1)
+    assert [part.parts for part in found] == [len(sizes)] * len(sizes)
+    assert [part.row for part in found] == [7 + sum(sizes[:i]) for i in range(len(sizes))]
+    assert np.array_equal(np.concatenate([part.keys for part in found]), whole.keys)
+
+
+def test_a_stretch_does_not_end_within_a_batch(large: list[Any], schema: Any) -> None:
+    """A checkpoint asked for after the first part waits for the others: a position lies between batches."""
+    size = 2 * BATCH
+    job = WorkerJob(Learner(configured(), schema), Feed(large[:9], schema, size), Metrics(), links=[], workers=2)
+    job.warm_up, job.trained_before = 4, 3  # the workers are at their second batches
+    asked, clock = False, Clock()
+    job.stop_when = lambda: asked
+    clock.start()
+    lengths = []
+    for part in job.batches(clock):
+        lengths.append(len(part))
+        asked = True
+    assert lengths == [BATCH] * 2
+    assert job.position()["skip"] == size
+    asked = False
+    assert [len(batch) for batch in job.batches(clock)] == [BATCH] * 4 + [size] * 6
 
 
 def test_merging_adds_and_means() -> None:

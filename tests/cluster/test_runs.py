@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,31 @@ def test_sync_with_one_worker_is_local_and_models_go_both_ways(
         "run": {**config["run"], "dir": str(tmp_path / "more")},
     }
     assert clickfleet.train(more, quiet=True).rows == ROWS
+
+
+def test_shards_with_rows_on_disk_are_local_too_and_resume(ray: Any, config: dict[str, Any], tmp_path: Path) -> None:
+    config["cluster"] = {"shards": 2, "workers": 1}
+    here = {**config, "mode": {"name": "local"}, "train": {"deterministic": True, "threads": 1}}
+    alone = clickfleet.train({**here, "run": {**config["run"], "dir": str(tmp_path / "local")}}, quiet=True)
+    disk, run = tmp_path / "disk", Path(config["run"]["dir"])
+    config["mode"] = {"name": "sync"}
+    config["table"] = {
+        **config["table"],
+        "memory_limit": "2500KB",
+        "snapshot_reserve": "800KB",
+        "disk": str(disk),
+    }
+    config["run"] = {**config["run"], "checkpoint_every_steps": 100}
+    watcher = when_saved(run, lambda: kill(run, "shard 1"))
+    done = clickfleet.train(config, quiet=True)
+    watcher.join(60)
+    assert "shard 1 failed: " in (run / "log.txt").read_text()
+    assert tables(alone.learner, done.learner) == (0.0, 0.0)
+    assert done.test is not None
+    assert alone.test is not None
+    assert done.test["auc"] == alone.test["auc"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["table_disk_rows"] > 0 for line in lines if line["kind"] == "epoch"] == [True]
 
 
 TOY = """
@@ -120,7 +146,8 @@ def test_a_run_goes_on_with_other_shards_and_workers(ray: Any, config: dict[str,
 def test_a_checkpoint_in_progress_when_an_epoch_ends_lies_within_it(ray: Any, config: dict[str, Any]) -> None:
     """It was recorded as the end of the epoch, and a run that resumed from it left out the rest."""
     config["mode"], config["train"] = {"name": "async"}, {"epochs": 2}
-    config["run"] |= {"checkpoint_every_steps": 100, "keep": 100}
+    config["data"]["batch_size"] = LONG  # the driver polls several times per epoch
+    config["run"] |= {"checkpoint_every_steps": 20, "keep": 100}
     config["cluster"] |= {"shards": 1, "checkpoint_cpu": 1e-9}  # written only when somebody waits for it
     done = clickfleet.train(config, quiet=True)
     folder = Path(config["run"]["dir"]) / "checkpoints"
@@ -147,17 +174,19 @@ def test_a_hung_worker_is_named_and_replaced(ray: Any, config: dict[str, Any]) -
 def test_a_run_can_go_on_without_what_was_lost(ray: Any, config: dict[str, Any], mode: str, victim: str) -> None:
     run = Path(config["run"]["dir"])
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 200
-    config["cluster"]["on_failure"] = "continue"
-    config["data"]["batch_size"] = LONG
+    config["cluster"] |= {"on_failure": "continue", "checkpoint_cpu": 1.0}
+    config["data"]["batch_size"], epochs = LONG // 5, 1  # so that it is killed long before the end of the epoch
+    config["train"] = {**config["train"], "epochs": epochs}
     when_saved(run, lambda: kill(run, victim))
     done = clickfleet.train(config, quiet=True)
     log = (run / "log.txt").read_text()
     assert f"{victim} failed: " in log
+    assert len(re.findall(r" failed: ", log)) == 1  # and nothing else died with it
     assert "back to step" not in log
-    assert done.rows == ROWS
-    learned = shows(run)
-    assert learned <= ROWS * SLOTS  # something may be lost, nothing is learned twice
-    assert learned > (0.5 if victim.startswith("shard") else 0.98) * ROWS * SLOTS  # of a worker: what was on its way
+    assert done.rows == epochs * ROWS
+    learned, given = shows(run), epochs * ROWS * SLOTS
+    assert learned <= given  # something may be lost, nothing is learned twice
+    assert learned > (0.5 if victim.startswith("shard") else 0.98) * given  # of a worker: what was on its way
 
 
 @pytest.mark.parametrize("mode", ["sync", only_in_soak("geo")])

@@ -31,6 +31,8 @@ RUNS_CODE = re.compile(
 )
 KNOWN = {
     "cli/__init__.py": "ourselves, with a fixed hash seed",
+    "cluster/fork_client.py": "Ray's own command for a worker, if it cannot be forked",
+    "cluster/fork_server.py": "ourselves, and Ray's own program for a worker, for the driver alone",
     "cluster/launch.py": "clickfleet launch: ourselves, or the program that the user names",
     "cluster/nodes.py": "ray start",
     "cluster/process_tree.py": "ps, where there is no /proc",

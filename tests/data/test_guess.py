@@ -189,12 +189,12 @@ def test_ids_with_gaps_are_ids() -> None:
     schema = Schema(slots=(Slot("a"), Slot("m", multi=True)), group="a")
     frame = pd.DataFrame({"label": [0, 1, 1], "a": [123.0, np.nan, 7.0], "m": [[1.0, 2.0], [np.nan], None]})
     (batch,) = list(Feed(frame, schema, 10))
-    assert batch.keys[[0, 3, 5]].tolist() == [
+    assert batch.keys[[0, 3, 4]].tolist() == [
         _core.hash64("a", b"123"),
         _core.hash64("a", b""),
         _core.hash64("a", b"7"),
     ]
-    assert batch.groups.tolist() == batch.keys[[0, 3, 5]].tolist()
+    assert batch.groups.tolist() == batch.keys[[0, 3, 4]].tolist()
     (mixed,) = list(Feed({"label": [0, 1], "a": np.array(["x", np.nan], object)}, Schema(slots=(Slot("a"),)), 10))
     assert mixed.keys.tolist() == [_core.hash64("a", b"x"), _core.hash64("a", b"")]
     assert guess(pd.DataFrame({"label": [0, 1] * 30, "item_id": [5.0, np.nan, 6.0] * 20})).schema.slots == (
@@ -245,3 +245,46 @@ def test_times_are_seconds_of_utc_in_text_and_tables(tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text(f"label,a,t\n1,x,{text}\n")
         with pytest.raises(Exception, match="is not a time"):
             list(Reader(tmp_path / "a.csv", schema, "csv", 10))
+
+
+def past_frame(n: int = 400) -> dict[str, Any]:
+    rng = np.random.default_rng(5)
+    click = rng.integers(0, 2, n)
+    lengths = rng.integers(0, 5, n)
+    return {
+        "click": click,
+        "buy": click * rng.integers(0, 2, n),
+        "item_id": rng.integers(0, 90, n),
+        "category": rng.integers(0, 9, n),
+        "hist_item_ids": [rng.integers(0, 90, k).tolist() for k in lengths],
+        "hist_categories": [rng.integers(0, 9, k).tolist() for k in lengths],
+        "recent_item_id": [rng.integers(0, 90, 3).tolist() for _ in range(n)],
+        "tags": [rng.integers(0, 9, 2).tolist() for _ in range(n)],
+    }
+
+
+def test_lists_of_past_values_are_histories(tmp_path: Path) -> None:
+    frame = past_frame()
+    texts = {name: ["|".join(map(str, v)) if isinstance(v, list) else v for v in frame[name]] for name in frame}
+    pd.DataFrame(texts).to_csv(tmp_path / "a.csv", index=False)
+    for data in (frame, [tmp_path / "a.csv"]):
+        found = guess(data)
+        assert [slot.name for slot in found.schema.slots] == ["item_id", "category", "tags"]
+        assert [(one.name, one.slots, one.columns) for one in found.schema.histories] == [
+            ("hist", ("item_id", "category"), ("hist_item_ids", "hist_categories")),
+            ("recent", ("item_id",), ("recent_item_id",)),
+        ]
+        roles = {column.name: column.role for column in found.columns}
+        assert (roles["hist_item_ids"], roles["tags"]) == ("history", "list")
+    unequal = guess({**frame, "hist_categories": [[1, 2]] * len(frame["click"])})
+    assert [one.slots for one in unequal.schema.histories] == [("item_id",), ("category",), ("item_id",)]
+
+
+def test_what_follows_a_click_is_a_label() -> None:
+    found = guess(past_frame())
+    assert [(task.name, task.given) for task in found.schema.tasks] == [("click", ""), ("buy", "click")]
+    assert any("buy is 1 only where click is 1" in note for note in found.notes)
+    frame = past_frame()
+    other = guess({**frame, "buy": np.roll(frame["click"], 1)})  # not only after a click: a feature
+    assert len(other.schema.tasks) == 1
+    assert "buy" in [slot.name for slot in other.schema.slots]

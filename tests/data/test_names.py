@@ -14,7 +14,7 @@ from clickfleet.data import names as module
 from clickfleet.data.memory import Feed
 from clickfleet.data.names import MISSING, Names, collect, keys_of, undo
 from clickfleet.data.reader import Reader
-from clickfleet.data.schema import Bucket, Dense, Schema, Slot, Transform
+from clickfleet.data.schema import Bucket, Dense, History, Schema, Slot, Transform
 
 SCHEMA = Schema(
     dense=(Dense("age", Transform("log1p")),), slots=(Slot("city"), Slot("tags", multi=True)), label="clicked"
@@ -182,3 +182,20 @@ def test_bad_lines_and_missing_files_leave_the_rest(tmp_path: Path) -> None:
     reader = Reader(path, SCHEMA, "csv")
     path.unlink()
     assert len(collect(reader) or Names(SCHEMA)) == 0
+
+
+def test_events_name_the_values_of_their_slot(tmp_path: Path) -> None:
+    """A value that is only in the past has a name too, under its slot and under the column of the history."""
+    schema = Schema(slots=(Slot("item"),), histories=(History("past", ("item",), ("items",)),), label="click")
+    rows = [{"click": i % 2, "item": f"i{i % 3}", "items": ["old", f"i{i % 5}"]} for i in range(30)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text(
+        "click,item,items\n" + "".join(f"{row['click']},{row['item']},{'|'.join(row['items'])}\n" for row in rows)
+    )
+    for source in (Feed(rows, schema, 100), *(Reader(tmp_path / f"a.{k}", schema, k) for k in ("parquet", "csv"))):
+        names = collect(source)
+        assert names is not None
+        assert list(names.values) == ["item"]
+        key = int(names.keys("item", ["old"])[0])
+        assert names.name("item", key) == names.name("past.item", key) == "old"
+        assert names.values["item"]["old"] == 30

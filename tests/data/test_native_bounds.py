@@ -55,9 +55,58 @@ def four_of_each(*, named: bool = True) -> "_core.Fields":
     return _core.Fields(made, dense, [(f"s{i}", -1 if named else i) for i in range(4)])
 
 
+two = np.array([0, 1, 2], INT)
+"""The offsets of one row with a key in each of two columns."""
+
+
+def find_events(offsets=two, first=0, count=2, rows=1, keys_given=2) -> object:
+    numbers = [np.zeros(rows, INT) for _ in range(3)]
+    return _core.find_events(offsets, np.zeros(keys_given, U4), None, 2, first, count, *numbers)
+
+
+NOWHERE = np.zeros(2, U4)
+
+
+def gather(offsets=two, where=NOWHERE, columns=2, first=0, origin=None, out=None) -> None:
+    origin = np.zeros(1, INT) if origin is None else origin
+    _core.gather(offsets, where, None, columns, first, origin, floats(1, 3), floats(1, 1, 2, 2) if out is None else out)
+
+
+def cells(*offsets: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the keys of each cell start and end."""
+    return np.array(offsets[:-1], INT), np.array(offsets[1:], INT)
+
+
+def of_list(n: int, width: int = 1) -> "_core.RequestColumn":
+    return _core.RequestColumn.of_list(["a"] * n, width)
+
+
+def jagged() -> "_core.RequestColumn":
+    """A column of two rows."""
+    column = of_list(3)
+    column.split(np.array([1, 2], INT), False)
+    return column
+
+
+def core_table(**changes: object) -> "_core.Table":
+    """A table with changed settings of its rows."""
+    config = Table(factors=2).core_config("")
+    (rows,) = config["classes"]
+    return _core.Table({**config, "classes": [{**rows, **changes}]})
+
+
 def layer(factors: int = 2) -> "_core.FrozenLayer":
     full = [(keys(1), floats(1), floats(1, factors))]
     return _core.FrozenLayer(full, [], keys(0), full)
+
+
+def bytes_(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.uint8)
+
+
+def small_layer(form: str = "int8", factors: int = 2, records: np.ndarray | None = None) -> "_core.FrozenLayer":
+    full = [(keys(1), bytes_(1, 5) if records is None else records)]
+    return _core.FrozenLayer.small(form, factors, full, [], keys(0), full)
 
 
 def words() -> "_core.Words":
@@ -85,10 +134,10 @@ def rows_of(core: "_core.Table", **other: np.ndarray) -> None:
     n = 2
     made = {
         "key": keys(n), "slot": np.zeros(n, np.uint16), "show": np.zeros(n), "click": np.zeros(n), "days": np.zeros(n, np.uint16),
-        "score": floats(n), "published": np.zeros(n, B), "w": floats(n), "state": floats(n * core.embed_state),
-        "x": floats(n * 2), "x_state": floats(n * core.embedx_state),
+        "score": floats(n), "published": np.zeros(n, B), "w": floats(n), "state": floats(n * core.kinds[1][1]),
+        "x": floats(n * 2), "x_state": floats(n * core.kinds[1][2]),
     }  # fmt: skip
-    core.restore(True, *{**made, **other}.values(), 0, 1024)
+    core.restore(1, *{**made, **other}.values(), 0, 1024)
 
 
 def split(owner: int, starts: int) -> None:
@@ -100,24 +149,40 @@ def memory(size: int = 0) -> list[int]:
     return [size] * (6 * 32) + [0]
 
 
-two = np.array([0, 1, 2], INT)
 SLOT = np.zeros(1, np.uint16)
 
 WRONG: dict[str, Callable[[], object]] = {
     # offsets and indices
-    "pool: wild offsets": lambda: _core.pool(WILD, np.zeros(2, U4), None, None, floats(1, 3), floats(3, 2), floats(3, 2, 2)),
-    "pool: key outside rows": lambda: _core.pool(two, np.array([0, 1], U4), None, None, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
-    "pool: past the keys": lambda: _core.pool(two * 9, np.zeros(2, U4), None, None, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
-    "pool: no offsets": lambda: _core.pool(two[:0], np.zeros(2, U4), None, None, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
-    "pool: narrow rows": lambda: _core.pool(two, np.zeros(2, U4), None, None, floats(1, 2), floats(1, 2), floats(1, 2, 2)),
-    "pool: few values": lambda: _core.pool(two, np.zeros(2, U4), floats(1), None, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
-    "pool: few means": lambda: _core.pool(two, np.zeros(2, U4), None, np.zeros(1, B), floats(1, 3), floats(1, 2), floats(1, 2, 2)),
-    "pool: small output": lambda: _core.pool(two, np.zeros(2, U4), None, None, floats(1, 3), floats(1, 2), floats(1, 1, 2)),
-    "unpool: wild offsets": lambda: _core.unpool(WILD, np.zeros(2, U4), None, None, floats(3, 2), floats(3, 2, 2), floats(1, 3)),
-    "unpool: key outside": lambda: _core.unpool(two, np.array([0, 9], U4), None, None, floats(1, 2), floats(1, 2, 2), floats(1, 3)),
-    "count: wild offsets": lambda: _core.count(WILD, np.zeros(2, U4), 2, None, None, floats(1), floats(1), np.zeros(1, np.uint16)),
-    "count: few shows": lambda: _core.count(two, np.zeros(2, U4), 1, floats(1), None, floats(1), floats(1), np.zeros(1, np.uint16)),
-    "count: few clicks out": lambda: _core.count(two, np.zeros(2, U4), 1, None, None, floats(1), floats(0), np.zeros(1, np.uint16)),
+    "pool: wild offsets": lambda: _core.pool(WILD, np.zeros(2, U4), None, None, 2, floats(1, 3), floats(3, 2), floats(3, 2, 2)),
+    "pool: key outside rows": lambda: _core.pool(two, np.array([0, 1], U4), None, None, 2, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: past the keys": lambda: _core.pool(two * 9, np.zeros(2, U4), None, None, 2, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: no offsets": lambda: _core.pool(two[:0], np.zeros(2, U4), None, None, 2, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: narrow rows": lambda: _core.pool(two, np.zeros(2, U4), None, None, 2, floats(1, 2), floats(1, 2), floats(1, 2, 2)),
+    "pool: few values": lambda: _core.pool(two, np.zeros(2, U4), floats(1), None, 2, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: few means": lambda: _core.pool(two, np.zeros(2, U4), None, np.zeros(1, B), 2, floats(1, 3), floats(1, 2), floats(1, 2, 2)),
+    "pool: small output": lambda: _core.pool(two, np.zeros(2, U4), None, None, 2, floats(1, 3), floats(1, 2), floats(1, 1, 2)),
+    "unpool: wild offsets": lambda: _core.unpool(WILD, np.zeros(2, U4), None, None, 2, floats(3, 2), floats(3, 2, 2), floats(1, 3)),
+    "unpool: key outside": lambda: _core.unpool(two, np.array([0, 9], U4), None, None, 2, floats(1, 2), floats(1, 2, 2), floats(1, 3)),
+    "count: wild offsets": lambda: _core.count(WILD, np.zeros(2, U4), 2, None, None, None, floats(1), floats(1), np.zeros(1, np.uint16)),
+    "count: few shows": lambda: _core.count(two, np.zeros(2, U4), 1, floats(1), None, None, floats(1), floats(1), np.zeros(1, np.uint16)),
+    "count: few clicks out": lambda: _core.count(two, np.zeros(2, U4), 1, None, None, None, floats(1), floats(0), np.zeros(1, np.uint16)),
+    "count: few numbers": lambda: _core.count(two, NOWHERE, 1, None, None, np.zeros(2, np.uint16), floats(1), floats(1), SLOT),
+    "find_events: wild offsets": lambda: find_events(offsets=WILD, rows=3),
+    "find_events: columns": lambda: find_events(first=2),
+    "find_events: no column": lambda: find_events(count=0),
+    "find_events: rows": lambda: find_events(rows=2),
+    "find_events: unequal": lambda: find_events(offsets=np.array([0, 2, 2], INT), keys_given=2),
+    "gather: key outside": lambda: gather(where=np.array([0, 9], U4)),
+    "gather: row outside": lambda: gather(origin=np.array([1], INT)),
+    "gather: negative row": lambda: gather(origin=np.array([-1], INT)),
+    "gather: long history": lambda: gather(offsets=np.array([0, 2], INT), columns=1, out=floats(1, 1, 1, 2)),
+    "gather: width": lambda: gather(out=floats(1, 1, 2, 1)),
+    "gather: columns": lambda: gather(first=1),
+    "gather: histories": lambda: gather(out=floats(2, 1, 2, 2)),
+    "scatter: row outside": lambda: _core.scatter(two, np.zeros(2, U4), None, 2, 0, np.array([7], INT), floats(1, 1, 2, 2), floats(1, 3)),
+    "scatter: width": lambda: _core.scatter(two, np.zeros(2, U4), None, 2, 0, np.zeros(1, INT), floats(1, 1, 2, 2), floats(1, 2)),
+    "Layout.add_history: columns": lambda: keys_only().add_history(2, 3, True),
+    "Layout.add_history: single": lambda: keys_only().add_history(1, 3, True),
     "take_rows": lambda: _core.take_rows(np.array([3], U4), floats(3, 2), floats(1, 2)),
     "take_rows: width": lambda: _core.take_rows(np.array([0], U4), floats(3, 2), floats(1, 1)),
     "take_rows: room": lambda: _core.take_rows(np.zeros(3, U4), floats(3, 2), floats(1, 2)),
@@ -139,14 +204,17 @@ WRONG: dict[str, Callable[[], object]] = {
     "Table.restore: factors": lambda: rows_of(core(), x=floats(3)),
     "Table.restore: state": lambda: rows_of(core(), state=floats(0)),
     "Table.restore: slots": lambda: rows_of(core(), slot=np.zeros(1, np.uint16)),
-    "Table.reserve": lambda: core().reserve(2**64 - 1, 2**63),
+    "Table.reserve": lambda: core().reserve([2**64 - 1, 2**63]),
+    "Table.reserve: kinds": lambda: core().reserve([1, 2, 3]),
     "Table.prepare: numbers": lambda: core(memory_limit=1 << 26).prepare([0] * 5),
     "Table.prepare: too much": lambda: core(memory_limit=1 << 26).prepare(memory(1 << 40)),
     "Table.prepare: no limit": lambda: core().prepare(memory(1)),
     "Table.settle: numbers": lambda: core(memory_limit=1 << 26).settle([]),
     "Table.settle: too much": lambda: core(memory_limit=1 << 26).settle(memory(1 << 20)),
-    "Table: factors": lambda: _core.Table({**Table(factors=2).core_config(), "factors": -5}),
-    "Table: admission": lambda: _core.Table({**Table(factors=2).core_config(), "admission": "no such way"}),
+    "Table: factors": lambda: core_table(factors=-5),
+    "Table: admission": lambda: core_table(admission="no such way"),
+    "Table: no class": lambda: _core.Table({**Table(factors=2).core_config(""), "classes": []}),
+    "Table: slot of no class": lambda: _core.Table({**Table(factors=2).core_config(""), "slot_class": [1]}),
     "Cut: kind": lambda: _core.Cut(core(), "all", 1),
     "Cut: no files": lambda: _core.Cut(core(), "snapshot", 0),
     "Cut: files": lambda: _core.Cut(core(), "snapshot", 3),
@@ -154,17 +222,57 @@ WRONG: dict[str, Callable[[], object]] = {
     "apply_rule: level": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(1), floats(0), floats(1), 1.0, -1.0, 1.0, "avx1024"),
     "apply_rule: gradient": lambda: _core.apply_rule("sgd", {"lr": 1.0}, floats(9), floats(0), floats(1), 1.0, -1.0, 1.0, "base"),
     # published rows
-    "FrozenRows.inputs: wild offsets": lambda: _core.FrozenRows((layer(),), 2).inputs(
-        keys(2), np.array([0, 2**63 - 1, -(2**63), -1, 1, 2, 2], INT), None, None, floats(3, 2), floats(3, 2, 2)
+    "FrozenRows.inputs: wild cells": lambda: _core.FrozenRows((layer(),), 2).inputs(
+        keys(2), *cells(0, 2**63 - 1, -(2**63), -1, 1, 2, 2), None, None, [], 9, floats(3, 2), floats(3, 2, 2)
+    ),
+    "FrozenRows.inputs: falling": lambda: _core.FrozenRows((layer(),), 2).inputs(
+        keys(2), *cells(0, 2, 1), None, None, [], 9, floats(1, 2), floats(1, 2, 2)
+    ),
+    "FrozenRows.inputs: rows": lambda: _core.FrozenRows((layer(),), 2).inputs(
+        keys(2), *cells(0, 1, 2), None, None, [], 9, floats(2, 2), floats(2, 2, 2)
+    ),
+    "FrozenRows.inputs: histories": lambda: _core.FrozenRows((layer(),), 2).inputs(
+        keys(2), *cells(0, 1, 2), None, None, [(0, 1)], 9, floats(1, 1), floats(1, 1, 2)
+    ),
+    "FrozenRows.inputs: unequal": lambda: _core.FrozenRows((layer(),), 2).inputs(
+        keys(3), *cells(0, 1, 3), None, None, [(0, 2)], 9, floats(1, 0), floats(1, 0, 2)
+    ),
+    "FrozenRows.inputs: too long": lambda: _core.FrozenRows((layer(),), 2).inputs(
+        keys(2), *cells(0, 2), None, None, [(0, 1)], 1, floats(1, 0), floats(1, 0, 2)
+    ),
+    "assemble: where": lambda: _core.assemble(
+        np.array([0, 2], np.uint32), floats(2, 3), *cells(0, 1, 2), None, None, [], 9, floats(1, 2), floats(1, 2, 2)
+    ),
+    "assemble: width": lambda: _core.assemble(
+        np.array([0, 1], np.uint32), floats(2, 4), *cells(0, 1, 2), None, None, [], 9, floats(1, 2), floats(1, 2, 2)
     ),
     "FrozenRows.read: width": lambda: _core.FrozenRows((layer(),), 2).read(keys(2), floats(2, 2)),
     "FrozenRows.known": lambda: _core.FrozenRows((layer(),), 2).known(keys(2), np.zeros(1, B)),
-    "FrozenRows: width": lambda: _core.FrozenRows((layer(1),), 2),
+    "FrozenRows: width": lambda: _core.FrozenRows((layer(3),), 2),
     "FrozenRows: none": lambda: _core.FrozenRows((None,), 2),
     "FrozenLayer: lengths": lambda: _core.FrozenLayer([(keys(2), floats(1), floats(2, 2))], [], keys(0), None),
-    "FrozenLayer: two widths": lambda: _core.FrozenLayer([(keys(1), floats(1), floats(1, n)) for n in (1, 2)], [], keys(0), None),
+    "FrozenLayer: one key, two widths": lambda: _core.FrozenLayer([(keys(1), floats(1), floats(1, n)) for n in (1, 2)], [], keys(0), None),
+    "FrozenLayer: no width": lambda: _core.FrozenLayer([(keys(1), floats(1), floats(1, 0))], [], keys(0), None),
+    "FrozenLayer.small: unknown": lambda: small_layer(form="int4"),
+    "FrozenLayer.small: float32": lambda: small_layer(form="float32"),
+    "FrozenLayer.small: lengths": lambda: small_layer(records=bytes_(2, 5)),
+    "FrozenLayer.small: size": lambda: small_layer(records=bytes_(1, 6)),
+    "FrozenLayer.small: no factors": lambda: small_layer(factors=0, records=bytes_(1, 2)),
+    "merge_records: none": lambda: _core.merge_records([None], 2, 0, 2**64 - 1, True),
+    "merge_records: floats": lambda: _core.merge_records([layer()], 2, 0, 2**64 - 1, True),
+    "merge_records: mixed": lambda: _core.merge_records([layer(), small_layer()], 2, 0, 2**64 - 1, True),
+    "merge_records: width": lambda: _core.merge_records([small_layer()], 1, 0, 2**64 - 1, True),
+    "pack_rows: unknown": lambda: _core.pack_rows("int4", floats(1), floats(2), 2),
+    "pack_rows: width": lambda: _core.pack_rows("int8", floats(2), floats(2), 2),
+    "pack_rows: wide": lambda: _core.pack_rows("int8", floats(0), floats(0), 1 << 62),
+    "unpack_rows: unknown": lambda: _core.unpack_rows("int4", bytes_(1, 5), floats(1, 3)),
+    "unpack_rows: rows": lambda: _core.unpack_rows("int8", bytes_(1, 5), floats(2, 3)),
+    "unpack_rows: size": lambda: _core.unpack_rows("int8", bytes_(1, 4), floats(1, 3)),
+    "unpack_rows: nothing": lambda: _core.unpack_rows("int8", bytes_(1, 4), floats(1, 0)),
+    "round_rows: unknown": lambda: _core.round_rows("int4", floats(1, 3)),
+    "round_rows: nothing": lambda: _core.round_rows("int8", floats(1, 0)),
     "merge_frozen: none": lambda: _core.merge_frozen([None], 2, 0, 2**64 - 1, True),
-    "merge_frozen: width": lambda: _core.merge_frozen([layer(1)], 64, 0, 2**64 - 1, True),
+    "merge_frozen: width": lambda: _core.merge_frozen([layer(3)], 2, 0, 2**64 - 1, True),
     # columns and plans
     "Layout.text_keys: falling": lambda: layout().text_keys(0, np.array([0, 5, 2], np.int32), np.zeros(8, B), np.zeros((2, 1), U)),
     "Layout.text_keys: negative": lambda: layout().text_keys(0, np.array([-9, 1, 2], np.int32), np.zeros(8, B), np.zeros((2, 1), U)),
@@ -214,7 +322,15 @@ WRONG: dict[str, Callable[[], object]] = {
     ),
     "Fields.columns: product without values": lambda: four_of_each().columns([_core.RequestColumn.of_list([], 0)] * 8, 2**62),
     "Fields.columns: product without columns": lambda: four_of_each(named=False).columns([], 2**62),
+    "RequestColumn.split: negative": lambda: of_list(3).split(np.array([-1, 4], INT), False),
+    "RequestColumn.split: sum": lambda: of_list(3).split(np.array([1, 1], INT), False),
+    "RequestColumn.split: wraps": lambda: of_list(3).split(np.array([2**63 - 1, 2**63 - 1, 5], INT), False),
+    "RequestColumn.split: padded": lambda: of_list(4, 2).split(np.array([1, 3], INT), True),
+    "RequestColumn.split: rows": lambda: of_list(4, 2).split(np.array([1, 1, 0], INT), True),
+    "Fields.columns: split": lambda: _core.Fields(layout(), [("x", [0])], [("s", -1)]).columns([jagged()] * 2, 3),
     "RequestColumn.of_texts": lambda: _core.RequestColumn.of_texts(b"\xff\xff\xff\xffab", 1),
+    "weave_lists: lengths": lambda: _core.weave_lists([(keys(2), None, np.zeros(1, INT), np.zeros(1, INT), None)], 2),
+    "weave_lists: rows": lambda: _core.weave_lists([(keys(2), None, np.array([1], INT), np.array([2], INT), None)], 1),
     # metrics
     "Buckets: thresholds": lambda: _core.Buckets(-7),
     "Buckets.merge": lambda: _core.Buckets(1 << 20).merge(_core.Buckets(1)),
@@ -273,7 +389,16 @@ ANY = {
         "Cut.deleted_keys",
         "Cut.memory",
     ),
-    *("Cut.next", "Table.end_day", "Table.restore_changes", "Table.restore_readers", "Table.shrink", "Table.stats"),
+    *(
+        "Table.announce",
+        "Table.wait_for_disk",
+        "Cut.next",
+        "Table.end_day",
+        "Table.restore_changes",
+        "Table.restore_readers",
+        "Table.shrink",
+        "Table.stats",
+    ),
     *("KeySet", "KeySet.add", "InPlace", "Pairs.drawn", "Pairs.gather", "Pairs.scores", "Layout", "Layout.add_dense"),
     *(
         "Layout.add_slot",

@@ -122,7 +122,7 @@ def test_settings_without_a_name_are_those_of_csv(tmp_path: Path) -> None:
     form = Plugin("auto", {"separator": "^", "columns": "clicked,city,price"})
     found = guess(tmp_path / "log", format=form)
     assert found.format == Plugin("csv", {"separator": "^", "columns": "clicked,city,price"})
-    assert [slot.name for slot in found.schema.read_slots] == ["city"]
+    assert [slot.name for slot in found.schema.read_columns] == ["city"]
     assert len(next(iter(Reader(tmp_path / "log", found.schema, found.format, 100)))) == 60
 
 

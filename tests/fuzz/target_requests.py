@@ -15,10 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
+import pyarrow as pa
 import uvicorn
 
+from clickfleet.data.events import feedback_columns, feedback_rows
+from clickfleet.data.formats.joined import features_of
 from clickfleet.errors import ClickfleetError
 from clickfleet.serve import admin, grpc, protobuf
 from clickfleet.serve.auth import Tokens
@@ -27,14 +31,16 @@ from clickfleet.serve.connection import Limits, limited
 from clickfleet.serve.context import Context
 from clickfleet.serve.counters import Meter
 from clickfleet.serve.features import Fields
+from clickfleet.serve.feedback import FeedbackLog
 from clickfleet.serve.http import App
 from clickfleet.serve.predictor import open_version
+from clickfleet.serve.show_log import Scored, ShowLog, encode
 from clickfleet.serve.state_folder import Status, UpdaterHealth
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.onnx import Engine
 from clickfleet.store.published import Entry
 from clickfleet.training import export
-from served import SCHEMA, Model, features
+from served import EVENTS, Model, features
 
 FOLDER = Path(tempfile.mkdtemp(prefix="clickfleet-fuzz-"))
 LIMITS = Limits(8192, 9.0, 9.0, 9.0, 9.0, 100)
@@ -54,7 +60,7 @@ def context() -> Context:
     """That of a worker, without its processes."""
 
     async def make() -> Context:
-        model = Model()
+        model = Model(EVENTS, "din")
         model.train(1)
         entry = export.export(model.learner, FOLDER / "artifact", 1)
         settings = Settings(str(FOLDER / "artifact"), str(FOLDER), max_rows=200, max_candidates=200, max_body=1 << 17)
@@ -64,9 +70,46 @@ def context() -> Context:
         admin.write_text("boss\n")
         status = Status(str(entry.path), [str(entry.path)], 1)
         gate = AdmissionControl(60.0, batcher.counts)
-        return Context(settings, batcher, meter, none, Tokens(str(admin), "NONE"), status, gate, UpdaterHealth())
+        made = Context(settings, batcher, meter, none, Tokens(str(admin), "NONE"), status, gate, UpdaterHealth())
+        made.shows, made.feedback = (
+            ShowLog([FOLDER / "frames"], meter),
+            FeedbackLog(settings.target(str(FOLDER / "told")), meter),
+        )
+        made.shows.close()
+        made.feedback.queue.close()
+        made.shows.writer, made.feedback.queue = Recording(), Telling()  # type: ignore[assignment]
+        return made
 
     return loop().run_until_complete(make())
+
+
+class UnreadableShow(BaseException):
+    """A show that the recorder could not read. A show log drops what it cannot write, but not this."""
+
+
+class Recording:
+    """The way from a show log to the recorder, and the recorder, at once."""
+
+    waiting_bytes = 0
+
+    def write(self, entries: list[Scored]) -> None:
+        for entry in entries:
+            try:
+                rows = encode([Scored(*msgspec.msgpack.decode(msgspec.msgpack.encode(entry)))])
+                assert len(rows) == entry.rows
+                joined = {name: rows.column(name) for name in ("request", "item", "features", "user", "route")}
+                features_of(pa.record_batch(joined))
+            except Exception as error:
+                raise UnreadableShow(str(error)) from error
+
+
+class Telling:
+    """The queue of feedback."""
+
+    def put(self, sent: Any, work: int, size: int) -> bool:
+        assert feedback_rows(feedback_columns(sent.events)) == sent.events
+        sent.stored.set_result(None)
+        return True
 
 
 @cache
@@ -108,10 +151,16 @@ def posts(path: str, *headers: tuple[bytes, bytes], query: bytes = b"") -> Calla
     return lambda data: ask(path, data, *headers, query=query)
 
 
+def by(data: bytes) -> object:
+    """What to rank by."""
+    asked = {"candidates": [{"id": 1, "value": 0.5}, {"id": 2}], "by": data.decode(errors="replace")}
+    return ask("/v1/rank", orjson.dumps(asked))
+
+
 def binary(data: bytes) -> object:
     """Two bytes for the length of the JSON part, then the body."""
     length = int.from_bytes(data[:2], "little")
-    return ask("/v2/models/deepfm/infer", data[2:], (b"inference-header-content-length", b"%d" % length))
+    return ask("/v2/models/din/infer", data[2:], (b"inference-header-content-length", b"%d" % length))
 
 
 def head(data: bytes) -> object:
@@ -208,10 +257,10 @@ def call(name: str) -> Callable[[bytes], object]:
     return run
 
 
-ROW = features(5, 1)[0]
-BATCH = Fields(SCHEMA).rows(features(6, 3))
+ROW = features(5, 1, EVENTS)[0]
+BATCH = Fields(EVENTS).rows(features(6, 3, EVENTS))
 TENSORS = [("dense", "FP32", BATCH.dense), ("keys", "UINT64", BATCH.keys), ("offsets", "INT64", BATCH.offsets)]
-OVERFLOW = np.array([0, 2**63 - 1, -(2**63), -1, 1, 1, 1, 1, 1, 3], np.int64)
+OVERFLOW = np.array([0, 2**63 - 1, -(2**63), -1, *[1] * 11, 3], np.int64)
 
 
 def tensors(parts: list[tuple[str, str, Any]], as_binary: bool = False) -> bytes:
@@ -241,11 +290,17 @@ def raw_tensors() -> bytes:
          "shape": [2, 2] if name == "tags" else [2]}
         for name, values in columns.items()
     ]  # fmt: skip
+    inputs += [
+        {"name": "ads", "datatype": "BYTES", "shape": [2, 2], "data": ["a", "b", "c", ""]},
+        {"name": "users", "datatype": "BYTES", "shape": [3], "data": ["x", "y", "z"]},
+        {"name": "ads.lengths", "datatype": "INT64", "shape": [2], "data": [2, 1]},
+        {"name": "users.lengths", "datatype": "UINT8", "shape": [2], "data": [2, 1]},
+    ]
     return orjson.dumps({"inputs": inputs})
 
 
 def infer_message(offsets: Any, raw: bool = True) -> bytes:
-    request = protobuf.message("ModelInferRequest")(model_name="deepfm", id="7")
+    request = protobuf.message("ModelInferRequest")(model_name="din", id="7")
     for name, datatype, values in [*TENSORS[:2], ("offsets", "INT64", offsets)]:
         item = request.inputs.add(name=name, datatype=datatype, shape=list(values.shape))
         if raw:
@@ -259,9 +314,9 @@ def infer_message(offsets: Any, raw: bool = True) -> bytes:
 
 RANK = orjson.dumps(
     {
-        "user": {"user": "u", "age": 3},
+        "user": {"user": "u", "age": 3, "ads": ["v1", "v2"], "users": ["v1", 5]}, "by": "click * buy ** .5 * value",
         "candidates": [{"id": "a", "ad": "v1", "value": 2.5}, {"id": 7, "ad": "v2", "tags": ["x", 3]}, {"id": "c"}],
-        "top_k": 2, "min_score": 0.001, "exclude": ["c"], "fixed": [{"position": 1, "id": "b"}],
+        "top_k": 2, "min_score": {"click": 0.001}, "exclude": ["c"], "fixed": [{"position": 1, "id": "b"}],
     }
 )  # fmt: skip
 LINES = b"age:3 n:1.5 user:v1 ad:v2 tags:a tags:b\nuser:v3\n"
@@ -273,22 +328,31 @@ FORM = (
 MULTIPART = (b"content-type", b"multipart/form-data; boundary=x")
 HTTP = b'POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{"rows":[{}]}'
 HEAD = b'POST\n/v1/predict\na=b&format=slots\ncontent-length:13\nx-timeout-ms:100\ncontent-encoding:identity\n\n{"rows":[{}]}'
-INFER = "/v2/models/deepfm/infer"
+INFER = "/v2/models/din/infer"
 
-METADATA = bytes(protobuf.message("ModelMetadataRequest")(name="deepfm", version="1").SerializeToString())
+METADATA = bytes(protobuf.message("ModelMetadataRequest")(name="din", version="1").SerializeToString())
 
 _TARGETS = [
     ("predict", posts("/v1/predict"), [
-        orjson.dumps({"rows": features(7, 3), "outputs": ["logit"]}), b'{"rows":[{"tags":{"a":1.5,"b":2}}]}',
+        orjson.dumps({"rows": features(7, 3, EVENTS), "outputs": ["logit", "buy"]}), b'{"rows":[{"tags":{"a":1.5,"b":2}}]}',
         b'{"rows":[{"age":1e400}]}', b'{"rows":[{"user":"\\ud800"}]}', b'{"rows":[{"user":12345678901234567890123}]}',
         b'{"rows":[{"age":1,"age":2}],"rows":[{}]}', b'{"rows":' + b"[" * 3000,
     ]),
     ("predict-gzip", posts("/v1/predict", (b"content-encoding", b"gzip")), [gzip.compress(orjson.dumps({"rows": [ROW]}))]),
+    ("predict-ids", posts("/v1/predict"), [
+        b'{"rows":[{},{}],"items":["a",7],"request":"r"}', b'{"request":18446744073709551616,"rows":[{}],"items":["\\ud800"]}',
+    ]),
+    ("feedback", posts("/v1/feedback"), [
+        b'{"request":"r","item":"a","label":{"click":1,"dwell":2.5},"event":"e","time":1700000000.5}',
+        b'{"events":[{"request":7,"label":{"click":true}},{"request":"r","item":null,"label":{"buy":0}}]}',
+        b'{"request":"\\udfff","label":{"":1e999}}', b'{"events":' + b"[" * 3000,
+    ]),
     ("explain", posts("/v1/explain"), [orjson.dumps({"rows": [ROW]})]),
     ("rank", posts("/v1/rank"), [
         RANK, b'{"candidates":[{"id":123456789012345678901234567890,"value":' + b"9" * 400 + b"}]}",
         b'{"candidates":[{"id":true}],"fixed":[{"position":99999999999999999999,"id":"\\udfff"}]}',
     ]),
+    ("by", by, [b"click * buy ** -.5 + value / 1e3", b"min(click, max(buy, 1)) - log(exp(value))", b"`click` ** value", b"-" * 60]),
     ("infer", posts(INFER), [
         tensors(TENSORS), raw_tensors(), tensors([*TENSORS[:2], ("offsets", "INT64", OVERFLOW)]),
         tensors([("dense", "FP32", BATCH.dense), ("keys", "UINT64", np.zeros((3, 3), np.uint64))]),
@@ -296,7 +360,7 @@ _TARGETS = [
     ("infer-binary", binary, [tensors(TENSORS, as_binary=True), tensors([*TENSORS[:2], ("offsets", "INT64", OVERFLOW)], as_binary=True)]),
     ("prediction", posts("/rec/prediction"), [
         b'{"feed":[{"age":[1,2],"user":["a","b"],"tags":[["x"],[]]}],"fetch":["score"]}',
-        b'{"feed":[{"keys":[[1,2,3]],"dense":[[0.5,1]]}],"fetch":["logit"]}',
+        b'{"feed":[{"keys":[[1,2,3,4,5]],"dense":[[0.5,1]]}],"fetch":["logit"]}',
     ]),
     ("upload", posts("/upload", MULTIPART, query=b"user_id=1&full=true&debug=true"), [FORM]),
     *(
@@ -305,7 +369,7 @@ _TARGETS = [
     ),
     ("rollback", posts("/admin/rollback"), [b'{"sequence":1}', b'{"sequence":1e30}']),
     ("head", head, [
-        HEAD, b"GET\n/v2/models/deepfm/versions/1\n\n", b"POST\n/upload\nuser_id=1&batch_size=5\ncontent-type:multipart/form-data\n\nx",
+        HEAD, b"GET\n/v2/models/din/versions/1\n\n", b"POST\n/upload\nuser_id=1&batch_size=5\ncontent-type:multipart/form-data\n\nx",
         b"POST\n/upload\nuser_\x80\ncontent-length:nan\n\nx",
     ]),
     ("connection", connection, [

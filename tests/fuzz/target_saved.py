@@ -10,14 +10,15 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from clickfleet.config.load import Config, checked
 from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.serve import overlays
-from clickfleet.store import atomic, checkpoint, published, redis_rows, run_folder
+from clickfleet.store import atomic, checkpoint, published, redis_rows, row_format, run_folder
 from clickfleet.store.onnx import Engine
 from clickfleet.store.rules import rule
-from clickfleet.store.table import Table
+from clickfleet.store.table import Table, sort_by_hash
 from clickfleet.training import saving
 from clickfleet.training.learner import Learner
 from clickfleet.training.metrics import Metrics
@@ -117,6 +118,18 @@ def rows() -> dict[str, bytes]:
     return {name: (folder / "all" / name).read_bytes() for name in ("rows.arrow", "deleted.arrow")}
 
 
+def small_rows() -> bytes:
+    """The rows of an entry in int8."""
+    keys = sort_by_hash(np.array(KEYS, np.uint64))
+    schema = row_format.schema("int8", 2)
+    batch = row_format.record_batch(schema, keys, np.zeros(len(keys), np.uint16), np.ones((len(keys), 5), np.uint8))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(batch)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
 def log_lines(data: bytes) -> object:
     """Lines whose hashes fit, as far as they are JSON."""
     folder = FOLDER / "log"
@@ -188,7 +201,7 @@ TARGETS = [
     ("checkpoint-metrics", file_of("metrics.safetensors", resume), [attached("metrics.safetensors")]),
     ("checkpoint-state", file_of("state.json", resume), [attached("state.json"), b"[" * 3000]),
     ("checkpoint-config", file_of("config.yaml", run_folder.read_config), [attached("config.yaml")]),
-    ("published-rows", layer("rows.arrow"), [rows()["rows.arrow"]]),
+    ("published-rows", layer("rows.arrow"), [rows()["rows.arrow"], small_rows()]),
     ("published-deleted", layer("deleted.arrow"), [rows()["deleted.arrow"]]),
     ("published-log", log_lines, [LOG, b'{"sequence":"1"}\n', b"[1]\n" + b"[" * 3000 + b"\n"]),
     ("redis", rows_in_redis, [b'{"prefix":"p","factors":2}\n' + b"\x00\x00\x80\x3f|" * 3, b"[]\n", b"{}\n" + b"\x01" * 12 + b"|abc"]),

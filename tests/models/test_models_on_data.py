@@ -1,5 +1,6 @@
 """What must be true of every model on real batches: missing, multi-valued and unseen values, from training to scores."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import clickfleet
 from clickfleet.cli import build
 from clickfleet.cli.frame import run
-from clickfleet.data.schema import Dense, Schema, Slot
+from clickfleet.data.schema import Dense, History, Label, Schema, Slot
 from models.test_models import SMALL, VARIANTS, find
 
 SCHEMA = Schema(
@@ -41,6 +42,10 @@ def table(rows: int = 1500, seed: int = 3) -> pa.Table:
     )
 
 
+def with_label(given: pa.Table) -> pa.Table:
+    return given.append_column("again", given["label"])
+
+
 def rows(**columns: Any) -> pa.Table:
     usual: dict[str, Any] = {"age": 0.1, "price": 0.5, "city": 3, "tags": [2], "seen": [4, 5], "shop": 1}
     size = len(next(iter(columns.values())))
@@ -68,20 +73,30 @@ def test_missing_multi_valued_and_unseen_values(name: str, paddlerec: bool) -> N
         "data": {"batch_size": 50},
         "train": {"epochs": 3, "threads": 1, "deterministic": True},
     }
-    done = clickfleet.train(config, data=table(), schema=SCHEMA, quiet=True)
-    assert done.evaluate(table(800, seed=4))["auc"] > 0.85  # 0.95 is the best possible
+    schema = SCHEMA
+    if find(name).needs_history:  # the events are shops; their column is also a slot
+        schema = replace(SCHEMA, histories=(History("past", ("shop",), ("seen",)),))
+    both = find(name).least_labels > 1
+    if both:  # the second label is the first, seen through another column
+        schema = replace(schema, labels=(Label("label"), Label("again", given="label" if kind == "esmm" else "")))
+    train, test = (with_label(table(*some)) for some in ((), (800, 4)))
+    done = clickfleet.train(config, data=train, schema=schema, quiet=True)
+    assert done.evaluate(test)["auc"] > 0.85  # 0.95 is the best possible
+
+    def predict(some: pa.Table) -> np.ndarray:
+        scores = done.predict(some)
+        return scores[:, 0] if both else scores
 
     before = len(done.learner.table)
-    missing = done.predict(rows(city=[None], tags=[None], seen=[None], shop=[None], age=[None]))
+    missing = predict(rows(city=[None], tags=[None], seen=[None], shop=[None], age=[None]))
     assert np.isfinite(missing).all()
     # a key nobody has seen is zeros, as is a slot without keys
-    none, empty, unseen, several = done.predict(rows(tags=[None, [], [10**6], [10**6, 10**6 + 1]]))
-    assert none == empty
-    np.testing.assert_allclose([unseen, several], empty, rtol=1e-5)
-    known, diluted = done.predict(rows(tags=[[1], [1, 10**6]]))
+    none, empty, unseen, several = predict(rows(tags=[None, [], [10**6], [10**6, 10**6 + 1]]))
+    np.testing.assert_allclose([none, unseen, several], empty, rtol=1e-5)
+    known, diluted = predict(rows(tags=[[1], [1, 10**6]]))
     assert known == pytest.approx(diluted, rel=1e-5)  # pooled by sum
     assert known > empty
-    assert np.isfinite(done.predict(rows(city=[10**9, 10**9 + 1], shop=[10**9, None]))).all()
+    assert np.isfinite(predict(rows(city=[10**9, 10**9 + 1], shop=[10**9, None]))).all()
     assert len(done.learner.table) == before  # scoring makes no rows
 
 

@@ -1,14 +1,17 @@
 """The guard over windows of rows: small passes, cold starts, chance, labels that are flipped and come right again."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from clickfleet.config import sections
-from clickfleet.online.publisher import PublishGuard, Window, pack, unpack
-from clickfleet.training.metrics import Buckets
-from streams import HEADER, lines
+from clickfleet.data.schema import Label, write_schema
+from clickfleet.errors import ConfigError
+from clickfleet.online.publisher import PublishGuard, Window, check_guard, pack, unpack
+from clickfleet.training.metrics import Buckets, Metrics
+from streams import HEADER, SCHEMA, lines, settings
 
 ROWS = 500
 
@@ -146,3 +149,71 @@ def test_validate_pass_fills_the_window_too(stream, online, tmp_path):
     config = stream(days=1, rows=300, splits=4, online={"end_day": 20260101, "validate": "pass"})
     online(config, "publish.guard={min_rows: 500, warmup_rows: 0}")
     assert [line["guard_rows"] for line in recorded(tmp_path, "pass")] == [300, 600, 600, 600]
+
+
+TWO = replace(SCHEMA, labels=(Label("click"), Label("buy", given="click")))
+"""The same data with purchases."""
+
+
+def test_a_window_of_another_metric_is_forgotten():
+    judge = PublishGuard(sections.Guard())
+    run(judge, [scored(n) for n in range(40)])
+    assert judge.aucs
+    same, other = PublishGuard(sections.Guard()), PublishGuard(sections.Guard(monitor="buy.auc"))
+    for guard in (same, other):
+        guard.restore(list(judge.aucs), judge.state())
+    assert (same.aucs, other.aucs, other.window.rows) == (judge.aucs, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "message"),
+    [
+        ("by.auc", "unknown label 'by'"),
+        ("buy.logloss", "judges an AUC"),
+        ("gauc", "needs a group column"),
+        ("click.auc_given", "has no given"),
+        ("aux", "unknown metric 'aux' in publish.guard.monitor"),
+    ],
+)
+def test_the_guard_names_a_metric_of_a_label(monitor, message):
+    with pytest.raises(ConfigError, match=message):
+        check_guard(sections.Guard(monitor=monitor), TWO)
+    for good in ("auc", "click.auc", "buy.auc", "buy.auc_given"):
+        check_guard(sections.Guard(monitor=good), TWO)
+
+
+def test_scores_of_any_label_that_are_not_finite_are_held_back():
+    metrics = Metrics(tasks=TWO.tasks)
+    scores = np.full((100, 2), 0.5, np.float32)
+    scores[:3, 1] = np.nan
+    metrics.update(scores, np.ones((100, 2), np.float32))
+    (reason,) = PublishGuard(sections.Guard()).reasons([metrics.results()], 0, 1)
+    assert reason == "3 of 100 scores of buy are not finite"
+
+
+@pytest.mark.parametrize("validate", ["progressive", "pass"])
+def test_purchases_that_turn_are_withheld_though_clicks_are_as_before(online, tmp_path, validate):
+    """Users with an even number buy what they click on; in two passes, the others do."""
+    guard = {"monitor": "buy.auc_given", "auc_drop": 0.02, "copc": None, "min_rows": 150, "warmup_rows": 300}
+    config = settings(
+        tmp_path,
+        online={"dir": None, "end_day": None, "checkpoint_every_passes": 99, "validate": validate},
+        publish={"guard": guard, "done_files": False},
+    )
+    write_schema(TWO, tmp_path / "schema.yaml")
+
+    def files():
+        for number in range(1, 13):
+            rows = []
+            for row in lines(ROWS, 7 * number, users=10):
+                even = int(row.split(",")[3][1:]) % 2 == 0
+                rows.append(f"{row},{int(even != (number in (8, 9))) if row[0] == '1' else ''}")
+            path = tmp_path / f"pass-{number}.csv"
+            path.write_text("\n".join([f"{HEADER},buy", *rows]) + "\n")
+            yield str(path), 20260101, number
+
+    online(config, source=list(files()))
+    held, ends = recorded(tmp_path, "alarm"), [line["step"] for line in recorded(tmp_path, "pass")]
+    assert min(line["step"] for line in held) == ends[7]
+    assert all("AUC of buy given" in reason for line in held for reason in line["reasons"])
+    assert recorded(tmp_path, "pass")[-1]["guard_rows"] < ROWS  # only rows with a click

@@ -328,7 +328,7 @@ def test_what_was_taken_when_waiting_was_called_off_is_read_again(config, broker
     broker.send([f"s{i}" for i in range(4)], topic, START + 60)
     real, taken = one.broker.records, []
 
-    def records(patience):
+    def records(patience, within_s=None):
         """As when a worker is lost while the next pass is collected."""
         if taken:
             raise StopWaitingError

@@ -13,7 +13,15 @@ import yaml
 from clickfleet.store import checkpoint, published
 from streams import settings, write_days
 
-OF_THE_PROCESS = ("time", "seconds", "table_bytes", "evicted")
+OF_THE_PROCESS = (
+    "time",
+    "seconds",
+    "table_bytes",
+    "table_disk_rows",
+    "table_disk_bytes",
+    "table_index_bytes",
+    "evicted",
+)
 SOAK = bool(os.environ.get("CLICKFLEET_SOAK"))
 
 
@@ -54,7 +62,16 @@ def contents(folder: Path) -> dict[str, object]:
     return {"files": files, "state": state, "log": log.path.read_bytes(), "metrics": metrics}
 
 
-CASES = ["progressive", "pass", "evicting", "at a URL"] if SOAK else ["evicting"]
+CASES = ["progressive", "pass", "evicting", "micro-passes", "at a URL"] if SOAK else ["evicting", "micro-passes"]
+
+
+def split_files(folder: Path, rows: int) -> None:
+    """Divide each file of a stream into files of so many rows."""
+    for path in folder.rglob("part-0.csv"):
+        header, *rest = path.read_text().splitlines(keepends=True)
+        path.unlink()
+        for number, first in enumerate(range(0, len(rest), rows)):
+            (path.parent / f"part-{number:03d}.csv").write_text(header + "".join(rest[first : first + rows]))
 
 
 @pytest.mark.parametrize("seed", range(10 if SOAK else 1))
@@ -71,6 +88,11 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, case):
         table={"memory_limit": "900KB", "snapshot_reserve": "350KB", "delete_threshold": 0.0} if evicting else {},
         publish={"keep_chains": 2, "guard": {"auc_drop": 0.03, "copc": [0.7, 1.6], "min_rows": 10}},
     )
+    if case == "micro-passes":
+        shutil.rmtree(tmp_path / "logs" / "20260103")
+        raw["online"]["end_day"] = 20260102
+        split_files(tmp_path / "logs", 15)
+        raw["online"]["pass"] = {"rows": 30}
     if case == "at a URL":
         raw["run"]["dir"] = f"file://{tmp_path}/run"
     config = tmp_path / "config.yaml"
@@ -87,3 +109,22 @@ def test_killed_anywhere_it_ends_the_same(tmp_path, graph, seed, case):
     shutil.copy(graph, folder / "graph.onnx")
     assert run(config, 60 if SOAK else 4, seed) > 0
     assert contents(folder) == wanted
+
+
+def test_killed_with_rows_on_disk_it_ends_like_one_in_memory(tmp_path, graph):
+    write_days(tmp_path, days=2, splits=2, rows=6000, users=10**6)
+    kept = {"delete_threshold": 0.0, "base_threshold": 0.0}
+    on_disk = {"memory_limit": "2MB", "snapshot_reserve": "700KB", "disk": str(tmp_path / "disk")}
+    folder, config, ends = tmp_path / "run", tmp_path / "config.yaml", []
+    for table, kills in ((kept, 0), ({**kept, **on_disk}, 20 if SOAK else 3)):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        shutil.copy(graph, folder / "graph.onnx")
+        raw = settings(tmp_path, data={"batch_size": 256}, run={"checkpoint_every_steps": 8}, table=table)
+        config.write_text(yaml.safe_dump(raw))
+        assert (run(config, kills, 1) > 0) == (kills > 0)
+        ends.append(contents(folder))
+    days = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines() if '"day"' in line]
+    assert days[-1]["table_disk_rows"] > 1000
+    assert ends[0] == ends[1]
+    assert len(list((tmp_path / "disk").glob("table-*"))) <= 1  # that of the last process, which also ends at once

@@ -219,7 +219,7 @@ def test_training_on_files_takes_the_same_lock(stream, online, tmp_path):
         ("online.start_day=null", "online.start_day is missing"),
         ("online.start_day=20261301", "not a day written as YYYYMMDD"),
         ("online.end_day=20250101", "is before"),
-        ("online.split_interval=90s", "whole minutes"),
+        ("online.split_interval=1500ms", "whole seconds"),
         ("online.splits_per_pass=9", "a day has only 2 splits"),
         ("online.timezone=Mars/Olympus", "unknown time zone"),
         ("data.test=somewhere", "data.test is for training on files"),

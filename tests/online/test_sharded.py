@@ -40,7 +40,7 @@ class Changed:
         self._changes = [table.cut_changes(base=base) for table in shards.tables]
 
     def __iter__(self) -> Any:
-        return merged([iter(changes) for changes in self._changes], 2)
+        return merged([iter(changes) for changes in self._changes])
 
     @property
     def deleted(self) -> Any:
@@ -94,7 +94,7 @@ def test_few_rows_are_held_at_a_time() -> None:
             pulled[0] += len(part["key"])
             yield part
 
-    for part in merged([counted(table) for table in tables], 2):
+    for part in merged([counted(table) for table in tables]):
         given += len(part["key"])
         assert pulled[0] - given < 3 * 2 * 32768
     assert given == 400_000

@@ -17,6 +17,7 @@ import pytest
 import clickfleet
 import shapes
 from clickfleet import cli
+from clickfleet.config.plugins import find
 from clickfleet.data.reader import Reader
 from clickfleet.data.schema import write_schema
 from clickfleet.errors import ConfigError
@@ -29,22 +30,30 @@ from clickfleet.store.published import Entry, Log
 from clickfleet.training import export
 from clickfleet.training.export import Publisher
 from clickfleet.training.model import TrainingResult, load
+from clickfleet.training.network import Model
 from clickfleet.workbench import parity
 from clickfleet.workbench.explain import explain
 from served import Served, running
-from shapes import MODELS, SHAPES, Row, Shape
+from shapes import HISTORIES, MODELS, SHAPES, Row, Shape
 
-ALL = [(shape, model) for shape in SHAPES for model in MODELS]
+EVERY = {**SHAPES, **HISTORIES}
+ALL = [(shape, model) for shape in EVERY for model in MODELS]
 FAILED_ONCE = [("no_dense", "lr"), ("no_dense", "xdeepfm"), ("one_slot", "deepfefm"), ("no_slots", "dlrm")]
 """Combinations that gave wrong scores or none."""
-LIGHT = [shape for shape in SHAPES if shape not in ("criteo", "300_slots")]
+LIGHT = [shape for shape in EVERY if shape not in ("criteo", "300_slots")]
+KINDS = {name: find("models", name, Model) for name in MODELS}
+SPECIAL = [name for name, kind in KINDS.items() if kind.reads_histories or kind.least_labels > 1]
 
 
 def selection() -> list[tuple[str, str]]:
-    """Each model on two shapes that walk around the small ones, the two large ones on three models each."""
+    """Each model on two shapes that walk around the small ones, the two large ones on three models each.
+
+    Models that read histories or need several labels see all data that has them.
+    """
     walk = [(LIGHT[(place + turn) % len(LIGHT)], model) for place, model in enumerate(MODELS) for turn in (0, 3)]
     large = [(shape, model) for shape in ("criteo", "300_slots") for model in ("slot_dnn", "fm", "final_mlp")]
-    return list(dict.fromkeys([*walk, *large, *FAILED_ONCE]))
+    special = [(shape, model) for shape in HISTORIES for model in (*SPECIAL, "deepfm", "lr")]
+    return list(dict.fromkeys([*walk, *large, *special, *FAILED_ONCE]))
 
 
 CASES = ALL if os.environ.get("CLICKFLEET_SOAK") else selection()
@@ -112,11 +121,11 @@ def close(found: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize(("name", "model"), [pytest.param(s, m, id=f"{s}-{m}") for s, m in CASES])
 def test_one_model_on_one_shape(name: str, model: str, server: Server, tmp_path: Path, capsys: Any) -> None:
-    shape = SHAPES[name]
+    shape = EVERY[name]
     rows = files(shape, tmp_path)
     run = tmp_path / "run"
-    if model == "dlrm" and not shape.schema.dense:
-        with pytest.raises(ConfigError, match="needs dense columns"):
+    if (message := refusal(shape, model)) is not None:
+        with pytest.raises(ConfigError, match=message):
             trained(shape, model, rows, run)
         return
     done = trained(shape, model, rows, run)
@@ -136,8 +145,23 @@ def test_one_model_on_one_shape(name: str, model: str, server: Server, tmp_path:
         learn_more(case)
         server.wait(publisher.publish("delta", step=2))
         case.wanted = shapes.scores(done.learner, case.rows)
-        close(client.predict(case.features), case.wanted)
+        close(by_label(client.predict(case.features)), case.wanted)
     republished(case, server.log)
+
+
+def refusal(shape: Shape, model: str) -> str | None:
+    """Why a model is not defined on some data."""
+    schema, kind = shape.schema, KINDS[model]
+    if kind.needs_history and not schema.histories:
+        return "needs a history"
+    if kind.least_labels > len(schema.tasks):
+        return "labels, but the schema has"
+    return "needs dense columns" if model == "dlrm" and not schema.dense else None
+
+
+def by_label(scores: Any) -> Any:
+    """Scores by name as columns."""
+    return np.stack(list(scores.values()), axis=-1) if isinstance(scores, dict) else scores
 
 
 @dataclass
@@ -163,7 +187,17 @@ class Case:
     @property
     def names(self) -> list[str]:
         schema = self.shape.schema
-        return list(dict.fromkeys(c.source or c.name for c in (*schema.dense, *schema.read_slots)))
+        return list(dict.fromkeys(c.source or c.name for c in (*schema.dense, *schema.read_columns)))
+
+    @property
+    def fields(self) -> dict[str, set[str]]:
+        """What a score is explained by: inputs, and histories with all their inputs."""
+        histories = {history.name: set(history.columns) for history in self.shape.schema.histories}
+        rest = set(self.names).difference(*histories.values())
+        return {name: {name} for name in self.names if name in rest} | histories
+
+    def without(self, row: Row, field: str) -> Row:
+        return {name: value for name, value in row.items() if name not in self.fields[field]}
 
     def score(self, *rows: Row) -> np.ndarray:
         return shapes.scores(self.done.learner, list(rows))
@@ -178,11 +212,12 @@ def scored_offline(case: Case, capsys: Any) -> None:
     close(model.predict(case.test, batch_size=7), case.wanted)
     measured = model.evaluate(case.test)
     labels = np.array([row[case.shape.schema.label] for row in case.rows], np.float64)
+    first = case.wanted.reshape(len(labels), -1)[:, 0]
     weights = np.array([row[case.shape.schema.weight] if case.shape.schema.weight else 1.0 for row in case.rows])
-    losses = -np.log(np.where(labels == 1, case.wanted, 1 - case.wanted))
+    losses = -np.log(np.where(labels == 1, first, 1 - first))
     assert measured["rows"] == len(case.rows)
     assert measured["logloss"] == pytest.approx(np.average(losses, weights=weights), abs=1e-5)
-    buckets = np.floor(4096 * case.wanted)  # as the metric sees them; rounding may move one to its neighbour
+    buckets = np.floor(4096 * first)  # as the metric sees them; rounding may move one to its neighbour
     assert measured["auc"] == pytest.approx(auc(buckets, labels, weights), abs=0.01)
     if (case.shape.name, case.model) in FAILED_ONCE or os.environ.get("CLICKFLEET_SOAK"):
         close(model.reading(engine=Engine()).predict(case.test), case.wanted)
@@ -190,7 +225,7 @@ def scored_offline(case: Case, capsys: Any) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(["predict", str(case.run), case.test, "--out", str(out)])
     assert stop.value.code == 0, capsys.readouterr().err
-    close(np.loadtxt(out), case.wanted)
+    close(np.loadtxt(out, delimiter=",", ndmin=case.wanted.ndim), case.wanted)
 
 
 def auc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
@@ -203,11 +238,11 @@ def auc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
 def explained_offline(case: Case) -> None:
     for row in (case.features[0], None):
         facts = explain(case.run, case.test, 1) if row is None else explain(case.run, row)
-        close(facts["score"], case.wanted[0])
-        assert {part["field"] for part in facts["contributions"]} == set(case.names)
+        close(by_label(facts["score"]), case.wanted[0])
+        assert {part["field"] for part in facts["contributions"]} == set(case.fields)
         for part in facts["contributions"][:3]:
-            without = {key: value for key, value in case.features[0].items() if key != part["field"]}
-            close(part["contribution"], case.wanted[0] - case.score(without)[0])
+            without = case.without(case.features[0], part["field"])
+            close(by_label(part["contribution"]), case.wanted[0] - case.score(without)[0])
 
 
 def exported(case: Case) -> Entry:
@@ -219,19 +254,24 @@ def exported(case: Case) -> Entry:
 
 
 def asked_by_name(case: Case, client: Client, served: Served) -> None:
-    close(client.predict(case.features), case.wanted)
+    close(by_label(client.predict(case.features)), case.wanted)
     facts = served.http.post("/v1/explain", json={"rows": case.features[:1]}).json()
-    close(facts["score"], case.wanted[0])
+    close(by_label(facts["score"]), case.wanted[0])
     for part in facts["contributions"][:3]:
-        without = {key: value for key, value in case.features[0].items() if key != part["feature"]}
-        close(part["contribution"], case.wanted[0] - case.score(without)[0])
+        without = case.without(case.features[0], part["feature"])
+        close(by_label(part["contribution"]), case.wanted[0] - case.score(without)[0])
     half = set(case.names[::2])  # the user's
+    half = half.union(*(history.columns for history in case.shape.schema.histories))
     user = {key: value for key, value in case.features[0].items() if key in half}
     others = [{key: value for key, value in row.items() if key not in half} for row in case.features[:6]]
     ranked = client.rank([{"id": i, **row} for i, row in enumerate(others)], user)["ranked"]
     scores = case.score(*({**user, **row} for row in others))
-    close([item["score"] for item in ranked], scores[[item["id"] for item in ranked]])
+    close([by_label(item["score"]) for item in ranked], scores[[item["id"] for item in ranked]])
     assert sorted(item["id"] for item in ranked) == list(range(6))
+    if case.wanted.ndim == 1:
+        return
+    ranked = client.rank([{"id": i, **row} for i, row in enumerate(others)], user, by="click * buy")["ranked"]
+    close([item["by"] for item in ranked], np.sort(scores[:, 0] * scores[:, 1])[::-1])
 
 
 def asked_by_protocol(case: Case, client: Client, served: Served, facts: dict[str, Any]) -> None:
@@ -242,13 +282,34 @@ def asked_by_protocol(case: Case, client: Client, served: Served, facts: dict[st
     if case.shape.schema.values:  # by name, a tensor has no place for them
         return
     path = f"/v2/models/{facts['name']}"
-    inputs = served.http.get(path).json()["inputs"]
+    metadata = served.http.get(path).json()
+    inputs = metadata["inputs"]
     assert [item["name"] for item in inputs] == case.names
-    tensors = [as_described(item, case.features) for item in inputs]
-    reply = served.http.post(f"{path}/infer", json={"inputs": tensors, "outputs": [{"name": "score"}]})
+    events = {column for history in case.shape.schema.histories for column in history.columns}
+    assert {f"{name}.lengths" for name in events} <= {item["name"] for item in metadata["optional_inputs"]}
+    tensors = [as_described(item, case.features) for item in inputs if item["name"] not in events]
+    jagged = [part for name in sorted(events) for part in with_lengths(name, case.features, padded=False)]
+    outputs = [{"name": name} for name in ("score", *(facts["outputs"] if case.wanted.ndim == 2 else ()))]
+    outputs = list({item["name"]: item for item in outputs}.values())
+    reply = served.http.post(f"{path}/infer", json={"inputs": [*jagged, *tensors], "outputs": outputs})
     assert reply.status_code == 200, reply.text
-    close(reply.json()["outputs"][0]["data"], case.wanted)
-    close(infer(served.grpc, facts["name"], tensors), case.wanted)
+    found = {item["name"]: item for item in reply.json()["outputs"]}
+    assert found["score"]["shape"] == list(case.wanted.shape)
+    close(np.reshape(found["score"]["data"], case.wanted.shape), case.wanted)
+    if case.wanted.ndim == 2:
+        close(np.stack([found[task.name]["data"] for task in case.shape.schema.tasks], axis=1), case.wanted)
+    padded = [part for name in sorted(events) for part in with_lengths(name, case.features, padded=True)]
+    close(infer(served.grpc, facts["name"], [*tensors, *padded]).reshape(case.wanted.shape), case.wanted)
+
+
+def with_lengths(name: str, rows: list[Row], padded: bool) -> list[dict[str, Any]]:
+    """The events of a history: one after another or padded, and the number of events of each row."""
+    lists = [["" if event is None else str(event) for event in row.get(name) or []] for row in rows]
+    width = max(map(len, lists))
+    data = [event for events in lists for event in [*events, *["?"] * (width - len(events) if padded else 0)]]
+    lengths = {"name": f"{name}.lengths", "datatype": "INT64", "shape": [len(rows)], "data": [*map(len, lists)]}
+    shape = [len(rows), width] if padded else [len(data)]
+    return [{"name": name, "datatype": "BYTES", "shape": shape, "data": data}, lengths]
 
 
 def as_described(item: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
@@ -273,6 +334,8 @@ def infer(address: str, model: str, tensors: list[dict[str, Any]]) -> np.ndarray
         if tensor["datatype"] == "BYTES":
             texts = [text.encode() for text in tensor["data"]]
             content = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        elif tensor["datatype"] == "INT64":
+            content = np.array(tensor["data"], np.int64).tobytes()
         else:
             content = np.array([np.nan if x is None else x for x in tensor["data"]], np.float32).tobytes()
         request.raw_input_contents.append(content)
@@ -289,11 +352,11 @@ def infer(address: str, model: str, tensors: list[dict[str, Any]]) -> np.ndarray
 def uploaded(case: Case, client: Client, served: Served) -> None:
     form = case.shape.form["name"]
     for protocol in ("http", "grpc", "upload") if form in TEXT_FORMATS and form != "csv" else ("http", "grpc"):
-        found: list[float] = []
+        found: list[Any] = []
         score_files(
             served.url,
             [case.test],
-            lambda number, scores, ours, theirs: found.extend(scores),  # noqa: B023
+            lambda number, scores, ours, theirs: found.extend(by_label(scores)),  # noqa: B023
             protocol=protocol,
             grpc_address=served.grpc,
         )

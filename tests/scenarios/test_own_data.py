@@ -94,7 +94,7 @@ def test_one_file_one_command_one_score(tmp_path: Path, monkeypatch: Any, capsys
     assert (saved.format, saved.schema) == (Plugin("csv", {"separator": ";"}), str(tmp_path / "run" / "schema.yaml"))
     schema = read_schema(tmp_path / "run" / "schema.yaml")
     assert (schema.label, schema.negative, schema.time, schema.group) == ("clicked", -1, "when", "user_id")
-    assert [slot.name for slot in schema.read_slots] == ["user_id", "city", "tags"]
+    assert [slot.name for slot in schema.read_columns] == ["user_id", "city", "tags"]
     assert [column.name for column in schema.dense] == ["price"]
 
     model = clickfleet.load(tmp_path / "run")

@@ -158,7 +158,7 @@ def test_the_interface_names_the_features_and_can_be_tried(browser: Any, shop: t
     page.get_by_label("Send POST /v1/predict").click()
     reply = page.locator("section:has(h2:has-text('/v1/predict')) pre[aria-live]")
     expect(reply).to_contain_text("200")
-    expect(reply).to_contain_text(f"{explain(model, body['example']['rows'][0])['score']:.5f}"[:-1])
+    expect(reply).to_contain_text(f"{explain(model, body['example']['rows'][0])['score']:.8f}"[:6])
     page.get_by_label("body of /v1/predict").fill('{"rows": [{"nonsense": 1}]}')
     page.get_by_label("Send POST /v1/predict").click()
     expect(reply).to_contain_text("400")
@@ -179,10 +179,10 @@ def test_several_rows_are_explained_as_the_workbench_does(shop: tuple[Served, Sa
         for row, facts, score in zip(asked, found, scores, strict=True):
             wanted = explain(model, row)
             assert facts["score"] == pytest.approx(wanted["score"], abs=1e-6)
-            assert facts["score"] == pytest.approx(float(score), abs=1e-7)
+            assert facts["score"] == pytest.approx(float(score), abs=1e-6)  # another batch, another rounding
             parts = {part["field"]: part for part in wanted["contributions"]}
             for part in facts["contributions"]:
-                assert part["contribution"] == pytest.approx(parts[part["feature"]]["contribution"], abs=1e-6)
+                assert part["contribution"] == pytest.approx(parts[part["feature"]]["contribution"], abs=3e-6)
                 assert part["logit"] == pytest.approx(parts[part["feature"]]["logit"], abs=1e-5)
                 assert part["value"] == row[part["feature"]]
         single = served.http.post("/v1/explain", json={"rows": asked[:1]}).json()

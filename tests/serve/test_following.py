@@ -73,7 +73,7 @@ def test_a_log_that_cannot_be_read_is_reported_until_it_can(log: Publication, tm
         until(lambda: followed(served))
 
 
-@pytest.mark.parametrize("file", ["info.json", "manifest.json", "golden.arrow"])
+@pytest.mark.parametrize("file", ["info.json", "manifest.json", "golden.arrow", "dense.xor", "rows.arrow"])
 def test_an_entry_that_is_garbage_is_tried_again(
     log: Publication, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +96,20 @@ def test_an_entry_that_is_garbage_is_tried_again(
     status = state_folder.read_status(tmp_path / "state")
     assert status is not None
     assert (Path(status.entry).name, status.problem) == ("000002-delta", None)
+
+
+def test_a_worker_refuses_a_network_that_nobody_has_checked_yet(log: Publication) -> None:
+    """The updater announces an entry before it has read its network: whoever opens it finds a single wrong bit."""
+    from clickfleet.errors import CheckpointError
+    from clickfleet.serve.predictor import open_version
+    from clickfleet.store.published import Entry
+
+    path = log.folder / "000001-base" / "dense.onnx"
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match="checksum"):
+        open_version(Entry(path.parent))
 
 
 def test_a_dead_updater_stops_nobody(log: Publication, tmp_path: Path) -> None:
@@ -195,7 +209,7 @@ def test_a_status_is_read_from_the_file_of_an_earlier_server(tmp_path: Path) -> 
     status = state_folder.read_status(tmp_path)
     assert status == Status("a", ["a"], 3, pinned=True, revision=7, following=True)
     state_folder.write_status(status, tmp_path)
-    assert json.loads((tmp_path / "version.json").read_text()) == facts
+    assert json.loads((tmp_path / "version.json").read_text()) == {**facts, "events": {}}
 
 
 def garbage(path: Path) -> None:

@@ -14,10 +14,11 @@ import grpc
 import numpy as np
 import pytest
 
+from clickfleet.errors import ServeError
 from clickfleet.serve import protobuf
 from clickfleet.serve.batching import AdmissionControl, BusyError, Counts
 from clickfleet.serve.client import Client
-from clickfleet.serve.features import Fields
+from clickfleet.serve.features import Fields, overlay
 from served import SCHEMA, WAIT_S, Model, Served, features, running, until
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -293,15 +294,21 @@ def test_numbers_beside_the_tensors_are_bounded(
     assert message in reply.json()["error"]
 
 
-def test_requests_that_multiply_their_keys_are_refused(served: Served) -> None:
-    tags = [1] * 20_000
+def test_the_keys_of_a_user_are_not_multiplied(served: Served, model: Model) -> None:
+    """1,500 candidates share 20,000 values, which are 30 million keys if each has its own."""
+    tags = [f"v{i % 40}" for i in range(20_000)]
     row = {"user": "a", "tags": tags, "ad": "b"}
     assert served.http.post("/v1/explain", json={"rows": [row]}).status_code == 200
-    reply = served.http.post(
-        "/v1/rank", json={"user": {"tags": tags}, "candidates": [{"id": i, "ad": i} for i in range(1500)]}
-    )
-    assert reply.status_code == 400
-    assert "30,003,000 keys" in reply.json()["error"]
+    asked = {"user": {"tags": tags}, "candidates": [{"id": i, "ad": f"v{i % 50}"} for i in range(1500)]}
+    reply = served.http.post("/v1/rank", json=asked).json()
+    scores = {item["id"]: item["score"] for item in reply["ranked"]}
+    assert len(scores) == 1500
+    wanted = model.scores([{"tags": tags, "ad": f"v{i}"} for i in range(3)])
+    np.testing.assert_allclose([scores[i] for i in range(3)], wanted, rtol=0, atol=1e-6)
+    fields = Fields(SCHEMA)
+    user, candidates = fields.rows([{"tags": tags}]), fields.rows([{}] * 1500)
+    with pytest.raises(ServeError, match="expands to 30,003,000 keys"):
+        overlay(fields, user, candidates, {"tags"})
 
 
 def test_long_names_are_not_sent_back(served: Served) -> None:

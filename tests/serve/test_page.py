@@ -119,3 +119,9 @@ def test_the_interface_is_what_it_says(served: Served) -> None:
     assert "/v1/predict" in seen
     assert len(seen) >= 15
     assert not served.said
+
+
+def test_a_server_alone_has_no_loop(served: Served) -> None:
+    reply = served.http.get("/v1/loop")
+    assert reply.status_code == 404
+    assert "clickfleet loop" in reply.json()["error"]

@@ -1,9 +1,6 @@
 """`score`, `parity` and rows in Redis, by the command line against real servers."""
 
 import json
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,6 @@ from clickfleet.store.published import Entry
 from clickfleet.store.redis_rows import HEAD, connect, count, fill, head
 from clickfleet.training import export, saving
 from originals import QUEUE_READER, project
-from ports import free_ports
 from served import Model, ask, features, running, until
 
 SETTINGS = ["model=deepfm", "model.hidden=[8]", "table.dim=3", "train.threads=1", "data.batch_size=100"]
@@ -141,28 +137,6 @@ def test_parity_takes_a_paddlerec_file(
         assert last(capsys)["rows"] == 30
         assert command("parity", "-m", path, "-o", "runner.infer_end_epoch=1", "--server", served.url, "--json") == 1
     assert command("parity", "--artifact", "artifact") == 2
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real redis-server."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.fail("redis-server is not installed: apt-get install redis-server")
-    folder = tmp_path_factory.mktemp("redis")
-    (port,) = free_ports(1)
-    process = subprocess.Popen(
-        [program, "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert any("eady to accept connections" in line for line in process.stdout)
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 def test_a_run_says_how_its_log_is_served(tmp_path: Path) -> None:

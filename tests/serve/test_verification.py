@@ -16,7 +16,8 @@ from clickfleet.serve import verification
 from clickfleet.serve.supervisor import Settings
 from clickfleet.serve.updater import Updater
 from clickfleet.store import atomic, redis_rows
-from clickfleet.store.published import DELETED, ROWS, Entry, Log
+from clickfleet.store.published import DELETED, Entry, Log
+from clickfleet.store.row_format import ROWS
 from clickfleet.training.export import Publisher
 from store.test_published import learner, train
 
@@ -136,7 +137,7 @@ def _golden(entry: Path, name: str, change: Callable[[Any], Any] | None) -> None
 FAULTS: dict[Callable[[Path], None], str] = {
     shuffled: "not sorted by the hash of their keys",
     halved: "every record batch except the last",
-    narrowed: "rows of another width",
+    narrowed: "mixes rows of several widths",
     twice: "both a short row and a full row",
     set_and_deleted: "both set and deleted",
     deleted_twice: "contains a key twice",
@@ -185,7 +186,7 @@ def test_what_the_manifest_says_is_checked(good: Path, tmp_path: Path) -> None:
             verification.verify(log)
     shutil.copytree(good / "000001-base", tmp_path / "factors/000001-base")
     reseal(tmp_path / "factors/000001-base", lambda manifest: manifest.update(factors=4))
-    with pytest.raises(CheckpointError, match="rows of another width"):
+    with pytest.raises(CheckpointError, match="takes an unknown input"):
         verification.verify(tmp_path / "factors/000001-base")
 
 

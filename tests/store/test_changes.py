@@ -1,5 +1,7 @@
 """What is published: base plus deltas is always the base of that moment."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +17,20 @@ actions = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.lists(st.integers(0, 60), min_size=1, max_size=40), st.integers(0, 2)),
         st.tuples(
-            st.sampled_from(["shrink", "day", "publish", "publish", "publish base", "hold", "held base", "reload"])
+            st.sampled_from(
+                [
+                    "shrink",
+                    "day",
+                    "publish",
+                    "take",
+                    "take",
+                    "taken, lost",
+                    "publish base",
+                    "hold",
+                    "held base",
+                    "reload",
+                ]
+            )
         ),
     ),
     min_size=5,
@@ -58,6 +73,15 @@ def test_base_plus_deltas_is_the_base_of_that_moment(actions, tmp_path_factory):
             table.end_day()
         elif what == "reload":
             table = checkpoint.load(checkpoint.save(table, folder / str(n), files=1))
+        elif what.startswith("take"):
+            if not table.tracking:
+                continue
+            taken = table.take_changes()
+            table.push(np.array([n % 60, 62], np.uint64), np.ones((2, 3), F))
+            if what == "take":
+                apply(taken)
+            else:  # it could not be published: the next changes have it
+                table.restore_readers(taken.keys)
         elif what in ("hold", "held base"):
             changes = table.cut_changes(base=what == "held base")
             rows_of(changes)
@@ -76,6 +100,54 @@ def test_base_plus_deltas_is_the_base_of_that_moment(actions, tmp_path_factory):
     now = table.cut_changes(base=True)
     assert weights(rows_of(now)) == reader
     now.abort()
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+@given(seed=st.integers(0, 1000), limited=st.booleans())
+def test_changes_are_taken_while_a_checkpoint_is_written(seed, limited, tmp_path_factory):
+    """The checkpoint is of its moment, byte for byte, whatever is taken and pushed before it is read."""
+    folder, rng = tmp_path_factory.mktemp("taken"), np.random.default_rng(seed)
+    memory = {"memory_limit": 5_000_000, "snapshot_reserve": 1_500_000} if limited else {}
+    table = Table(factors=2, admission="count(2)", base_threshold=0.25, decay_rate=0.8, delete_threshold=0.12, **memory)
+
+    def train() -> None:
+        keys = rng.integers(0, 3000, 400).astype(np.uint64)
+        table.push(keys, np.ones((len(keys), 3), F), click=rng.integers(0, 3, len(keys)).astype(F))
+
+    def take() -> None:
+        taken = table.take_changes()
+        reader.update(weights(rows_of(taken)))
+        for key in taken.deleted.tolist():
+            reader.pop(key, None)
+        assert table.stats()["changed"] == 0
+
+    train()
+    base = table.cut_changes(base=True)
+    reader = weights(rows_of(base))
+    base.commit()
+    train()
+    table.shrink()
+    wanted = content(checkpoint.save(table, folder / "wanted", files=2))
+    with table.snapshot(2) as snapshot:
+        for _ in range(3):
+            take()
+            train()
+        found = content(checkpoint.save(table, folder / "found", files=2, snapshot=snapshot))
+    assert found == wanted
+    take()
+    now = table.cut_changes(base=True)
+    assert weights(rows_of(now)) == reader
+    with pytest.raises(TableError, match="commit or abort them first"):
+        table.take_changes()
+    now.abort()
+
+
+def test_nothing_is_taken_before_a_base():
+    with pytest.raises(TableError, match="nothing was published yet"):
+        Table(factors=1).take_changes()
 
 
 def test_delta_threshold_postpones_and_a_held_delta_is_not_postponed_again():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -88,7 +89,7 @@ def answers(entry: Entry, golden: Any, known: dict[int, Any]) -> dict[str, Any]:
     x = embedding.inputs(data, rows, training=False)
     session = onnxruntime.InferenceSession(entry.graph(), providers=["CPUExecutionProvider"])
     names = entry.manifest["outputs"]
-    return dict(zip(names, session.run(names, {k: v.numpy() for k, v in x._asdict().items()}), strict=True))
+    return dict(zip(names, session.run(names, {k: v.numpy() for k, v in x.tensors().items()}), strict=True))
 
 
 def contents(entries: list[Entry]) -> dict[int, Any]:
@@ -310,6 +311,41 @@ def test_a_line_names_its_entry_and_nothing_else(four: Path, tmp_path: Path) -> 
             Line.parse(replace(line, **changed).text(), tmp_path)
     far = replace(line, sequence=1_234_567, name="1234567-base")
     assert Line.parse(far.text(), tmp_path) == far
+
+
+def test_threads_share_a_log(tmp_path: Path) -> None:
+    """A trainer looks for newer entries while another thread appends them. Neither may meet the other's half-read lines."""
+    path, begin = tmp_path / "LOG.jsonl", Header()
+    lines, parent = [], None
+    for sequence in range(1, 401):
+        kind = "base" if sequence == 1 else "delta"
+        line = Line(sequence, kind, published.name_of(sequence, kind), f"{sequence:064x}", parent, "0" * 64)
+        lines.append(line)
+        parent = line.hash
+    log, problems, done = Log(tmp_path), [], threading.Event()
+    path.write_bytes(begin.text() + lines[0].text())
+
+    def look() -> None:
+        try:
+            while not done.is_set():
+                log.refresh()
+                assert log.chain()[0] == lines[0]
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for line in lines[1:]:
+            atomic.append(path, line.text())
+            log.refresh()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert problems == []
+    assert log.lines() == lines
 
 
 def test_each_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

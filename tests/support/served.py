@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from clickfleet.config.load import Config, checked
 from clickfleet.data.batch import Batch
 from clickfleet.data.memory import Feed
-from clickfleet.data.schema import Dense, Schema, Slot, Transform
+from clickfleet.data.schema import Dense, History, Label, Schema, Slot, Transform
 from clickfleet.serve import supervisor
 from clickfleet.serve.supervisor import Settings
 from clickfleet.training.export import Publisher
@@ -29,6 +29,13 @@ SCHEMA = Schema(
 FLAT = Schema(
     dense=tuple(Dense(f"I{i}", Transform("log1p")) for i in range(3)), slots=tuple(Slot(f"C{i}") for i in range(4))
 )
+
+EVENTS = replace(
+    SCHEMA,
+    histories=(History("past", ("ad", "user"), ("ads", "users"), max=5),),
+    labels=(Label("click"), Label("buy", given="click")),
+)
+"""The same with a history, and a second label."""
 
 
 WAIT_S = 60.0
@@ -50,6 +57,9 @@ def features(seed: int, rows: int = 30, schema: Schema = SCHEMA) -> list[dict[st
                 row[slot.name] = values
             elif rng.random() < 0.9:
                 row[slot.name] = values[0]
+        for history in schema.histories:
+            events = rng.integers(0, 9)
+            row |= {name: [f"v{value}" for value in rng.integers(0, 40, events)] for name in history.columns}
         found.append(row)
     return found
 
@@ -64,14 +74,16 @@ class Model:
 
     def batch(self, rows: list[dict[str, Any]]) -> Batch:
         """Through the code that reads people's data frames, not the server's."""
-        names = [column.name for column in self.schema.columns]
-        whole = [{"label": 0.0, **{name: row.get(name) for name in names}} for row in rows]
+        names = [column.source_name for column in (*self.schema.dense, *self.schema.read_columns)]
+        labels = dict.fromkeys(self.schema.label_columns, 0.0)
+        whole = [{**labels, **{name: row.get(name) for name in names}} for row in rows]
         (found,) = list(Feed(whole, self.schema, len(rows)))
         return found
 
     def train(self, seed: int, rows: int = 60) -> None:
         data = self.batch(features(seed, rows, self.schema))
-        data.labels = np.random.default_rng(seed).integers(0, 2, rows).astype(np.float32)
+        size = rows if len(self.schema.tasks) == 1 else (rows, len(self.schema.tasks))
+        data.labels = np.random.default_rng(seed).integers(0, 2, size).astype(np.float32)
         step = self.learner.steps(1)[0]
         result = step(data, self.learner.table.pull(step.embedding.unique(data)))
         self.learner.optimizer.step(step.flat.grads, result.dense_scale)

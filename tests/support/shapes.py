@@ -17,9 +17,10 @@ import torch
 from pyarrow import parquet
 
 from clickfleet.config.plugins import find, names
-from clickfleet.data.schema import Bucket, Dense, KeyRule, Schema, Slot, Transform, preset
+from clickfleet.data.schema import Bucket, Dense, History, KeyRule, Label, Schema, Slot, Transform, preset
 from clickfleet.training.learner import Learner
-from clickfleet.training.network import Inputs, Model
+from clickfleet.training.losses import predictions
+from clickfleet.training.network import Events, Inputs, Model
 from data.test_hash import THIRD
 from data.test_hash import reference as hashed
 
@@ -54,12 +55,15 @@ class Shape:
     def rows(self, seed: int, count: int) -> list[Row]:
         rng = np.random.default_rng(seed)
         labels = rng.permutation(np.arange(count) % 2)
-        return [{**self.draw(rng), self.schema.label: int(label)} for label in labels]
+        rows = [{**self.draw(rng), self.schema.label: int(label)} for label in labels]
+        for row in rows[:: 2 if len(self.schema.tasks) > 1 else count]:  # other labels are known of some rows only
+            row |= {task.source_name: None for task in self.schema.tasks[1:]}
+        return rows
 
     def features(self, row: Row) -> Row:
         """What a request gives of a row."""
-        beside = {self.schema.label, *self.schema.sides.values()}
-        uses = {c.source or c.name for c in (*self.schema.dense, *self.schema.read_slots)}
+        beside = {*self.schema.label_columns, *self.schema.sides.values()}
+        uses = {c.source or c.name for c in (*self.schema.dense, *self.schema.read_columns)}
         return {name: value for name, value in row.items() if name in uses or name not in beside}
 
 
@@ -77,17 +81,39 @@ def scores(learner: Learner, rows: list[Row]) -> np.ndarray:
     table = contents(learner)
     schema, factors = learner.schema, learner.table.factors
     dense = np.array([_dense(schema, row) for row in rows]).reshape(len(rows), len(schema.dense))
-    pooled = np.zeros((len(rows), len(schema.slots), 1 + factors))
+    columns = schema.key_columns[: learner.shape.slots]
+    pooled = np.zeros((len(rows), len(columns), 1 + factors))
     for r, row in enumerate(rows):
-        for s, slot in enumerate(schema.slots):
+        for s, slot in enumerate(columns):
             found = _keys(schema, slot, row, dense[r])
             for key, value in found:
                 share = value / (len(found) if slot.pooling == "mean" else 1)
                 pooled[r, s] += share * table.get(key, 0.0)
     network = copy.deepcopy(learner.model).double().eval()
-    x = Inputs(*(torch.from_numpy(part) for part in (dense, pooled[:, :, 0], pooled[:, :, 1:])))
-    logits: np.ndarray = network(x).detach().numpy()
-    return 1 / (1 + np.exp(-logits))
+    parts = [torch.from_numpy(part) for part in (dense, pooled[:, :, 0], pooled[:, :, 1:])]
+    histories = {one.name: _events(schema, one, rows, table, factors) for one in schema.histories}
+    x = Inputs(*parts, histories if learner.shape.histories else {})
+    found: np.ndarray = predictions(network(x), schema.tasks).detach().numpy()
+    return found
+
+
+def _events(schema: Schema, history: History, rows: list[Row], table: dict[int, np.ndarray], factors: int) -> Events:
+    """Every history as long as the longest that is allowed."""
+    out = np.zeros((len(rows), history.max, len(history.slots), factors))
+    lengths = [len(kept(history, row.get(history.columns[0]))) for row in rows]
+    slots = {slot.name: slot for slot in schema.slots}
+    for r, row in enumerate(rows):
+        for k, (slot, column) in enumerate(zip(history.slots, history.columns, strict=True)):
+            for e, value in enumerate(kept(history, row.get(column))):
+                key = _key(schema, slots[slot], "" if value is None else value)
+                out[r, e, k] = table.get(key, np.zeros(1 + factors))[1:]
+    return Events(torch.from_numpy(out), torch.tensor(lengths))
+
+
+def kept(history: History, events: list[Any] | None) -> list[Any]:
+    """The events of a row that count."""
+    events = events or []
+    return events[-history.max :] if history.keep == "last" else events[: history.max]
 
 
 def contents(learner: Learner) -> dict[int, np.ndarray]:
@@ -95,13 +121,13 @@ def contents(learner: Learner) -> dict[int, np.ndarray]:
     found = {}
     with learner.table.snapshot() as parts:
         for part in parts:
-            width = learner.table.factors if part["full"] else 0
+            width = len(part["embedx"]) // max(len(part["key"]), 1)
             wide = np.asarray(part["embedx"]).reshape(len(part["key"]), width) if width else None
             for i, key in enumerate(part["key"].tolist()):
                 row = np.zeros(1 + learner.table.factors)
                 row[0] = part["embed_w"][i]
                 if wide is not None:
-                    row[1:] = wide[i]
+                    row[1 : 1 + width] = wide[i]
                 found[key] = row
     return found
 
@@ -133,6 +159,10 @@ def _keys(schema: Schema, slot: Slot, row: Row, dense: np.ndarray) -> list[tuple
         place = sum(x >= edge for edge in slot.bucket.boundaries)
         return [(_key(schema, slot, place), 1.0)]
     value = row.get(slot.source or slot.name)
+    history = next((one for one in schema.histories if slot.name.startswith(f"{one.name}.")), None)
+    if history is not None:
+        owner = next(one for one in schema.slots if one.name == slot.rows_of)
+        return [(_key(schema, owner, "" if event is None else event), 1.0) for event in kept(history, value)]
     if isinstance(value, dict):
         return [(_key(schema, slot, key), float(np.float32(weight))) for key, weight in value.items()]
     several = value if isinstance(value, list) else [value]
@@ -159,7 +189,9 @@ def _delimited(order: list[str], separator: str, header: bool) -> Callable[[Path
             writer.writerow(order)
         for row in rows:
             cells = (row.get(name) for name in order)
-            writer.writerow("|".join(cell) if isinstance(cell, list) else cell for cell in cells)
+            writer.writerow(
+                "|".join("" if e is None else str(e) for e in c) if isinstance(c, list) else c for c in cells
+            )
         path.write_text(out.getvalue())
 
     return write
@@ -385,3 +417,77 @@ SHAPES = {
         ),
     ]
 }
+
+
+def _history(rng: np.random.Generator) -> Row:
+    events = int(rng.integers(0, 6))
+    return {
+        "price": _maybe(rng, round(float(rng.random()), 3)),
+        "item": f"i{rng.integers(6)}",
+        "shop": _maybe(rng, f"s{rng.integers(3)}"),
+        "items": [f"i{i}" for i in rng.integers(0, 6, events)],
+        "shops": [_maybe(rng, f"s{i}") if events > 1 else f"s{i}" for i in rng.integers(0, 3, events)],
+    }
+
+
+def _labels(rng: np.random.Generator) -> Row:
+    seen, other = rng.integers(0, 5, rng.integers(0, 4)).tolist(), rng.integers(0, 5, rng.integers(0, 3)).tolist()
+    return {
+        "user": int(rng.integers(1, 5)),
+        "item": int(rng.integers(5)),
+        "seen": _maybe(rng, seen),
+        "disliked": other,
+        "bought": int(rng.integers(2)),
+        "seconds": round(float(rng.gamma(2.0)), 2),
+    }
+
+
+HISTORIES = {
+    shape.name: shape
+    for shape in [
+        Shape(
+            "history",
+            Schema(
+                dense=(Dense("price"),),
+                slots=(Slot("item"), Slot("shop")),
+                histories=(History("past", ("item", "shop"), ("items", "shops"), max=3),),
+            ),
+            {"name": "csv"},
+            _history,
+            _delimited(["label", "item", "shop", "items", "shops", "price"], ",", True),
+            "csv",
+        ),
+        Shape(
+            "labels",
+            Schema(
+                slots=(Slot("user"), Slot("item")),
+                histories=(
+                    History("seen", ("item",), ("seen",), max=2, keep="first"),
+                    History("disliked", ("item",), ("disliked",)),
+                ),
+                labels=(
+                    Label("click"),
+                    Label("buy", given="click", weight=0.5, source="bought"),
+                    Label("seconds", loss="poisson", given="click", weight=0.1),
+                ),
+                group="user",
+            ),
+            {"name": "parquet"},
+            _labels,
+            _table(
+                {
+                    "click": pa.int8(),
+                    "bought": pa.int8(),
+                    "seconds": pa.float32(),
+                    "user": pa.int32(),
+                    "item": pa.int64(),
+                    "seen": pa.list_(pa.int32()),
+                    "disliked": pa.large_list(pa.int64()),
+                },
+                lambda table, path: parquet.write_table(table, path, row_group_size=11),
+            ),
+            "parquet",
+        ),
+    ]
+}
+"""Data with histories, and with several labels."""

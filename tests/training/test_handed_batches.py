@@ -79,6 +79,7 @@ def test_a_mode_counts_handed_batches_as_usual(
     link, handed = CountingLink(learner), HandedBatches(SCHEMA, 0)
     job = WorkerJob(learner, handed, make_metrics(config, SCHEMA), links=[link])
     job.stop_when, train = lambda: handed.idle, modes.load(config)
+    job.trained_before = 1000  # at the beginning of a run, weights are exchanged more often
     for i in range(7):
         handed.put(batch(i))
         train(job)

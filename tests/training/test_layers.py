@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.training.layers import FieldVectors, Tower, Wide, constant, fm_pairs, tower, truncated
+from clickfleet.training.network import Shape
 from clickfleet.training.optimizer import Config, Flat, Optimizer
 
 
@@ -150,7 +151,7 @@ def test_fm_pairs_is_the_sum_over_pairs() -> None:
 
 
 def test_wide_and_field_vectors() -> None:
-    wide = Wide(2, constant(1.0))
+    wide = Wide(Shape(2, 2, 1, 1), constant(1.0))
     assert wide(torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0]])).item() == 33
     fields = FieldVectors(2, 3, constant(0.5))(torch.ones(1, 1, 3), torch.tensor([[2.0, 4.0]]))
     assert fields.tolist() == [[[1, 1, 1], [1, 1, 1], [2, 2, 2]]]

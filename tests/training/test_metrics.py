@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn import metrics as sk
 
+from clickfleet.data.schema import Label
 from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.training.metrics import Buckets, Groups, MetricResults, Metrics, Slices, Sliding
 
@@ -309,8 +310,8 @@ def test_the_handbook_defines_every_metric() -> None:
     text = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
     defined = set(re.findall(r"^\| `(\w+)` \|", text.partition("## While training")[0], re.MULTILINE))
     assert defined == set(MetricResults.__annotations__)
-    metrics = Metrics(sliding=2, groups=True)
-    scores, labels = np.array([0.2, 0.9], np.float32), np.array([0, 1], np.float32)
+    metrics = Metrics(sliding=2, groups=True, tasks=(Label("click"), Label("buy", given="click")))
+    scores, labels = np.array([[0.2] * 2, [0.9] * 2], np.float32), np.array([[0, 0], [1, 1]], np.float32)
     metrics.update(scores, labels, groups=np.zeros(2, np.uint64))
     assert set(metrics.results()) == defined
 

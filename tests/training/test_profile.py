@@ -33,8 +33,8 @@ def test_every_layer_has_its_line_and_the_trace_its_phases(tmp_path: Path, train
     text = (tmp_path / "profile/layers.txt").read_text()
     assert text.strip() in (tmp_path / "log.txt").read_text()
     assert text.startswith("layers, mean of 20 steps")
-    lines = {line.split()[4]: [float(x.rstrip("%")) for x in line.split()[:3]] for line in text.splitlines()[2:4]}
-    assert set(lines) == {"(whole", "deep"}
+    lines = {line.split()[4]: [float(x.rstrip("%")) for x in line.split()[:3]] for line in text.splitlines()[2:5]}
+    assert set(lines) == {"(whole", "columns", "deep"}
     whole, deep = lines["(whole"], lines["deep"]
     assert 0 < deep[0] <= whole[0]
     assert 0 < deep[1] <= whole[1]

@@ -14,9 +14,12 @@ class PlanCheck {
  public:
   explicit PlanCheck(const Layout& layout) : layout_(layout), dense_(layout.dense.size()), slots_(layout.slots.size()) {
     if (layout.modulus < 1) throw std::invalid_argument("modulus must be at least 1");
+    if (layout.labels.empty() || layout.labels.size() > 64) throw std::invalid_argument("a row has 1 to 64 labels");
     for (const Bucket& bucket : layout.buckets) {
       check(bucket.slot, slots_, "a bucket refers to an unknown slot");
       check(bucket.column, dense_, "a bucket refers to an unknown dense column");
+      if (layout.slots[static_cast<size_t>(bucket.slot)].multi)
+        throw std::invalid_argument("a bucketed slot is single-valued");
       slots_[static_cast<size_t>(bucket.slot)] = true;
     }
   }
@@ -40,6 +43,8 @@ class PlanCheck {
   // Checks that the layout has the column a role fills. Pass `refuses_labels` if the parser itself rejects labels.
   void other(const Field& field, bool refuses_labels = false) {
     if (field.role == Role::slot) take(field.index, slots_, "a field refers to an unknown slot");
+    if (field.role == Role::label && (field.index < 0 || static_cast<size_t>(field.index) >= layout_.labels.size()))
+      throw std::invalid_argument("a field refers to an unknown label");
     const bool filled = field.role == Role::label    ? layout_.label || refuses_labels
                         : field.role == Role::show   ? layout_.show
                         : field.role == Role::click  ? layout_.click

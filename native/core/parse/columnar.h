@@ -69,6 +69,50 @@ inline bool weave(const std::vector<KeyColumn>& columns, size_t rows, uint64_t* 
   return inside;
 }
 
+// A column of which a row may have several entries: row r has `counts[r]` entries from `starts[r]` on, or, if `starts`
+// is nullptr, entry r. An entry refers to a key through `uses`, or is the number of a key itself.
+struct ListColumn {
+  const uint64_t* keys;
+  size_t size;
+  const int32_t* uses;
+  size_t entries;
+  const int64_t *starts, *counts;
+  const float* values;  // of the entries; nullptr: 1
+};
+
+// Writes the offsets of the keys of all rows and columns, offsets[0] included. Returns false if a column has a row that
+// points outside of its entries.
+inline bool list_offsets(const std::vector<ListColumn>& columns, size_t rows, int64_t* offsets) {
+  int64_t at = 0;
+  *offsets++ = 0;
+  for (size_t r = 0; r < rows; ++r)
+    for (const ListColumn& column : columns) {
+      const auto entries = static_cast<int64_t>(column.entries);
+      const int64_t start = column.starts == nullptr ? static_cast<int64_t>(r) : column.starts[r];
+      const int64_t count = column.starts == nullptr ? 1 : column.counts[r];
+      if (start < 0 || count < 0 || start > entries || count > entries - start) return false;
+      *offsets++ = at += count;
+    }
+  return true;
+}
+
+// Writes the keys, and the values unless that is nullptr, of the rows for which `list_offsets` returned true. Returns
+// false if a use points outside of its keys.
+inline bool weave_lists(const std::vector<ListColumn>& columns, size_t rows, uint64_t* keys, float* values) {
+  for (size_t r = 0; r < rows; ++r)
+    for (const ListColumn& column : columns) {
+      const size_t start = column.starts == nullptr ? r : static_cast<size_t>(column.starts[r]);
+      const size_t count = column.starts == nullptr ? 1 : static_cast<size_t>(column.counts[r]);
+      for (size_t e = start; e < start + count; ++e) {
+        const size_t at = column.uses == nullptr ? e : static_cast<size_t>(static_cast<uint32_t>(column.uses[e]));
+        if (at >= column.size) return false;
+        *keys++ = column.keys[at];
+        if (values != nullptr) *values++ = column.values == nullptr ? 1.0f : column.values[e];
+      }
+    }
+  return true;
+}
+
 // NaN means missing. Returns the index of the first value that is out of range, or n.
 inline size_t dense_values(const Layout& layout, size_t index, const double* values, size_t n, float* out,
                            size_t stride) {

@@ -18,7 +18,7 @@ bool means_missing(const char* p, const char* end) {
   return false;
 }
 
-template <bool Flat>
+template <Shape shape>
 class Pass {
  public:
   Pass(const Delimited& plan, std::string_view block)
@@ -41,7 +41,7 @@ class Pass {
         parse_careful(line, newline);
       else if (next - field != plan_.fields.size())
         row_.fail_line(Why::field_count);
-      else if (Flat && plan_.layout.rule == KeyRule::hash64 && line - begin_ >= 8 && end_ - newline >= 8)
+      else if (plan_.layout.rule == KeyRule::hash64 && line - begin_ >= 8 && end_ - newline >= 8)
         parse_fast(line, ends);
       else
         parse_plain(line, ends);
@@ -90,7 +90,11 @@ class Pass {
       const char* const stop = begin_ + ends[f];
       const char* const end = f + 1 == n && stop > p && stop[-1] == '\r' ? stop - 1 : stop;
       if (what.role == Role::slot) {
-        row_.quick_key(index, *p == ' ' ? skip_blanks(p, end) : p, end);
+        const char* const text = *p == ' ' ? skip_blanks(p, end) : p;
+        if (shape == Shape::flat || !plan_.layout.slots[index].multi)
+          row_.quick_key(index, text, end);
+        else
+          row_.quick_list(index, text, end, end_, plan_.list_separator);
       } else if (what.role != Role::dense || !row_.quick_dense(index, p, end)) {
         if (!field(f, p, end)) return;
       }
@@ -162,8 +166,9 @@ class Pass {
     if (p < end && *p == ' ') p = skip_blanks(p, end);
     switch (what.role) {
       case Role::slot:
-        if constexpr (Flat) return row_.key(f, static_cast<size_t>(what.index), p, end);
-        return list(f, static_cast<size_t>(what.index), p, end);
+        if (shape == Shape::lists && plan_.layout.slots[static_cast<size_t>(what.index)].multi)
+          return row_.list(f, static_cast<size_t>(what.index), p, end, plan_.list_separator);
+        return row_.key(f, static_cast<size_t>(what.index), p, end);
       case Role::dense:
         if (plan_.missing_words && means_missing(p, end)) {
           row_.dense_missing(static_cast<size_t>(what.index));
@@ -173,21 +178,11 @@ class Pass {
       case Role::skip:
         return true;
       case Role::label:
-        return row_.label(f, p, end);
+        if (plan_.missing_words && plan_.layout.labels.size() > 1 && means_missing(p, end)) p = end;
+        return row_.label(f, static_cast<size_t>(what.index), p, end);
       default:
         return row_.side(f, what.role, p, end);
     }
-  }
-
-  bool list(size_t f, size_t slot, const char* p, const char* end) {
-    if (!plan_.layout.slots[slot].multi || plan_.list_separator == '\0')
-      return (p == end && plan_.layout.slots[slot].multi) || row_.key(f, slot, p, end);
-    for (; p < end; ++p) {
-      const char* const stop = std::find(p, end, plan_.list_separator);
-      if (stop > p && !row_.key(f, slot, p, stop)) return false;
-      p = stop;
-    }
-    return true;
   }
 
   int64_t count_fields(const char* line, const char* newline) const {
@@ -203,7 +198,7 @@ class Pass {
   const char* const begin_;
   const char* const end_;
   const Index index_;
-  RowWriter<Flat> row_;
+  RowWriter<shape> row_;
   std::string unquoted_;
   const bool careful_;
 };
@@ -215,7 +210,7 @@ Rows Delimited::parse(std::string_view block, OnBad on_bad) const {
   if (block.back() != '\n') throw std::invalid_argument("a block must end with a newline");
   const bool flat = !layout.values && std::none_of(layout.slots.begin(), layout.slots.end(),
                                                    [](const SlotColumn& slot) { return slot.multi; });
-  return flat ? Pass<true>(*this, block).run(on_bad) : Pass<false>(*this, block).run(on_bad);
+  return flat ? Pass<Shape::flat>(*this, block).run(on_bad) : Pass<Shape::lists>(*this, block).run(on_bad);
 }
 
 }  // namespace clickfleet::parse

@@ -28,8 +28,18 @@ struct SlotColumn {
   bool multi;
   uint64_t seed;
   Py2Hash prefix;
-  uint64_t missing;  // the key of the empty value
+  uint64_t missing;      // the key of the empty value
+  bool history = false;  // a column of a history: an empty value is an event, too
 };
+
+// The columns of a history, [first, first + count) of the slots. They have one value per event. A row keeps its last
+// (or first) `max` events.
+struct History {
+  size_t first, count, max;
+  bool last;
+};
+
+enum class LabelKind { click, number, count };  // 0 or 1 · any number · a number of 0 or more
 
 // A slot whose value is the bucket of a (transformed) dense value: one of `buckets` equal buckets over [low, high], or
 // an interval between the boundaries.
@@ -63,7 +73,20 @@ enum class Why : int {
   quote,
   not_a_label,  // a number other than the two labels
   not_a_time,
-  valued,  // a value other than 1 where the layout has no values
+  valued,   // a value other than 1 where the layout has no values
+  unequal,  // columns of a history have different lengths; detail: see `Unequal`
+};
+
+// A column of a history whose length differs from that of the first column.
+struct Unequal {
+  size_t slot, expected, found;
+
+  // All three in one number, each below 2^21.
+  int64_t detail() const {
+    constexpr size_t kMost = (size_t{1} << 21) - 1;
+    const auto part = [](size_t n) { return static_cast<int64_t>(n < kMost ? n : kMost); };
+    return part(slot) << 42 | part(expected) << 21 | part(found);
+  }
 };
 
 struct Bad {
@@ -113,7 +136,8 @@ class Column {
 struct Rows {
   size_t rows = 0, lines = 0, bad_lines = 0;
   bool one_each = true;  // every slot of every row has exactly one key; offsets stays empty
-  Column<float> labels, shows, clicks, weights, dense, values;
+  Column<float> labels;  // [rows, number of labels]; NaN: missing, only if there are several
+  Column<float> shows, clicks, weights, dense, values;
   Column<uint64_t> keys, groups;
   Column<int64_t> offsets, times;
   std::vector<Bad> bad;
@@ -122,12 +146,15 @@ struct Rows {
 struct Layout {
   KeyRule rule = KeyRule::hash64;
   int64_t modulus = 1;
-  bool label = true, show = false, click = false, weight = false, time = false, group = false, values = false;
+  bool label = true;  // whether rows have labels
+  std::vector<LabelKind> labels = {LabelKind::click};
+  bool show = false, click = false, weight = false, time = false, group = false, values = false;
   int negative = 0;  // the label of a row without a click: 0 or -1
   uint64_t group_seed = 0;
   std::vector<DenseColumn> dense;
   std::vector<SlotColumn> slots;
   std::vector<Bucket> buckets;
+  std::vector<History> histories;
   std::vector<float> small_logs;  // log1p of 0, 1, 2, …: most counts are small, and logarithms are expensive
 
   Layout() {
@@ -139,6 +166,12 @@ struct Layout {
     slot.prefix.add(prefix.data(), prefix.size());
     slots.push_back(slot);
     if (rule != KeyRule::raw) key(slots.back(), nullptr, 0, slots.back().missing);
+  }
+
+  // Makes the last `count` slots the columns of a history.
+  void add_history(size_t count, size_t max, bool last) {
+    histories.push_back({slots.size() - count, count, max, last});
+    for (size_t s = slots.size() - count; s < slots.size(); ++s) slots[s].history = true;
   }
 
   // Computes the key of a value. Returns false if the raw rule finds anything but an unsigned integer.

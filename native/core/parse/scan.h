@@ -14,6 +14,22 @@
 
 namespace clickfleet::parse {
 
+// Returns which of the 64 bytes from `p` on are `c`, one bit each.
+inline uint64_t match(const char* p, char c) {
+#if defined(__AVX2__)
+  const __m256i wanted = _mm256_set1_epi8(c);
+  const auto half = [&](const char* q) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+    return static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(x, wanted))));
+  };
+  return half(p) | half(p + 32) << 32;
+#else
+  uint64_t mask = 0;
+  for (int i = 0; i < 64; ++i) mask |= static_cast<uint64_t>(p[i] == c) << i;
+  return mask;
+#endif
+}
+
 // Memory that each thread keeps for its next block: fresh pages from the system cost more than the search.
 struct IndexSpace {
   std::unique_ptr<uint32_t[]> ends;
@@ -71,21 +87,6 @@ class Index {
     };
     eight();  // writing too many is harmless: the next ones overwrite them
     for (unsigned done = 8; done < n; done += 8) eight();
-  }
-
-  static uint64_t match(const char* p, char c) {
-#if defined(__AVX2__)
-    const __m256i wanted = _mm256_set1_epi8(c);
-    const auto half = [&](const char* q) {
-      const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
-      return static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(x, wanted))));
-    };
-    return half(p) | half(p + 32) << 32;
-#else
-    uint64_t mask = 0;
-    for (int i = 0; i < 64; ++i) mask |= static_cast<uint64_t>(p[i] == c) << i;
-    return mask;
-#endif
   }
 
   static inline thread_local IndexSpace space_;

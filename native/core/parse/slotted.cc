@@ -99,7 +99,7 @@ class SlottedPass {
     if (!found) return true;
     const char* const text = p;
     p = stop < end ? stop + 1 : end;
-    return row_.label(0, text, stop);
+    return row_.label(0, 0, text, stop);
   }
 
   // Parses the token [p, stop), given its first two colons (nullptr if absent).
@@ -140,12 +140,12 @@ class SlottedPass {
     const auto index = static_cast<size_t>(what.index);
     switch (what.role) {
       case Role::slot:
-        return p == end || row_.key(n, index, p, end, weight);
+        return (p == end && !plan_.layout.slots[index].history) || row_.key(n, index, p, end, weight);
       case Role::dense:
         return groups_.add(row_, n, index, p, end, end - begin_ >= 8);
       case Role::label:
         if (!plan_.layout.label) return row_.fail(n, Why::has_label, p, end);
-        return row_.has(Role::label) ? row_.fail(n, Why::repeated, p, end) : row_.label(n, p, end);
+        return row_.has_label(index) ? row_.fail(n, Why::repeated, p, end) : row_.label(n, index, p, end);
       case Role::skip:
         return true;
       default:
@@ -160,7 +160,7 @@ class SlottedPass {
 
   const Slotted& plan_;
   const char* const begin_;
-  RowWriter<false> row_;
+  RowWriter<Shape::tokens> row_;
   Groups groups_;
   const bool tabs_;  // tabs separate tokens, too
   const Index index_;
@@ -196,7 +196,9 @@ class MultiSlotPass {
       const Text count = next(p, end);
       if (count.p == count.end) return row_.fail(s, Why::short_line, end, end);
       uint64_t n = 0;
-      if (!to_u64(count.p, count.end, n) || n == 0) return row_.fail(s, Why::bad_count, count.p, count.end);
+      if (!to_u64(count.p, count.end, n) || (n == 0 && !may_be_empty(step)))
+        return row_.fail(s, Why::bad_count, count.p, count.end);
+      if (n == 0) continue;
       if (step.width != 0 && n != static_cast<uint64_t>(step.width))
         return row_.fail(s, Why::value_count, count.p, count.end, n > INT64_MAX ? INT64_MAX : static_cast<int64_t>(n));
       for (uint64_t i = 0; i < n; ++i) {
@@ -210,6 +212,14 @@ class MultiSlotPass {
     return more.p == more.end || row_.fail(plan_.steps.size(), Why::trailing, more.p, end);
   }
 
+  // Only a history, and a label beside others, may have no value.
+  bool may_be_empty(const MultiSlot::Step& step) const {
+    return !step.uses.empty() && std::all_of(step.uses.begin(), step.uses.end(), [this](const Field& what) {
+      if (what.role == Role::label) return plan_.layout.labels.size() > 1;
+      return what.role == Role::slot && plan_.layout.slots[static_cast<size_t>(what.index)].history;
+    });
+  }
+
   bool set(size_t s, const Field& what, Text value) {
     const auto index = static_cast<size_t>(what.index);
     switch (what.role) {
@@ -218,7 +228,7 @@ class MultiSlotPass {
       case Role::dense:
         return groups_.add(row_, s, index, value.p, value.end, value.end - begin_ >= 8);
       case Role::label:
-        return row_.label(s, value.p, value.end);
+        return row_.label(s, index, value.p, value.end);
       case Role::skip:
         return true;
       default:
@@ -228,7 +238,7 @@ class MultiSlotPass {
 
   const MultiSlot& plan_;
   const char* const begin_;
-  RowWriter<false> row_;
+  RowWriter<Shape::tokens> row_;
   Groups groups_;
 };
 

@@ -36,7 +36,7 @@ class WeightedPass {
   bool label(Text text) {
     if (text.empty() == plan_.layout.label)
       return row_.fail(0, text.empty() ? Why::no_label : Why::has_label, text.p, text.end);
-    return text.empty() || row_.label(0, text.p, text.end);
+    return text.empty() || row_.label(0, 0, text.p, text.end);
   }
 
   bool entries_line(const char* p, const char* const end) {
@@ -137,7 +137,7 @@ class WeightedPass {
 
   const Weighted& plan_;
   const char* const begin_;
-  RowWriter<false> row_;
+  RowWriter<Shape::tokens> row_;
 };
 
 }  // namespace

@@ -128,7 +128,7 @@ def launch(
 ) -> Result:
     """Train or learn online on a cluster of processes on this machine, or run a program once per role. Each process writes its own log.
 
-    A file with online.dir or online.kafka, or a PaddleRec configuration with days, is for online learning, which always resumes.
+    A file with online.dir, online.kafka or online.join, or a PaddleRec configuration with days, is for online learning.
 
     Example: `clickfleet launch --shards 2 --workers 4 config.yaml mode.name=async`
     """
@@ -155,7 +155,7 @@ def launch(
         )
     if log_dir is not None:
         link_logs(log_dir, Path(config.run.dir).absolute() / "logs", server_num, worker_num)
-    if config.online.dir is not None or config.online.kafka is not None:
+    if any(one is not None for one in (config.online.dir, config.online.kafka, config.online.join)):
         from clickfleet.online.learn import learn
 
         done = show_stream(learn(config))

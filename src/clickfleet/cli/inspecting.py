@@ -88,17 +88,31 @@ def _describe(model: Path, top: int, trust: bool) -> Result:
     facts = describe(model, trust)
     say(f"{facts['checkpoint']}: {facts['model']['name']}, step {facts['step']:,}")
     say(f"dense parameters {facts['parameters']:,}")
+    several = "up to " if len(facts["widths"].keys() - {"0"}) > 1 else ""
     say(
-        f"table {facts['rows']:,} rows ({facts['full_rows']:,} with factors), {facts['factors']} factors, "
+        f"table {facts['rows']:,} rows ({facts['full_rows']:,} with factors), {several}{facts['factors']} factors, "
         f"{facts['bytes']:,} bytes, {facts['bytes_per_row']:.0f} per row"
     )
+    if tiers := facts["tiers"]:
+        memory, disk = tiers["memory"], tiers["disk"]
+        say(
+            f"in memory {memory['rows']:,} rows, {memory['bytes_per_row']:.0f} bytes per row; on disk {disk['rows']:,} rows, "
+            f"{disk['bytes_per_row']:.0f} bytes per row and {disk['index_bytes_per_row']:.1f} of memory"
+        )
+    for width, one in facts["widths"].items():
+        if len(facts["widths"]) > 1:
+            on_disk = (
+                f"; on disk {one['disk_rows']:,} rows, {one['disk_bytes_per_row']:.0f} bytes per row" if tiers else ""
+            )
+            say(f"rows with {width} factors: {one['rows']:,}, {one['bytes_per_row']:.0f} bytes per row{on_disk}")
     if found := facts["findings"]:
         first = ", ".join(f"{name} {weight:.4g}" for name, weight in list(found.items())[:top])
         say(f"found by training, {len(found)} in all: {first}")
     if facts["norms"]:
         say("norms of factors: " + ", ".join(f"{name} {x:.4g}" for name, x in facts["norms"].items()))
     for entry in facts.get("entries", [])[-top:]:
-        say(f"entry {entry['sequence']} {entry['kind']}: {entry['rows']:,} rows, {entry['bytes']:,} bytes")
+        rows = f"{entry['rows']:,} rows in {entry['row_format']}, {entry['bytes_per_row']:.1f} bytes each"
+        say(f"entry {entry['sequence']} {entry['kind']}: {rows}; {entry['bytes']:,} bytes in all")
     if facts["scores"] is None:
         say("published entries hold no statistics; the run's checkpoints do")
     else:

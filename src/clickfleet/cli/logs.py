@@ -56,13 +56,35 @@ def synth(
     ],
     rows: Annotated[int, typer.Option(help="Total number of training rows.")] = 500_000,
     test_rows: Annotated[int, typer.Option(help="Number of test rows.")] = 50_000,
+    histories: Annotated[
+        bool,
+        typer.Option(
+            "--histories", help="Draw visits of a shop: rows with past events of the user, on which the click depends."
+        ),
+    ] = False,
+    labels: Annotated[
+        str,
+        typer.Option(
+            help="Labels of a row: click, or click,buy for purchases, which are known only after a click.",
+            metavar="click|click,buy",
+        ),
+    ] = "click",
+    delays: Annotated[
+        str,
+        typer.Option(
+            help="Also write the rows as shows/ and feedback/, the logs of a server, where each label comes after this time on "
+            "average: click=20s,buy=2h. The delay of a row depends on its values.",
+            metavar="LABEL=TIME,...",
+        ),
+    ] = "",
     format: Annotated[  # noqa: A002
         str,
         typer.Option(
-            help="Format to write: criteo, csv, parquet, arrow (raw values); slots, multislot, feasign, libffm (keys).",
+            help="Format to write: criteo, csv, parquet, arrow (raw values); slots, multislot, feasign, libffm (keys). "
+            "Default: criteo, or csv with --histories, two labels or --delays.",
             metavar="FORMAT",
         ),
-    ] = "criteo",
+    ] = "",
     parts: Annotated[int, typer.Option(help="Files per folder.")] = 1,
     days: Annotated[
         int, typer.Option(help="Write folders <day>/<HHMM>/ with done files for so many days, for online learning.")
@@ -80,17 +102,37 @@ def synth(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output of an earlier synth.")] = False,
 ) -> Result:
-    """Generate a click log in the shape of Criteo's from a known model, so that the best possible AUC is known.
+    """Generate a click log from a known model, so that the best possible AUC of every label is known.
+
+    Rows have the shape of Criteo's log or, with --histories or two labels, are visits of a shop.
 
     Example: `clickfleet synth log --rows 100000`
+    Example: `clickfleet synth shop --histories --labels click,buy`
+    Example: `clickfleet synth late --labels click,buy --delays click=20s,buy=2h`
     """
+    from clickfleet.data.logs.delayed_log import parse_delays
     from clickfleet.data.logs.synth import SynthOptions
     from clickfleet.data.logs.synth import synth as generate
 
-    options = SynthOptions(rows, test_rows, format, parts, days, seed, drift, start_day, split_interval, done_file)
+    names = tuple(name.strip() for name in labels.split(","))
+    options = SynthOptions(
+        *(rows, test_rows, format, parts, days, seed, drift, start_day, split_interval, done_file),
+        histories=histories,
+        labels=names,
+        delays=parse_delays(delays, names) if delays else {},
+    )
     result = generate(out, options, overwrite=overwrite, threads=threads)
     say(f"{result['rows']:,} rows and {result['test_rows']:,} test rows in {out}")
     say(f"click rate {result['ctr']:.4f}, best possible AUC {result['best_auc']:.4f}")
+    if buy := result.get("tasks", {}).get("buy"):
+        say(
+            f"buy rate {buy['rate']:.4f}, best possible AUC {buy['best_auc']:.4f} over all rows, "
+            f"{buy['best_auc_given']:.4f} after a click"
+        )
+    if "events" in result:
+        say(f"shows in {result['shows']}, {result['events']:,} events in {result['feedback']}")
+    if "schema" in result:
+        say(f"columns in {result['schema']}")
     return result
 
 

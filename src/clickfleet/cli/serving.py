@@ -18,6 +18,9 @@ KIB, MIB = 1 << 10, 1 << 20
 WAIT_POLL_S = 0.2
 
 Token = Annotated[str | None, typer.Option(help="Bearer token of the server.", envvar="CLICKFLEET_TOKEN")]
+RowFormatOption = Annotated[
+    str, typer.Option(help="Format of the rows; int8 has a scale per row.", metavar="float32|float16|int8")
+]
 Certificate = Annotated[Path | None, typer.Option(help="PEM certificate to trust for https.", metavar="FILE")]
 
 
@@ -45,7 +48,8 @@ def export(
     outputs: Annotated[
         str,
         typer.Option(
-            help="Values that replies contain: score, logit, or layers of the network.", metavar="NAME,NAME,..."
+            help="Values that replies contain: score, logit (each with a value per label), or layers of the network.",
+            metavar="NAME,NAME,...",
         ),
     ] = "score,logit",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export of that name.")] = False,
@@ -65,6 +69,7 @@ def export(
             metavar="N",
         ),
     ] = None,
+    rows: RowFormatOption = "float32",
     config_file: ConfigFile = None,
     option: Settings = None,
     trust: Trust = False,
@@ -80,9 +85,13 @@ def export(
 
     if layout not in ("artifact", "paddle-text"):
         raise typer.BadParameter("--layout must be artifact or paddle-text")
+    if rows not in ("float32", "float16", "int8"):
+        raise typer.BadParameter("--rows must be float32, float16 or int8")
     as_text = layout == "paddle-text"
     if as_text and (inputs is not None or outputs != "score,logit"):
         raise typer.BadParameter("--inputs and --outputs are for an artifact; paddle-text has the whole model")
+    if as_text and rows != "float32":
+        raise typer.BadParameter("--rows is for an artifact; paddle-text has numbers as text")
     if not as_text and parts is not None:
         raise typer.BadParameter("--parts needs --layout paddle-text")
     translation = paddlerec_model(model, [] if out is None else [str(out)], config_file, option)
@@ -95,14 +104,15 @@ def export(
             with models.model_of_epoch(translated, translated.last_epoch) as path:
                 return _export_text(path, folder, parts or 1, trust, overwrite)
         with models.model_of_epoch(translated, translated.last_epoch) as path:
-            return _export(path, folder, inputs or ",".join(translated.inputs) or None, outputs, trust, overwrite)
+            wanted = inputs or ",".join(translated.inputs) or None
+            return _export(path, folder, wanted, outputs, trust, overwrite, rows)
     if model is None or out is None:
         raise typer.BadParameter("Missing argument 'OUT'.")
     path = run_folder.resolve(model)
     say(f"model: {run_folder.describe(path)}")
     if as_text:
         return {**_export_text(path, out, parts or 1, trust, overwrite), "checkpoint": str(path)}
-    return {**_export(path, out, inputs, outputs, trust, overwrite), "checkpoint": str(path)}
+    return {**_export(path, out, inputs, outputs, trust, overwrite, rows), "checkpoint": str(path)}
 
 
 def _export_text(path: Path, out: Path, parts: int, trust: bool, overwrite: bool) -> Result:
@@ -116,13 +126,13 @@ def _export_text(path: Path, out: Path, parts: int, trust: bool, overwrite: bool
     return {"path": str(out), "parts": parts, "exported": [one.to_dict() for one in done]}
 
 
-def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool, overwrite: bool) -> Result:
+def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool, overwrite: bool, rows: str) -> Result:
     from clickfleet.store import run_folder
     from clickfleet.training import export as exporting
     from clickfleet.training import saving
 
     learner = saving.load(path, trust)
-    names = [column.name for column in learner.schema.dense] + [slot.name for slot in learner.schema.slots]
+    names = [column.name for column in (*learner.schema.columns, *learner.schema.histories)]
     wanted = names if inputs is None else inputs.split(",")
     entry = exporting.export(
         learner,
@@ -132,14 +142,19 @@ def _export(path: Path, out: Path, inputs: str | None, outputs: str, trust: bool
         outputs.split(","),
         run_folder.read_names(path, learner.schema) if learner.config.run.names else None,
         overwrite,
+        rows,  # type: ignore[arg-type]
     )
     facts = entry.manifest
-    size = sum(file["bytes"] for file in facts["files"].values())
-    say(f"{out}: {learner.config.model.name} of step {facts['step']:,}, {facts['rows']:,} rows, {size:,} bytes")
+    say(f"{out}: {learner.config.model.name} of step {facts['step']:,}, {facts['rows']:,} rows, {entry.size:,} bytes")
+    if entry.row_format != "float32":
+        say(entry.describe_rows())
     return {
         "path": str(out),
         "rows": facts["rows"],
-        "bytes": size,
+        "bytes": entry.size,
+        "row_format": entry.row_format,
+        "row_bytes": entry.row_bytes,
+        "golden_drift": entry.info.get("golden_drift"),
         "step": facts["step"],
         "inputs": wanted,
         "outputs": facts["outputs"],
@@ -250,6 +265,24 @@ def serve(
     results_redis: Annotated[
         str | None, typer.Option(help="redis:// URL that receives the results of /upload?re_model=redis.")
     ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            help="Show log: write every scored row with its features to a folder or a Kafka topic (default: none).",
+            metavar="FOLDER|kafka://BROKERS/TOPIC",
+        ),
+    ] = None,
+    log_sample: Annotated[
+        float | None,
+        typer.Option(help="Fraction of the requests in the show log, by the hash of their ids (default: 1)."),
+    ] = None,
+    feedback: Annotated[
+        str | None,
+        typer.Option(
+            help="Accept POST /v1/feedback, and write its events to a folder or a Kafka topic (default: disabled).",
+            metavar="FOLDER|kafka://BROKERS/TOPIC",
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -275,6 +308,9 @@ def serve(
 
     def text(path: Path | None) -> str | None:
         return None if path is None else str(path.resolve())
+
+    def place(given: str | None, default: str | None) -> str | None:
+        return default if given is None else given if "://" in given else str(Path(given).resolve())
 
     if wait:
         wait_for_base(model)
@@ -318,6 +354,12 @@ def serve(
         tls_key=text(tls_key),
         upload_dir=text(upload_dir),
         results_redis=results_redis,
+        log=place(log, defaults.log),
+        log_sample=defaults.log_sample if log_sample is None else log_sample,
+        feedback=place(feedback, defaults.feedback),
+        log_rotate_bytes=defaults.log_rotate_size,
+        log_rotate_s=defaults.log_rotate_every,
+        kafka_options=defaults.kafka_options,
     )
     result: Result = {}
 
@@ -326,6 +368,13 @@ def serve(
         say(
             f"ready: {server.address}{calls}  ({settings.workers} worker{'s' if settings.workers > 1 else ''}; Ctrl-C stops)"
         )
+        if settings.log is not None:
+            say(
+                f"show log: {settings.log}"
+                + (f", {settings.log_sample:g} of the requests" if settings.log_sample < 1 else "")
+            )
+        if settings.feedback is not None:
+            say(f"feedback: {settings.feedback}")
         result.update(url=server.address, grpc_port=server.settings.grpc_port)
 
     supervisor.run(settings, say, ready)
@@ -411,8 +460,11 @@ def score(
     """
     from clickfleet.serve.client import score_files
 
-    def show(number: int, scores: list[float], client_ms: float, server_ms: float) -> None:
-        values = " ".join(f"{value:.7g}" for value in scores)
+    def show(number: int, scores: list[float] | dict[str, list[float]], client_ms: float, server_ms: float) -> None:
+        def text(values: list[float]) -> str:
+            return " ".join(f"{value:.7g}" for value in values)
+
+        values = text(scores) if isinstance(scores, list) else "; ".join(f"{k} {text(v)}" for k, v in scores.items())
         say(f"batch {number}: {values}  client {client_ms:.3f} ms, server {server_ms:.3f} ms")
 
     done = score_files(

@@ -304,8 +304,10 @@ def evaluation_lines(print_every: int | None) -> Any:
 
 def epoch_line(epoch: int | None, results: Result) -> str:
     """Format the metrics of an epoch; None is the newest model."""
+    from clickfleet.training.loop import summary
+
     name = "newest" if epoch is None else f"epoch {epoch}"
-    return f"{name}: {results['rows']:,} rows, AUC {results['auc']:.4f}, log loss {_number(results['logloss'])}"
+    return f"{name}: {results['rows']:,} rows, {summary(results)}"
 
 
 def _require(model: Path | None, data: list[str] | None) -> tuple[Path, list[str]]:
@@ -356,7 +358,7 @@ def predict(
     Example: `clickfleet predict run rows.csv --out scores.csv --keep user,item`
     """
     from clickfleet.training.model import load
-    from clickfleet.training.score_files import ending, write_parts, write_scores
+    from clickfleet.training.score_files import ending, score_columns, write_parts, write_scores
 
     kept = [] if keep is None else keep.split(",")
     ending(out, kept)
@@ -379,7 +381,10 @@ def predict(
         path = _say_path(run_folder.resolve(model))
         with scorers(path, workers, shards, address, form=format, batch_size=batch_size, trust=trust) as cluster:
             scores = cluster.predict(expand(data, str(Path.cwd())))
-            done: Result = {**write_parts(scores, out), "bad_lines": cluster.bad_lines}
+            done: Result = {
+                **write_parts(scores, out, score_columns(cluster.learner.schema)),
+                "bad_lines": cluster.bad_lines,
+            }
     else:
         chosen = parse_engine(engine, 1, graph_optimization, arena)  # one run of the network per scoring thread
         loaded = _say_model(load(model, trust)).reading(format, threads, chosen)
@@ -476,13 +481,25 @@ def _show_analogies(results: Result) -> Result:
 
 def _table(results: Result) -> str:
     from clickfleet.config.plugins import shown
+    from clickfleet.training.metrics import metric_name
     from clickfleet.training.predict import top_slices
 
-    lines = [f"{key:>14}  {_number(value)}" for key, value in results.items() if key != "slices"]
+    lines = [f"{key:>14}  {_number(value)}" for key, value in results.items() if key not in ("slices", "tasks")]
+    for name, part in results.get("tasks", {}).items():
+        shown_metrics = ", ".join(
+            f"{metric_name(key)} {_number(part[key])}"
+            for key in (*SHOWN, *(f"{key}_given" for key in SHOWN))
+            if key in part
+        )
+        lines.append(f"label {shown(name)}: {part['rows']:,} rows, {shown_metrics}")
     for name, part in top_slices(results):
         auc = "" if part["auc"] is None else f", AUC {part['auc']:.4f}"
         lines.append(f"slice {shown(name)}: {part['rows']:,} rows{auc}, log loss {_number(part['logloss'])}")
     return "\n".join(lines)
+
+
+SHOWN = ("auc", "gauc", "logloss", "rmse", "mae")
+"""Metrics of a label that a line shows."""
 
 
 def _number(value: Any) -> str:

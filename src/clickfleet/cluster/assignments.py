@@ -23,7 +23,6 @@ from clickfleet.data.reader import split_off
 from clickfleet.data.schema import Schema
 from clickfleet.data.split import RowSplit
 from clickfleet.training import modes
-from clickfleet.training.loop import Inheritance
 
 KeptFiles = dict[str, bytes]
 """Files of a mode, by name."""
@@ -189,7 +188,6 @@ class Assignment:
     streams: tuple[AssignedStream, ...]
     saved: dict[str, bytes] = field(default_factory=dict)
     """Files that the mode kept in the last checkpoint."""
-    inherited: Inheritance = field(default_factory=Inheritance)
     skip: int = 0
     """Batches to skip, because the shards have applied them."""
     reading: Config | None = None
@@ -202,25 +200,15 @@ class Assignment:
     """Score each batch in evaluation mode before training on it, if training adds noise."""
 
 
-def inheritances(kept: Mapping[int, KeptFiles], workers: Sequence[int]) -> dict[int, tuple[KeptFiles, Inheritance]]:
-    """Return the files of each worker in a run whose workers were those of `kept`: its own, and what it takes over of others.
+def files_of(kept: Mapping[int, KeptFiles], workers: Sequence[int]) -> dict[int, KeptFiles]:
+    """Return the files of each worker. One that has joined gets those of another: their states are a better start than none.
 
-    >>> found = inheritances({0: {"x": b"a"}, 1: {"x": b"b"}}, [0, 2])
-    >>> found[0], found[2][1].like
-    (({'x': b'a'}, Inheritance(left=({'x': b'b'},), like={}, scale=1.0)), {'x': b'a'})
+    >>> files_of({0: {"x": b"a"}, 1: {"x": b"b"}}, [1, 2])
+    {1: {'x': b'b'}, 2: {'x': b'b'}}
     """
     stay = [worker for worker in workers if worker in kept]
-    left: dict[int, list[KeptFiles]] = {worker: [] for worker in workers}
-    for worker, heir in zip(
-        (old for old in kept if old not in workers), itertools.cycle(stay or workers), strict=False
-    ):
-        left[heir].append(kept[worker])
-    scale = min(1.0, len(workers) / len(kept)) if kept else 1.0
     like = kept[stay[0]] if stay else {}
-    return {
-        worker: (kept.get(worker, {}), Inheritance(tuple(left[worker]), {} if worker in kept else like, scale))
-        for worker in workers
-    }
+    return {worker: kept.get(worker, like) for worker in workers}
 
 
 class AssignedStreams:

@@ -78,6 +78,7 @@ class ClusterCheckpoints:
 
         With `hold` they pause, too, and without an evaluation. After a signal they pause because later batches would be lost.
         """
+        self.run.before_checkpoint()
         if self.run.untouched:
             self.run.assign_nothing()
         self.number, self.wanted = self.number + 1, False
@@ -184,9 +185,8 @@ class ClusterCheckpoints:
         changed, deleted = [part["changed"] for part in parts], [part["deleted"] for part in parts]
         checkpoint.write_changed(out, np.concatenate(changed), np.concatenate(deleted))
         out.facts = {
-            "table": run.table,
-            "short_rows": sum(part["counts"][0] for part in parts),
-            "full_rows": sum(part["counts"][1] for part in parts),
+            "table": checkpoint.portable(run.table),
+            **checkpoint.count_facts([part["counts"] for part in parts]),
             "row_files": run.processes.row_files,
             "tracking": any(part["tracking"] for part in parts),
             **checkpoint.memory_facts([part["memory"] for part in parts]),
@@ -201,7 +201,7 @@ class ClusterCheckpoints:
         checkpoint.register(final, config.run.keep, epoch, best)
         return final, StartState(
             str(final),
-            {key: run.table[key] for key in saving.FREE},
+            {key: run.table[key] for key in saving.FREE if key in run.table},
             dense,
             metrics,
             state["step"],

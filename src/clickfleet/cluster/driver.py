@@ -32,7 +32,7 @@ from clickfleet.cluster.assignments import (
     described,
     described_share,
     divided,
-    inheritances,
+    files_of,
     share_of,
 )
 from clickfleet.cluster.checkpoints import TICK_S, ClusterCheckpoints, buffers_of, kept_of, optimizer_of
@@ -59,6 +59,8 @@ from clickfleet.training.signals import interruptible, leave
 from clickfleet.training.validation import keeps_best
 
 Calls = dict[str, Call]
+FIRST_TICK_S = 0.02
+"""How long to wait for the workers between two polls, until the first step."""
 START_LIMIT_S = 6.0
 """Seconds to stop after a signal while processes start. Then all are killed."""
 END_LIMIT_S = 4.0
@@ -80,7 +82,9 @@ class Driver(Loop[Calls]):
         self.config = config = modes.settled(config)
         cluster.check(config)
         self.schema, self.data, self.monitor, self.split = schema, data, monitor, split
-        plain = replace(config, table=replace(config.table, memory_limit=None, snapshot_reserve=None))
+        plain = replace(
+            config, table=replace(config.table, memory_limit=None, snapshot_reserve=None, disk=None, disk_limit=None)
+        )
         self.learner = Learner(plain, schema)
         self.table = table_spec(config, schema)
         self.folder = Path(config.run.dir) / "checkpoints"
@@ -223,7 +227,7 @@ class Driver(Loop[Calls]):
         start = self.overview.start
         size, bad_lines = start.bytes + sum(each[0] for each in read), start.bad_lines + sum(each[1] for each in read)
         optimizer = optimizer_of(reports) or self.processes.optimizer_of(self.start_state)
-        self.processes.rearrange(optimizer, self._buffers)
+        self.processes.rearrange(optimizer, self._buffers, steps)
         self._restart(steps, rows, metrics)
         self.overview.start.bytes, self.overview.start.bad_lines = size, bad_lines
         if trains:
@@ -280,10 +284,15 @@ class Driver(Loop[Calls]):
         """Give the workers what is left of an epoch, and yield their calls until all have ended or the run stops."""
         self.overview.start.bytes = self.overview.start.bad_lines = 0
         self._give(epoch, self._assign())
-        while self._calls and self.signal is None and not self.progress.stopped_early:
-            yield self._calls
-        if self.signal is None and not self.progress.stopped_early:
-            self.checkpoints.wait()  # one in progress lies within the epoch: complete it before the epoch counts as ended
+        while self.signal is None and not self.progress.stopped_early:
+            if self._calls:
+                yield self._calls
+                continue
+            self._tolerate(
+                self.checkpoints.wait
+            )  # one in progress lies within the epoch, so complete it before its end
+            if not self._calls:  # else a worker failed meanwhile and trains the rest of its files
+                break
 
     def _give(self, epoch: int, tasks: dict[str, Assignment]) -> None:
         """Let the workers begin their assignments."""
@@ -296,7 +305,10 @@ class Driver(Loop[Calls]):
 
     def train(self, stretch: Calls) -> None:
         """Let the workers train for a moment; then poll them."""
-        self._tolerate(lambda: self._poll(stretch, TICK_S))
+        begun = self.overview.rows > self.overview.start.rows
+        self._tolerate(lambda: self._poll(stretch, TICK_S if begun else FIRST_TICK_S))
+        if begun:
+            self.evaluations.collect_names()  # this takes a moment, so the workers begin first
         if self.trains:
             self.resizing.tick()
 
@@ -451,11 +463,8 @@ class Driver(Loop[Calls]):
 
     def _tasks_of(self, shares: Mapping[int, Sequence[AssignedStream]]) -> dict[str, Assignment]:
         """Return the assignment of each worker: its streams, and what the mode has kept for it."""
-        kept, epoch = inheritances(self._kept, self.processes.workers), self.progress.epoch
-        return {
-            f"worker {w}": replace(self.task(epoch, tuple(streams), kept[w][0]), inherited=kept[w][1])
-            for w, streams in shares.items()
-        }
+        kept, epoch = files_of(self._kept, self.processes.workers), self.progress.epoch
+        return {f"worker {w}": self.task(epoch, tuple(streams), kept[w]) for w, streams in shares.items()}
 
     def _left(self, position: EpochPosition) -> list[AssignedStream]:
         """Return the streams of a position that have not ended."""
@@ -497,6 +506,9 @@ class Driver(Loop[Calls]):
         actors, tasks = self.processes.actor_group.actors, self._tasks_of(dict.fromkeys(self.processes.workers, ()))
         calls = {name: actors[name].train.remote(task) for name, task in tasks.items()}
         self.processes.actor_group.wait_for(calls, "checkpoint", self.config.cluster.timeout)
+
+    def before_checkpoint(self) -> None:
+        """Bring what `more` returns up to date. It must not change until the checkpoint is complete."""
 
     def more(self) -> Mapping[str, object]:
         """Return what checkpoints of this kind of run hold in addition."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from clickfleet.cluster.assignments import Share, share_of
@@ -40,10 +41,19 @@ class Evaluations:
         self.processes, self.learner, self.held_out, self.monitor = processes, learner, held_out, monitor
         self.unwanted: Callable[[], bool] = lambda: False
         """Whether nobody needs the result of the evaluation any more, as after a signal."""
-        self.names: Names | None = None
-        """The values behind frequent keys."""
+        self.find_names: Callable[[], Names | None] = lambda: None
+        """Returns the values behind frequent keys. Called once."""
         self.bad_lines = 0
         """Bad lines in the files that were evaluated or scored last."""
+
+    @cached_property
+    def names(self) -> Names | None:
+        """The values behind frequent keys."""
+        return self.find_names()
+
+    def collect_names(self) -> None:
+        """Find the names now. Otherwise the first evaluation does."""
+        self.names  # noqa: B018
 
     def due(self, steps: int, progress: RunProgress) -> bool:
         """Return whether train.eval_every asks for an evaluation after so many steps."""

@@ -154,11 +154,11 @@ class ProcessGroup:
         threads = 0 if free else self.config.cluster.threads
         return group.spawn(name, WorkerActor, int(number), self.config, self.schema.to_dict(), self._logs, cpus=threads)
 
-    def rearrange(self, optimizer: dict[str, torch.Tensor], buffers: bytes) -> None:
-        """Begin a new generation with the current workers. The shards keep their rows."""
+    def rearrange(self, optimizer: dict[str, torch.Tensor], buffers: bytes, trained: int) -> None:
+        """Begin a new generation with the current workers, after so many batches. The shards keep their rows."""
         self.generation += 1
         self.call(self.shards, "begin", self.who, self.peers)
-        self._connect(self.trainers, optimizer, buffers)
+        self._connect(self.trainers, optimizer, buffers, trained)
         self._polls = {}
 
     def adopt(self, actors: Mapping[str, Actor], facts: Mapping[str, ProcessFacts]) -> None:
@@ -198,7 +198,7 @@ class ProcessGroup:
 
     def connect(self, workers: Iterable[str], start: StartState, learned: Sequence[tuple[int, int]] = ()) -> None:
         """Connect workers to the shards. `learned`: messages and batches that they have applied of each link of a failed worker."""
-        self._connect(workers, self.optimizer_of(start), start.buffers, learned)
+        self._connect(workers, self.optimizer_of(start), start.buffers, start.batches, learned)
 
     @staticmethod
     def optimizer_of(start: StartState) -> dict[str, torch.Tensor]:
@@ -210,10 +210,11 @@ class ProcessGroup:
         workers: Iterable[str],
         optimizer: dict[str, torch.Tensor],
         buffers: bytes,
+        trained: int,
         learned: Sequence[tuple[int, int]] = (),
     ) -> None:
         shards = [self.address(name) for name in self.shards]
-        arguments = (shards, self.who, optimizer, buffers, learned, self.workers)
+        arguments = (shards, self.who, optimizer, buffers, learned, self.workers, trained)
         calls = {name: self.actor_group.actors[name].connect.remote(*arguments) for name in workers}
         self.actor_group.wait_for(calls, "connecting", self.config.cluster.start_timeout)
 
@@ -381,6 +382,8 @@ class ActorGroup:
         self.check: Callable[[], None] = lambda: None
         """Called while waiting. An exception ends the wait."""
         self.actors: dict[str, Actor] = {}
+        self._classes: dict[type[Any], Any] = {}
+        """The kinds of actors as Ray knows them. Ray exports each of these objects once, which takes a tenth of a second."""
         self.facts: dict[str, ProcessFacts] = {}
 
     def start(self) -> None:
@@ -398,7 +401,7 @@ class ActorGroup:
         self.check()
         for attempt in (1, 2):  # on a busy machine Ray may miss its own time limits
             try:
-                self._ray_start = ray_start.take(self.config.cluster)
+                self._ray_start = ray_start.take(self.config.cluster, plain=attempt == 2)
                 self._wait_for_ray(self._ray_start)
                 break
             except ClusterError:
@@ -448,7 +451,7 @@ class ActorGroup:
 
     def spawn(self, name: str, kind: type[Any], *arguments: Any, cpus: float) -> Actor:
         """Start one process at its configured place. Do not wait for it."""
-        actor = self.ray.remote(kind)
+        actor = self._classes.get(kind) or self._classes.setdefault(kind, self.ray.remote(kind))
         options: dict[str, object] = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 8}
         if self.config.cluster.endpoints:  # on the node of its role
             options |= {"num_cpus": 0, "resources": {place(name): 1}}

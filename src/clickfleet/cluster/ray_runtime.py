@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shlex
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from clickfleet.cluster.fork_server import CLIENT, ForkServer
 from clickfleet.errors import ClusterError, ConfigError, MissingError
 from clickfleet.training.signals import SIGNALS
 
@@ -26,7 +30,11 @@ EARLY_WORKERS = {
     "RAY_prestart_worker_first_driver": "1",
     "RAY_preload_python_modules": "clickfleet.cluster.worker",
 }
-"""Environment of a private Ray: it starts a process for each of its CPUs at once, which imports what shards and workers need."""
+"""Environment of a private Ray without a fork server: it starts a process for each of its CPUs at once, which imports what shards and
+workers need."""
+AGENT_PORTS = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
+_NO_PORT = -1
+"""What an agent of Ray reports if it does not serve."""
 _DUMPS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 PROBE_S = 5.0
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -126,6 +134,16 @@ def our_signals(ray: Any) -> Iterator[None]:
         renew_handlers()
 
 
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Block the signals of a terminal for processes that start meanwhile. The run ends them."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def renew_handlers() -> None:
     """Set our signal handlers again: Ray may have replaced them below Python. Other threads than the main one cannot."""
     if threading.current_thread() is threading.main_thread():
@@ -134,12 +152,16 @@ def renew_handlers() -> None:
 
 
 @contextmanager
-def lean(ray: Any, processes: int) -> Iterator[None]:
-    """Let a Ray that starts meanwhile leave out its API server, autoscaler and log monitor, and start these processes at once."""
-    node, parameters = ray._private.node.Node, ray._private.parameter.RayParams
-    early = {**EARLY_WORKERS, "RAY_worker_maximum_startup_concurrency": str(processes)}
+def lean(ray: Any, processes: int, server: ForkServer | None) -> Iterator[None]:
+    """Let a Ray that starts meanwhile leave out its API server, autoscaler, log monitor and agents.
+
+    Its processes are forks of the server. Without one, so many processes start at once.
+    """
+    node, parameters, services = ray._private.node.Node, ray._private.parameter.RayParams, ray._private.services
+    early = {"RAY_worker_maximum_startup_concurrency": str(processes), **(EARLY_WORKERS if server is None else {})}
     before = {name: os.environ.get(name) for name in early}
     start_api_server, set_parameters = node.start_api_server, parameters.__init__
+    start_process = services.start_ray_process
 
     def without_monitors(self: Any, *arguments: Any, **options: Any) -> None:
         set_parameters(self, *arguments, **{**options, "no_monitor": True, "include_log_monitor": False})
@@ -147,15 +169,42 @@ def lean(ray: Any, processes: int) -> Iterator[None]:
     def without_server(self: Any, **_: object) -> None:
         self._webui_url = ""  # as Ray sets it without a dashboard
 
+    def without_agents(command: list[str], kind: str, **options: Any) -> Any:
+        if kind == ray._private.ray_constants.PROCESS_TYPE_RAYLET:
+            command = _lean_command(ray, command, server)
+        return start_process(command, kind, **options)
+
     os.environ.update({name: early[name] for name, value in before.items() if value is None})
     node.start_api_server, parameters.__init__ = without_server, without_monitors
+    services.start_ray_process = without_agents
     try:
         yield
     finally:
         node.start_api_server, parameters.__init__ = start_api_server, set_parameters
+        services.start_ray_process = start_process
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name)
+
+
+def _lean_command(ray: Any, command: list[str], server: ForkServer | None) -> list[str]:
+    """Return the command of a raylet that needs no agents, and whose processes come from a fork server.
+
+    A raylet waits until its agents have written their ports to files, and ends with them. They serve the dashboard and runtime
+    environments, which a private Ray does not have.
+    """
+    options = dict(option.partition("=")[::2] for option in command)
+    for name in AGENT_PORTS:
+        port_name = getattr(ray._raylet, f"{name}_PORT_NAME")
+        ray._raylet.persist_port(options["--session_dir"], options["--node_id"], port_name, _NO_PORT)
+    idle = subprocess.list2cmdline([sys.executable, "-I", "-S", CLIENT, "wait"])
+    changed = {"--dashboard_agent_command": idle, "--runtime_env_agent_command": idle}
+    if server is not None:
+        _, setup, *rest = shlex.split(options["--python_worker_command"])
+        changed["--python_worker_command"] = subprocess.list2cmdline([*server.command(setup), *rest])
+    return [
+        f"{name}={changed[name]}" if (name := option.partition("=")[0]) in changed else option for option in command
+    ]
 
 
 def check_there(address: str, timeout_s: float) -> None:

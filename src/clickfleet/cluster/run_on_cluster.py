@@ -69,7 +69,7 @@ def scorers(
             try:
                 driver.start()
                 if config.run.names:
-                    driver.evaluations.names = run_folder.read_names(path, driver.learner.schema)
+                    driver.evaluations.find_names = lambda: run_folder.read_names(path, driver.learner.schema)
                 yield driver.evaluations
             except ProcessFailedError as failure:
                 raise ClusterError(str(failure), "score again; nothing was written") from None
@@ -113,9 +113,11 @@ def _train(
     run.monitor.listen = callbacks.listen
     callbacks.start(driver.overview, driver.stop_early)
     sampled = [open_source(for_scoring(settings), each, schema) for each in (valid, test) if each is not None]
-    driver.evaluations.names = run.collect_names(source, *sampled)
+    driver.evaluations.find_names = lambda: run.collect_names(source, *sampled)
     before = driver.start_state.rows
     train_on_cluster(driver)
+    if driver.signal is None:
+        driver.evaluations.collect_names()
     run.signal = driver.signal
     rows, progress = driver.start_state.rows - before, driver.progress
     best = checkpoint.best(run.checkpoints)

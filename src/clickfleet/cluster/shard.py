@@ -258,11 +258,7 @@ class Shard:
 
     def _unknown_to(self, peer: int, keys: Keys) -> Keys:
         """Return the keys whose new value the sender cannot compute itself."""
-        if (
-            peer not in self.holds
-            or self.table.policy.admission.by != "birth"
-            or self._deletions() != self._deletions_sent[peer]
-        ):
+        if peer not in self.holds or not self.table.at_birth or self._deletions() != self._deletions_sent[peer]:
             return keys
         unheld = keys[~self.holds[peer].has(keys)]  # this shard replaces one that failed
         self.holds[peer].add(unheld)

@@ -211,6 +211,8 @@ class ShardTicket:
 class ShardTable:
     """A read-only table over a link, for scoring."""
 
+    disk: str | None = None  # shards read rows from disk when they are asked
+
     def __init__(self, link: ShardClient, factors: int) -> None:
         self._link, self.factors = link, factors
 

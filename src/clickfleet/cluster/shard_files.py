@@ -37,7 +37,7 @@ class WrittenCheckpoint(TypedDict):
 
     files: dict[str, atomic.FileFacts]
     counts: list[int]
-    """The numbers of short and full rows."""
+    """The number of rows of each kind."""
     changed: Keys
     deleted: Keys
     tracking: bool

@@ -36,7 +36,7 @@ from clickfleet.cluster.wire import PeerIdentity, Server
 from clickfleet.config.load import Config
 from clickfleet.errors import ClusterError
 from clickfleet.store import checkpoint, mirror, run_folder
-from clickfleet.store.table import Changes, Columns, Table
+from clickfleet.store.table import Changes, Columns, Table, TakenChanges
 from clickfleet.training import modes
 from clickfleet.training.sharding import Piece
 
@@ -199,6 +199,16 @@ class ShardActor:
     def restore_readers(self, keys: Any) -> None:
         with self._locked() as shard:
             shard.table.restore_readers(keys)
+
+    def tracking(self) -> bool:
+        """Return whether changes are recorded, because something was published."""
+        with self._locked() as shard:
+            return shard.table.tracking
+
+    def take_changes(self) -> TakenChanges:
+        """Return what changed, and count it as published."""
+        with self._locked() as shard:
+            return shard.table.take_changes()
 
     def cut_changes(self, base: bool) -> bool:
         """Prepare the rows to publish, for `next_changes`. Return whether these are all rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,8 +182,13 @@ class ClusterProgress:
         return together.auc
 
     def table_stats(self) -> dict[str, int]:
-        keys: tuple[Literal["rows", "bytes", "full_rows"], ...] = ("rows", "bytes", "full_rows")
-        return {key: sum(facts.get(key, 0) for facts in self.shards.values()) for key in keys}
+        reports = list(self.shards.values())
+        on_disk = ("disk_rows", "disk_bytes", "index_bytes") if any("disk_rows" in facts for facts in reports) else ()
+        by_width = sorted({key for facts in reports for key in facts if key.startswith("width_")})
+        return {
+            key: sum(cast(dict[str, int], facts).get(key, 0) for facts in reports)
+            for key in ("rows", "bytes", "full_rows", *on_disk, *by_width)
+        }
 
     def shares(self) -> dict[str, float]:
         shares = [facts["shares"] for facts in self.workers.values() if "shares" in facts]

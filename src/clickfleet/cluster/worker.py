@@ -103,6 +103,8 @@ class WorkerActor:
         """What a program hands over, in an epoch that it trains batch by batch."""
         self._counted = (0, 0, 0)
         """Batches handed out, rows trained and batches trained before this epoch."""
+        self._trained_before = 0
+        """Batches that all workers had trained before this generation."""
         self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
         """CPU time of training: of the process, and of its trainers in earlier epochs."""
         log(f"worker {index} of {config.cluster.workers} with {config.cluster.threads} threads is ready")
@@ -119,7 +121,7 @@ class WorkerActor:
         return read_log()
 
     def _fresh_learner(self) -> Learner:
-        table = replace(self.config.table, memory_limit=None, snapshot_reserve=None)
+        table = replace(self.config.table, memory_limit=None, snapshot_reserve=None, disk=None, disk_limit=None)
         return Learner(replace(self.config, table=table), self.schema)
 
     def connect(
@@ -130,12 +132,13 @@ class WorkerActor:
         buffers: bytes = b"",
         learned: Sequence[tuple[int, int]] = (),
         workers: Sequence[int] = (),
+        trained: int = 0,
     ) -> None:
         """Connect to these shards as part of a generation of the run, and forget the generation before.
 
         `optimizer` is the state of the dense optimizer, for modes that run it here; empty at the start of a run. `learned` is for the
         replacement of a failed worker: how many messages and batches of each link the shards have applied. `workers` are all workers
-        of the generation.
+        of the generation, and `trained` is how many batches the run had trained before it.
         """
         self.abandon(self.who.generation)
         with self._change:
@@ -154,7 +157,7 @@ class WorkerActor:
             self._reports, self._ended, self.job = {}, None, None
             self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
             self._metrics, self.learner = make_metrics(self.config, self.schema), self._fresh_learner()
-            self._carried = {}
+            self._carried, self._trained_before = {}, trained
             links = links_of(self.config)
             known = [*learned, *[(0, 0)] * (links - len(learned))]
             self.links = [self._link(self.index * links + i, known[i][0]) for i in range(links)]
@@ -210,12 +213,14 @@ class WorkerActor:
                 took=self._took,
             )
             job.steps, job.rows, job.trained = self._counted
-            job.saved, job.inherited, job.carried = task.saved, task.inherited, self._carried
+            job.taken, job.trained_before = job.trained, self._trained_before
+            job.saved, job.carried = task.saved, self._carried
             for trainer in job.trainers:
                 trainer.step.score_first = task.score_first and trainer.step.is_noisy()
             marks = self.needs.marks_checkpoints
             job.stop_when = (lambda: self._abandoned) if marks else (lambda: self._abandoned or self._asked() > 0)
             if task.by_batch:
+                job.cuts = False
                 job.stop_when = lambda: self._abandoned or handed.idle
                 with self._change:
                     self._handed = handed

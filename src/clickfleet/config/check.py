@@ -53,7 +53,7 @@ def check(config: Config) -> None:
             "data.label is for a guessed schema, but data.schema or data.preset names the label already",
             "remove data.label, or change the label in the schema",
         )
-    if config.publish.text_parts is not None and not config.publish.done_files:
+    if config.publish.text_parts is not None and not done_files(config):
         raise ConfigError(
             "publish.text_parts needs done files, but publish.done_files is false",
             "remove publish.text_parts, or turn done files on",
@@ -63,6 +63,12 @@ def check(config: Config) -> None:
             f"train.hogwild is {train.hogwild}, more than train.threads ({cores(config)})",
             "raise train.threads or lower train.hogwild",
         )
+
+
+def done_files(config: Config) -> bool:
+    """Return whether done files are written. Nobody polls files for entries that come every second."""
+    given = config.publish.done_files
+    return config.online.pass_ is None if given is None else given
 
 
 def hogwild(config: Config) -> int:

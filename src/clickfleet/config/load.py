@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,17 +152,35 @@ def with_lists(cls: Any, raw: Any) -> Any:
     if not isinstance(raw, Mapping) or not is_section(cls):
         return raw
     hints = get_type_hints(cls, include_extras=True)
-    listed: RawConfig = dict(raw)
-    for key in raw:
-        parts = flatten(hints.get(key))
+    listed: RawConfig = {}
+    for key, value in raw.items():
+        name = field_of(key)
+        parts = flatten(hints.get(name))
         section = next((part for part in parts if is_section(part) and part is not Plugin), None)
-        if section is not None:
-            listed[key] = with_lists(section, raw[key])
+        if section is not None and is_mapping(hints.get(name)) and isinstance(value, Mapping):
+            value = {each: with_lists(section, item) for each, item in value.items()}
+        elif section is not None:
+            value = with_lists(section, value)
         elif any(get_origin(part) is tuple for part in parts) and not any(
             isinstance(p, BeforeValidator) for p in parts
         ):
-            listed[key] = as_list(raw[key])
+            value = as_list(value)
+        listed[name] = value
     return listed
+
+
+def field_of(key: Any) -> Any:
+    """Return the field of a key. One that is a word of Python, such as `pass`, has an underscore at its end."""
+    return f"{key}_" if isinstance(key, str) and keyword.iskeyword(key.rstrip("_")) else key
+
+
+def key_of(field: str) -> str:
+    """Return the key of a field.
+
+    >>> key_of("pass_"), key_of("splits_per_pass")
+    ('pass', 'splits_per_pass')
+    """
+    return field.removesuffix("_")
 
 
 @cache
@@ -195,7 +214,8 @@ def explain(error: ErrorDetails, cls: Any, where: str) -> str:
     names = [str(part) for part in error["loc"]]
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         owner = inside(cls, names[:-1])
-        known = [f.name for f in dataclasses.fields(owner)] if owner else []
+        known = [key_of(f.name) for f in dataclasses.fields(owner)] if owner else []
+        names = [key_of(name) for name in names]
         key = dotted(where, names)
         if key in RENAMED:
             return f"unknown key {key}; it is now {RENAMED[key]}"
@@ -221,12 +241,22 @@ def inside(cls: Any, names: list[str]) -> Any:
 def path_of_fields(cls: Any, names: list[str]) -> list[str]:
     """Return the path without the type names that pydantic adds for unions."""
     kept: list[str] = []
+    is_key = False  # of a mapping
     for name in names:
         known = get_type_hints(cls) if is_section(cls) else {}
-        if name in known or name.isdigit():
+        if is_key:
             kept.append(name)
+            is_key = False
+        elif name in known or name.isdigit():
+            kept.append(key_of(name))
+            is_key = is_mapping(known.get(name))
             cls = inside(cls, [name]) if name in known else None
     return kept
+
+
+def is_mapping(hint: Any) -> bool:
+    """Return whether a setting has keys that the user chooses."""
+    return any(get_origin(part) is dict for part in flatten(hint))
 
 
 def dotted(where: str, names: list[str]) -> str:
@@ -274,9 +304,11 @@ def anchored(value: Any, hint: Any, names: Sequence[str], base: Path) -> Any:
     if (section := next((part for part in parts if is_section(part)), None)) is not None:
         hints = get_type_hints(section, include_extras=True)
         if names:
-            return anchored(value, hints[names[0]], names[1:], base) if names[0] in hints else value
+            name = field_of(names[0])
+            return anchored(value, hints[name], names[1:], base) if name in hints else value
         if isinstance(value, dict):
-            return {key: anchored(item, hints[key], (), base) if key in hints else item for key, item in value.items()}
+            fields = {key: hints.get(field_of(key)) for key in value}
+            return {key: anchored(item, fields[key], (), base) if fields[key] else item for key, item in value.items()}
     if sections.PATH in parts:
         many = isinstance(value, list)
         each = [sections.beside(item, base) if isinstance(item, str) else item for item in (value if many else [value])]
@@ -305,5 +337,5 @@ def plain(value: Any, as_given: bool = False) -> Any:
     for name, hint in get_type_hints(type(value), include_extras=True).items():
         item = getattr(value, name)
         unit = next((part for part in flatten(hint) if isinstance(part, Unit)), None)
-        out[name] = unit.text(item) if unit and item is not None else plain(item, as_given)
+        out[key_of(name)] = unit.text(item) if unit and item is not None else plain(item, as_given)
     return out

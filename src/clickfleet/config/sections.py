@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, ValidatorF
 from pydantic_core import PydanticCustomError
 
 from clickfleet.config.plugins import AUTO, Plugin, is_file
+from clickfleet.errors import ConfigError
 
 _DURATIONS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _SIZES = {"B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
@@ -225,10 +226,31 @@ FIRST_ORDER_RULE = Plugin("adagrad_v2", {"lr": 0.1, "initial_g2sum": 0.1, "scale
 """The default pair of rules; docs/study.md compares it with others."""
 
 
+Width = Annotated[int, Ge(0), Le(65536)]
+
+
+@dataclass(frozen=True)
+class SlotSettings:
+    """The rows of one slot. A setting that is not given is that of the whole table."""
+
+    dim: Width | None = None
+    """Number of factors per row."""
+    rule: Annotated[Plugin, plugin("")] | None = None
+    """Optimizer of the rows. Without a name, its settings override those of `table.rule`."""
+    embed_rule: Annotated[Plugin, plugin("")] | None = None
+    """Optimizer of the first-order weight. Without a name, its settings override those of `table.embed_rule`."""
+    admission: str | None = None
+    """When a row gets factors: `birth`, `score(s)`, `count(n)` or `probability(p)`."""
+
+
 @dataclass(frozen=True)
 class TableSettings:
-    dim: Annotated[int, Ge(0), Le(65536)] = 10
+    dim: Width = 10
     """Number of factors per row. 0 is for models without factors, such as lr."""
+    dims: dict[str, Width] = field(default_factory=dict)
+    """Factors per row by slot, such as {user_id: 32, default: 10}. `default` is for all other slots. Default: table.dim for all."""
+    slots: dict[str, SlotSettings] = field(default_factory=dict)
+    """Settings of the rows of single slots, by slot: dim, rule, embed_rule, admission. Default: those of the table."""
     preset: Literal["plain", "online"] = "plain"
     """Defaults for the life of a row. plain: admit and keep every row. online: admit frequent rows, decay and delete old ones."""
     rule: Annotated[Plugin, plugin(ROW_RULE)] = ROW_RULE
@@ -240,9 +262,16 @@ class TableSettings:
     admission: str | None = None
     """When a row gets factors: `birth`, `score(s)`, `count(n)` or `probability(p)`. Default: that of the preset."""
     memory_limit: Bytes | None = None
-    """Memory limit of the whole table; at the limit, the lowest-scored rows are evicted. Default: no limit."""
+    """Memory limit of the whole table. At the limit, cold rows move to table.disk; without it, the lowest-scored rows are evicted.
+    On a cluster, the limit of each shard. Default: no limit."""
     snapshot_reserve: Bytes | None = None
     """Part of the memory limit reserved for writes during a checkpoint. Default: a tenth of the limit."""
+    disk: FilePath | None = None
+    """Directory for rows that do not fit into table.memory_limit; a local SSD is best. Its files are scratch: a checkpoint holds all
+    rows. Results are the same as without a limit. On a cluster, every node needs the directory. Default: such rows are evicted."""
+    disk_limit: Bytes | None = None
+    """Limit of the files in table.disk, per table and per shard. At the limit, the lowest-scored rows of memory and disk are evicted.
+    Default: no limit."""
     padding_key: Annotated[int, Ge(0), Lt(2**64)] | None = None
     """Key whose row is always zero."""
     nonclick_coeff: float | None = None
@@ -263,7 +292,19 @@ class TableSettings:
     """At the end of a day, delete rows not seen for more days than this."""
 
     def __post_init__(self) -> None:
-        """Derive the rule of the first-order weight. None means that `rule` applies."""
+        """Derive the width of most slots, and the rule of the first-order weight. None means that `rule` applies."""
+        usual = self.dims.get("default", self.dim)
+        if self.dim not in (usual, TableSettings.dim):
+            raise ConfigError(
+                f"table.dim is {self.dim}, but table.dims.default is {usual}", "remove one of them: they mean the same"
+            )
+        object.__setattr__(self, "dim", usual)
+        for slot, own in self.slots.items():
+            if own.dim is not None and self.dims.get(slot, own.dim) != own.dim and slot != "default":
+                raise ConfigError(
+                    f"table.dims.{slot} is {self.dims[slot]}, but table.slots.{slot}.dim is {own.dim}",
+                    "remove one of them: they mean the same",
+                )
         paired = self.rule.given is not None or self.rule == ROW_RULE  # older runs saved the default pair in full
         rule = self.embed_rule
         if rule is None or rule.given == {}:
@@ -272,6 +313,20 @@ class TableSettings:
             base = FIRST_ORDER_RULE if paired else self.rule
             rule = Plugin(base.name, {**base.settings, **rule.given}, rule.origin, rule.given)
         object.__setattr__(self, "embed_rule", rule)
+
+    def width(self, slot: str) -> int:
+        """Return the number of factors per row of a slot, as it is configured."""
+        own = self.slots.get(slot)
+        if own is not None and own.dim is not None:
+            return own.dim
+        return self.dim if slot == "default" else self.dims.get(slot, self.dim)
+
+    @property
+    def named_slots(self) -> dict[str, str]:
+        """The slots that have settings of their own, each with the setting that names it."""
+        return {slot: "table.dims" for slot in self.dims if slot != "default"} | dict.fromkeys(
+            self.slots, "table.slots"
+        )
 
     def with_rule(self, default: Mapping[str, Any]) -> TableSettings:
         """Return these settings with the default rule of a model, unless the user named a rule."""
@@ -340,8 +395,8 @@ class LossSettings:
     on rare keys, so that it is the same for all keys over an epoch. Default: auto, 10 / rows for small logs, else 0."""
     shared_error: Annotated[float, Gt(0), Le(1)] | None = None
     """Fraction that a step corrects of the error that all rows of a batch share: their mean score minus their click rate. All weights
-    correct it at once, so with stale weights they overshoot. Default: 0.2 if trainers start from stale weights (mode half_async, async
-    or geo, or several trainers in mode local), else 1, the plain log loss."""
+    correct it at once, so with stale weights they overshoot. Default: 0.05 in mode half_async, async and geo, 0.2 with several
+    trainers in mode local, else 1, the plain log loss."""
     function: Annotated[Plugin, plugin("")] | None = None
     """Your own loss instead of the log loss: ./my_loss.py, ./my_loss.py:name or package.module:name, or {name, arguments…}."""
 
@@ -470,12 +525,55 @@ class Kafka:
     """Additional librdkafka settings, such as security.protocol."""
 
 
+def _plain_seconds(value: Any) -> Any:
+    return SECONDS.parse(value) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """When a pass ends: after a time, after a number of rows, or with both, at whichever comes first."""
+
+    seconds: Annotated[float, BeforeValidator(_plain_seconds), Ge(0.01)] | None = None
+    """Seconds from the arrival of the first row of a pass to its end: 1, or 250ms."""
+    rows: Count | None = None
+    """Number of rows of a pass. Folders: whole files, until they have as many."""
+
+
+def _pass_limits(value: Any) -> Any:
+    """Accept `1s` for {seconds: 1}."""
+    return {"seconds": value} if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Join:
+    shows: FilePath
+    """Show log: the folder or kafka://BROKERS/TOPIC that `clickfleet serve --log` writes."""
+    feedback: FilePath
+    """Feedback: the folder or kafka://BROKERS/TOPIC that `clickfleet serve --feedback` writes."""
+    wait: Seconds = 30.0
+    """How long a show waits for a label before it counts as negative, by the clock of the server that logged it."""
+    window: Seconds = 604_800.0
+    """How long after a show its labels may still change. A change after `wait` becomes a correction."""
+    corrections: Literal["learn", "drop"] = "learn"
+    """What becomes of a correction of a row that was learned: it is learned, as the label's `late` in the schema says, or dropped."""
+    rows_per_pass: Count | None = None
+    """Number of rows at which a pass ends. Default: 20,000."""
+    interval: Seconds | None = None
+    """A pass ends at this time after its first row, even if it has fewer. Default: 10s."""
+    store_limit: Bytes = 20 << 30
+    """Maximum size of the files of shows that wait or may be corrected. Beyond it, the oldest are decided early and forgotten."""
+    kafka_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Additional librdkafka settings for logs in Kafka, such as security.protocol."""
+
+
 @dataclass(frozen=True)
 class Online:
     dir: FilePath | None = None
-    """Folder of the logs, laid out as <dir>/<day>/<HHMM>/. Set this or online.kafka."""
+    """Folder of the logs, laid out as <dir>/<day>/<HHMM>/. Set this, online.kafka or online.join."""
     kafka: Kafka | None = None
-    """Kafka topic of the logs. Set this or online.dir."""
+    """Kafka topic of the logs. Set this, online.dir or online.join."""
+    join: Join | None = None
+    """Show log and feedback that are joined while the run trains. Set this, online.dir or online.kafka."""
     start_day: int | None = None
     """First day, as YYYYMMDD."""
     start_pass: Count = 1
@@ -486,6 +584,8 @@ class Online:
     """Time between two folders of a day."""
     splits_per_pass: Count = 1
     """Number of folders per pass."""
+    pass_: Annotated[PassLimits | None, BeforeValidator(_pass_limits)] = None
+    """Micro-passes: a pass ends after a time (`1s`) or a number of rows. null: as the folders, the topic or the stream divide it."""
     done_file: str | None = "_DONE"
     """File that marks a folder as complete. null: a folder is complete when online.quiet has elapsed."""
     quiet: Seconds = 30.0
@@ -496,8 +596,8 @@ class Online:
     """Read the next pass while training on the current one."""
     shuffle: bool = True
     """Shuffle each pass: all its rows, or data.shuffle rows at a time."""
-    checkpoint_every_passes: Count = 1
-    """Number of passes between checkpoints."""
+    checkpoint_every_passes: Count | None = None
+    """Number of passes between checkpoints. Default: 1; with online.pass, only run.checkpoint_every decides."""
     delta_every_passes: Count = 1
     """Number of passes between deltas."""
     first_base: bool = False
@@ -512,6 +612,8 @@ class Online:
 class Guard:
     """Limits beyond which an entry of the published log is held back. null turns a check off."""
 
+    monitor: str = "auc"
+    """What AUC and COPC are judged by: auc, or the AUC of one of several labels, such as buy.auc or buy.auc_given."""
     auc_drop: Annotated[float, Gt(0)] | None = 0.02
     """Hold back if the AUC is this far below the mean of earlier released windows, and the drop is statistically significant."""
     copc: tuple[float, float] | None = (0.8, 1.25)
@@ -529,8 +631,24 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class Calibrate:
+    """Calibrate published scores: as many clicks are predicted as there are, at every score and in every slice."""
+
+    by: tuple[str, ...] = ()
+    """Slots whose values are calibrated each by itself. Several: each combination of their values. Default: one curve for all rows."""
+    method: Literal["isotonic", "shift"] = "isotonic"
+    """isotonic: an increasing curve. shift: one shift of the log-odds for all scores. Each slice has a shift of its own besides."""
+    half_life: Annotated[Seconds, Gt(0)] = 21_600.0
+    """Stream time after which a click counts half. Where the stream has changed since, less of the past is used."""
+
+
+@dataclass(frozen=True)
 class Publish:
+    rows: Literal["float32", "float16", "int8"] = "float32"
+    """Format of published rows. int8 has a scale per row and takes 0.4 of the bytes with 10 factors; training stays in float32."""
     guard: Guard = field(default_factory=Guard)
+    calibrate: Calibrate | None = None
+    """Calibrate scores by what was clicked: calibrate={}, or with slots to calibrate by. null: publish the scores of the network."""
     freshness_slo: Seconds = 60.0
     """Warn if the 99th percentile of the time from event to publication exceeds this."""
     keep_chains: Count = 2
@@ -539,8 +657,8 @@ class Publish:
     """Publish a base after this many deltas, or once they exceed the base and 256 MiB in size. null: only at the end of a day."""
     to: str | None = None
     """URL to which every entry is copied."""
-    done_files: bool = True
-    """Also write base_donefile.txt, patch_donefile.txt and donefile.txt."""
+    done_files: bool | None = None
+    """Also write base_donefile.txt, patch_donefile.txt and donefile.txt. Default: true, but false with online.pass."""
     text_parts: Annotated[int, Ge(1), Le(100_000)] | None = None
     """Write each base and delta that done files name in PaddleRec's text layout, in this many files per table. null: name our entries."""
 
@@ -567,6 +685,18 @@ class Serve:
     """Level of graph optimization in ONNX Runtime."""
     arena: bool = True
     """Keep ONNX Runtime's memory arena between evaluations."""
+    log: FilePath | None = None
+    """Show log: a folder, or kafka://BROKERS/TOPIC, for every scored row with its features. null: none is written."""
+    log_sample: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Fraction of the requests in the show log, chosen by the hash of the request's id."""
+    feedback: FilePath | None = None
+    """Folder, or kafka://BROKERS/TOPIC, for the events of POST /v1/feedback. null: the route is disabled."""
+    log_rotate_size: Bytes = 64 << 20
+    """Size at which a file of the show log or of the feedback is completed."""
+    log_rotate_every: Seconds = 300.0
+    """Age at which a file of the show log or of the feedback is completed."""
+    kafka_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Additional librdkafka settings for logs in Kafka, such as security.protocol."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,15 @@ def batches(path: Path, schema: pa.Schema, *, mapped: bool = True) -> Iterator[p
         raise CheckpointError(f"{path} is broken: {error or 'it needs more memory than this machine has'}") from error
 
 
+def schema_of(path: Path) -> pa.Schema:
+    """Return the columns of a file."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            return IpcReader(source, is_file=True).schema
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise CheckpointError(f"{path} is broken: {error}") from error
+
+
 def numbers(column: pa.Array, kind: Any) -> Any:
     """Return a column of numbers as a NumPy view. Arrow's `to_numpy` would import pandas, which takes a second."""
     data = column.buffers()[1]

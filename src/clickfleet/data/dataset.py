@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,11 +12,12 @@ from clickfleet.config.load import Config
 from clickfleet.config.plugins import Plugin
 from clickfleet.config.sections import Data as DataSection
 from clickfleet.data.batch import Batch, SourceState
-from clickfleet.data.files import decompressed_size, expand
+from clickfleet.data.files import decompressed_size, expand, open_bytes, reading
 from clickfleet.data.formats import Format
 from clickfleet.data.formats import load as load_format
 from clickfleet.data.guess import Guess, guess, is_files, is_frame
 from clickfleet.data.memory import Feed
+from clickfleet.data.parsing.lines import Lines
 from clickfleet.data.reader import Reader
 from clickfleet.data.recognition import sample
 from clickfleet.data.repeatable import check_repeatable
@@ -109,6 +111,32 @@ def for_scoring(config: Config, batch_size: int | None = None) -> Config:
             quarantine=None,
         ),
     )
+
+
+PARQUET = b"PAR1"
+"""First bytes of a Parquet file."""
+
+
+def count_rows(path: str, plugin: Plugin) -> int:
+    """Return the number of rows of a file, including bad ones, without parsing them."""
+    form = load_format(plugin)
+    if isinstance(form, Lines):
+        rows, last, space = 0, ord("\n"), bytearray(1 << 18)
+        with closing(form.stream(path)) as stream:
+            while size := stream.readinto(memoryview(space)):
+                rows += space.count(b"\n", 0, size)
+                last = space[size - 1]
+        return rows + (last != ord("\n")) - form.header_lines
+    from pyarrow import parquet
+
+    from clickfleet.data.arrow_ipc import open_ipc
+
+    with open_bytes(path) as file, reading(path):
+        magic = file.read(len(PARQUET))
+        file.seek(0)
+        if magic == PARQUET:
+            return int(parquet.ParquetFile(file).metadata.num_rows)
+        return sum(batch.num_rows for batch in open_ipc(file))
 
 
 def with_format(config: Config, name: str | None) -> Config:

@@ -72,7 +72,7 @@ def measure(config: Config, data: Data, schema: Schema | None = None) -> LogFact
         rows,
         exact,
         len(source.schema.dense),
-        len(source.schema.slots),
+        len(source.schema.key_columns),
         sample.clicks / sample.rows,
         sample.ids,
         sample.keys / max(sample.ids, 1),
@@ -90,9 +90,9 @@ class _Sample:
     def read(self, batches: Iterator[Batch]) -> None:
         begin, keys = time.monotonic(), np.empty(0, np.uint64)
         for batch in batches:
-            assert batch.labels is not None
+            assert batch.clicked is not None
             self.rows, self.keys = self.rows + len(batch), self.keys + len(batch.keys)
-            self.clicks += float((batch.labels > 0).sum())
+            self.clicks += float((batch.clicked > 0).sum())
             keys = np.union1d(keys, batch.keys)
             if self.rows >= SAMPLE_ROWS or (self.rows >= LEAST_ROWS and time.monotonic() - begin > SAMPLE_S):
                 break

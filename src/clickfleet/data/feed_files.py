@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from clickfleet.data.arrow_ipc import IpcReader, numbers
-from clickfleet.data.batch import ROW_COLUMNS, Batch
+from clickfleet.data.batch import BY_LABEL, ROW_COLUMNS, Batch
 from clickfleet.data.files import reading, writing
 
 CHUNK_ROWS = 8192
@@ -91,6 +91,8 @@ def _schema(batch: Batch) -> pa.Schema:
     dense = pa.list_(pa.float32(), batch.dense.shape[1])
     lists = {"keys": pa.large_list(pa.uint64()), "values": pa.large_list(pa.float32()), "counts": pa.list_(pa.int64())}
     sides = {name: _KINDS.get(name, _NUMBER)[0] for name in ROW_COLUMNS}
+    if batch.labels is not None and batch.labels.ndim == 2:
+        sides |= dict.fromkeys(BY_LABEL, pa.list_(pa.float32(), batch.labels.shape[1]))
     return pa.schema({"dense": dense, **lists, **sides})
 
 
@@ -108,9 +110,9 @@ def _pack(batch: Batch, columns: dict[str, Any], schema: pa.Schema) -> pa.Record
     arrays = []
     for field in schema:
         array = columns.get(field.name)
-        if field.name == "dense":
-            flat = pa.array(np.ascontiguousarray(batch.dense).reshape(-1), pa.float32())
-            width = batch.dense.shape[1]
+        if array is not None and array.ndim == 2:
+            flat = pa.array(np.ascontiguousarray(array).reshape(-1), pa.float32())
+            width = array.shape[1]
             column = pa.FixedSizeListArray.from_arrays(flat, width) if width else pa.array([[]] * rows, field.type)
         elif array is None:
             column = pa.nulls(rows, field.type)
@@ -144,7 +146,9 @@ def _unpack(table: pa.RecordBatch, slots: int) -> Batch:
     sides = {}
     for name in ROW_COLUMNS:
         if not (column := table.column(name)).null_count:
-            sides[name] = numbers(column, _KINDS.get(name, _NUMBER)[1]).copy()
+            several = pa.types.is_fixed_size_list(column.type)
+            side = numbers(column.values if several else column, _KINDS.get(name, _NUMBER)[1]).copy()
+            sides[name] = side.reshape(rows, column.type.list_size) if several else side
     dense = table.column("dense")
     return Batch(
         numbers(dense.values, np.float32).reshape(rows, dense.type.list_size).copy(),

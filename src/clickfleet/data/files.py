@@ -6,15 +6,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import os
+import posixpath
 import re
 import stat
+import sys
 import tempfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -45,7 +49,8 @@ def check_name(name: object, where: str | Path) -> str:
 def inside(folder: Path, name: object) -> Path:
     """Return the path of a file below a folder. Neither the name nor a symbolic link may lead outside."""
     path = folder / check_name(name, folder)
-    if not path.resolve().is_relative_to(folder.resolve()):
+    links = any(os.path.islink(folder.joinpath(part)) for part in accumulate(str(name).split("/"), posixpath.join))
+    if links and not path.resolve().is_relative_to(folder.resolve()):
         raise TrustError(f"{path} is a link to {path.resolve()}, outside {folder}", "copy the file itself: cp -rL")
     return path
 
@@ -71,6 +76,26 @@ def temporary(short: bool = False) -> Path:
         pass
     except OSError as error:
         raise TrustError(f"cannot create {folder}: {error.strerror}", "set TMPDIR to a folder you own") from error
+    check_private(folder)
+    return folder
+
+
+def in_memory(name: str) -> Path | None:
+    """Return a private folder of that name in memory, which outlives processes and no reboot; None if the system has none."""
+    root = Path("/dev/shm")
+    folder = root / _user_folder().name
+    try:
+        if not root.is_mount():
+            return None
+        folder.mkdir(mode=0o700, exist_ok=True)
+        check_private(folder)
+        return folder / name
+    except (OSError, TrustError):  # another user took the name
+        return None
+
+
+def check_private(folder: Path) -> None:
+    """Raise TrustError if a folder is a link, or not only this user's. Windows has other rights, which are not checked."""
     status = folder.lstat()
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode):
@@ -79,7 +104,6 @@ def temporary(short: bool = False) -> Path:
         raise _unsafe(folder, f"user {status.st_uid} owns it")
     if hasattr(os, "getuid") and mode & 0o077:
         raise _unsafe(folder, f"other users have access to it (mode {mode:o})")
-    return folder
 
 
 def make(folder: Path) -> None:
@@ -386,6 +410,19 @@ def writing(path: Path) -> Iterator[Path]:
 def move(source: Path, target: Path) -> None:
     """Give a finished file or folder its final name, atomically. Nothing else in the package renames files."""
     os.replace(source, target)
+
+
+EXCHANGE = 2
+"""The flag of renameat2 that exchanges two names."""
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step. Return False if this system or file system cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    here = -100  # paths are relative to the current folder
+    return call is not None and call(here, os.fsencode(one), here, os.fsencode(other), EXCHANGE) == 0
 
 
 def flush(path: Path) -> None:

@@ -31,10 +31,10 @@ from clickfleet.data.recognition import (
     plain_name,
     sample,
 )
-from clickfleet.data.schema import Bucket, Dense, Schema, Slot, Transform, preset
+from clickfleet.data.schema import Bucket, Dense, History, Label, Schema, Slot, Transform, preset
 from clickfleet.errors import ConfigError
 
-Role = Literal["label", "dense", "slot", "list", "user", "time", "ignored"]
+Role = Literal["label", "dense", "slot", "list", "history", "user", "time", "ignored"]
 
 FEW_VALUES = 32
 """Integers with at most so many distinct values are categories."""
@@ -75,6 +75,20 @@ _AMOUNTS = re.compile(
     r"|ratio|score|clicks|views|shows|impressions|freq|frequency|quantity|qty|size|width|height|distance|salary|income"
     r"|balance|weight|bid|floor|paid|revenue|value|percent|pct|prob|recency|year|lat|lon|temperature)s?($|_)"
 )
+_PAST = frozenset(
+    (
+        *("hist", "history", "past", "clicked", "click", "viewed", "view", "seen", "bought", "recent", "last", "seq"),
+        *("sequence", "watched", "visited", "rated", "liked", "events"),
+    )
+)
+"""Words that say that a list is of past values of a slot: clicked_item, past_categories, item_history."""
+_LATER = frozenset(
+    (
+        *("conversion", "converted", "is_conversion", "purchase", "purchased", "is_purchase", "bought", "buy", "order"),
+        *("install", "installed", "is_attributed", "attributed", "ordered", "add_to_cart"),
+    )
+)
+"""Names of what follows a click."""
 _NOT_IDS = (
     "paid",
     "valid",
@@ -386,6 +400,7 @@ class _Guesser:
         self.dense: list[Dense] = []
         self.slots: list[Slot] = []
         self.buckets: list[Slot] = []
+        self.histories: list[History] = []
         self.settings = dict(found.format.settings)
         self.time: str | None = None
         self.user: str | None = None
@@ -412,10 +427,13 @@ class _Guesser:
         self.user = self._user(label)
         self.time = self._time(label)
         separator = self._list_separator(label)
+        later = self._later(label, negative)
         columns = []
         for column in self.columns:
             if column is label:
                 role, reason = "label", why
+            elif column in later:
+                role, reason = "label", f"known only where {label.name if label else ''} is 1"
             else:
                 role, reason = self._role(column, label, separator)
             columns.append(
@@ -427,14 +445,19 @@ class _Guesser:
                 + "; ".join(f"{one.name}: {one.why}" for one in columns if one.role == "ignored"),
                 "describe the columns in a schema: data.schema (--schema)",
             )
+        past = self._find_histories(separator)
+        columns = [replace(one, role="history", why=past[one.name]) if one.name in past else one for one in columns]
+        name = label.name if label is not None else Schema.label
         schema = Schema(
             tuple(self.dense),
             (*self.slots, *self.buckets),
-            label.name if label is not None else Schema.label,
+            name,
             time=self.time,
             group=self.user,
             values=self.sample.values,
             negative=negative,
+            histories=tuple(self.histories),
+            labels=(Label(name), *(Label(column.name, given=name) for column in later)) if later else (),
         )
         form = replace(self.sample.format, settings=self.settings)
         return Guess(form, schema, tuple(columns), self.rows, tuple(self.notes))
@@ -507,6 +530,46 @@ class _Guesser:
             )
         return negative
 
+    def _later(self, label: _Column | None, negative: int) -> list[_Column]:
+        """Return columns that say what followed a click. They are labels too: as features they would tell the click."""
+        if label is None or self.sample.roles:
+            return []
+        clicked = _as_bits(label, negative)
+        found = []
+        for column in self.columns:
+            if column is label or column.plain not in _LATER or _negative_of(column) != negative:
+                continue
+            after = _as_bits(column, negative)
+            if after.any() and not (after & ~clicked).any():
+                found.append(column)
+                self.notes.append(
+                    f"{column.name} is 1 only where {label.name} is 1, so it is a second label: as a feature it would leak"
+                )
+        return found
+
+    def _find_histories(self, separator: str | None) -> dict[str, str]:
+        """Turn lists of past values of a slot into histories: column -> why. Columns of equal length are one history."""
+        slots = {_singular(plain_name(slot.name)): slot.name for slot in self.slots if not slot.multi}
+        groups: dict[tuple[str, bytes], list[tuple[str, str]]] = {}
+        for slot in [slot for slot in self.slots if slot.multi and not self.sample.roles]:
+            words = plain_name(slot.name).split("_")
+            affix = "_".join(word for word in words if word in _PAST)
+            base = slots.get(_singular("_".join(word for word in words if word not in _PAST)))
+            if affix and base is not None:
+                lengths = _list_lengths(self.by_name[slot.name].values, separator)
+                groups.setdefault((affix, lengths.tobytes()), []).append((base, slot.name))
+        why: dict[str, str] = {}
+        for (affix, _), pairs in groups.items():
+            bases = dict(pairs)  # a slot once
+            taken = {*self.by_name, *(history.name for history in self.histories)} - {*bases.values()}
+            name = affix
+            while name in taken:
+                name += "_"
+            self.histories.append(History(name, tuple(bases), tuple(bases.values())))
+            why |= {column: f"named like past values of {base}; history {name}" for base, column in bases.items()}
+        self.slots = [slot for slot in self.slots if slot.name not in why]
+        return why
+
     def _user(self, label: _Column | None) -> str | None:
         if self.sample.roles:
             return None
@@ -556,6 +619,11 @@ class _Guesser:
         enough = UNIQUE_ROWS if self.sample.whole or _IDS.search(column.plain) else 10_000
         return column.distinct >= enough
 
+    def _is_past(self, column: _Column, separator: str | None) -> bool:
+        """Tell whether a column of text lists past values. Long lists hardly repeat, but their values do."""
+        named = not _PAST.isdisjoint(column.plain.split("_"))
+        return named and column.kind == "text" and separator is not None and _holds_lists(column, separator)
+
     def _role(self, column: _Column, label: _Column | None, separator: str | None) -> tuple[str, str]:
         fixed = self.sample.roles.get(column.name)
         if fixed is not None:
@@ -572,7 +640,7 @@ class _Guesser:
             return "time", "a moment in time; it orders the rows"
         if _is_time(column):
             return "ignored", "a moment in time, which does not come back"
-        if self._is_unique(column):
+        if self._is_unique(column) and not self._is_past(column, separator):
             return "ignored", "every row has its own value"
         if label is not None and _mirrors(column, label):
             self.notes.append(
@@ -674,6 +742,35 @@ def _negative_of(column: _Column) -> int | None:
     if values <= {0.0, 1.0}:
         return 0
     return -1 if values <= {-1.0, 1.0} else None
+
+
+def _as_bits(column: _Column, negative: int) -> NDArray[np.bool_]:
+    """Return which rows have the label 1; a missing one has not."""
+    values = (
+        column.values.cast(pa.float64())
+        if not pa.types.is_boolean(column.values.type)
+        else column.values.cast(pa.int8())
+    )
+    return np.asarray(values.fill_null(negative).to_numpy(zero_copy_only=False) == 1)
+
+
+def _singular(name: str) -> str:
+    """Return a name as it is written for one thing.
+
+    >>> _singular("categories"), _singular("item_ids"), _singular("class")
+    ('category', 'item_id', 'class')
+    """
+    if name.endswith("ies"):
+        return name[:-3] + "y"
+    return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
+
+
+def _list_lengths(column: Any, separator: str | None) -> NDArray[np.int64]:
+    if pa.types.is_string(column.type):
+        empty = pc.equal(pc.utf8_length(column.fill_null("")), 0)
+        column = pc.if_else(empty, None, pc.split_pattern(column, separator or "|"))
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 
 
 def _most_values(column: _Column) -> int:

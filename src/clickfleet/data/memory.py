@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from clickfleet.data.bad_lines import Counters, describe
 from clickfleet.data.batch import Batch, SourceState, concatenate
 from clickfleet.data.feed_files import FeedFiles
+from clickfleet.data.histories import keep_events
 from clickfleet.data.parsing.layout import nothing
 from clickfleet.data.reader import order
 from clickfleet.data.schema import Schema
@@ -278,13 +279,14 @@ class Feed:
         return table_of({**{name: array for name, array in arrays.items() if name != "dense"}, **columns}, where)
 
     def _checked(self, batch: Batch) -> Batch:
-        if batch.dense.shape[1] != len(self.schema.dense) or batch.slots != len(self.schema.slots):
+        if batch.dense.shape[1] != len(self.schema.dense) or batch.slots != len(self.schema.key_columns):
             raise DataError(
                 f"a batch has {batch.dense.shape[1]} dense columns and {batch.slots} slots, "
-                f"the schema has {len(self.schema.dense)} and {len(self.schema.slots)}"
+                f"the schema has {len(self.schema.dense)} and {len(self.schema.key_columns)}"
+                + (" with the columns of its histories" if self.schema.histories else "")
             )
-        batch.check_rows()
-        return batch
+        batch.check_rows(self.schema)
+        return keep_events(batch, self.schema)
 
 
 def split_off(rows: int, state: SourceState, size: int) -> tuple[SourceState, SourceState | None]:
@@ -314,6 +316,9 @@ def table_of(arrays: Mapping[str, Any], where: str) -> "pa.Table":
         for name, array in arrays.items():
             if isinstance(array, pa.Array | pa.ChunkedArray):
                 columns[name] = array
+                continue
+            if isinstance(array, list) and any(isinstance(value, list | tuple | np.ndarray) for value in array[:1000]):
+                columns[name] = pa.array(array)  # lists of different lengths
                 continue
             values = _numpy(array)
             if values.ndim == 0:

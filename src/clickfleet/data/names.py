@@ -76,6 +76,7 @@ class Names:
     def __post_init__(self) -> None:
         self._layout = layout(self.schema, label=False)
         self._places = {slot.name: i for i, slot in enumerate(self.schema.slots)}
+        self._owners = {slot.name: slot.rows_of for slot in self.schema.key_columns[len(self.schema.slots) :]}
         self._by_key: dict[str, dict[int, str]] = {}
 
     def __len__(self) -> int:
@@ -86,7 +87,8 @@ class Names:
         return text_keys(self._layout, self._places[slot], pa.array(texts, pa.string()))
 
     def name(self, slot: str, key: int) -> str | None:
-        """Return the value behind a key of a slot; None if it is not known."""
+        """Return the value behind a key of a slot or of a column of a history; None if it is not known."""
+        slot = self._owners.get(slot, slot)
         place = self._places.get(slot)
         if place is None:
             return None
@@ -216,10 +218,10 @@ class _Collector:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
         self.plan = layout(schema, label=False)
-        self.counts: dict[str, Counter[str]] = {slot.name: Counter() for slot in schema.read_slots}
+        self.counts: dict[str, Counter[str]] = {slot.name: Counter() for slot in schema.slots if slot.bucket is None}
         self.dense: list[Any] = []
         self.rows = 0
-        self.limit = min(SAMPLE_ROWS, max(200, SAMPLE_CELLS // max(1, len(schema.slots))))
+        self.limit = min(SAMPLE_ROWS, max(200, SAMPLE_CELLS // max(1, len(schema.key_columns))))
         self.deadline = time.monotonic() + SAMPLE_S
 
     @property
@@ -233,7 +235,7 @@ class _Collector:
             self.dense.append(batch.dense[:: max(1, len(batch) // 2000)])
         if self.schema.keys.name == "raw":  # a key is its own name
             return
-        for place, slot in enumerate(self.schema.slots):
+        for place, slot in enumerate(self.schema.key_columns):
             if slot.bucket is not None:
                 continue
             found = texts(place)
@@ -246,7 +248,7 @@ class _Collector:
             if not len(present):
                 continue
             known = np.flatnonzero(present[where] == keys)
-            counter = self.counts[slot.name]
+            counter = self.counts[slot.name if place < len(self.schema.slots) else slot.rows_of]
             for text, count in zip(found.take(known).to_pylist(), times[where[known]].tolist(), strict=True):
                 if text and len(text.encode()) <= LONGEST:
                     counter[text] += count
@@ -326,7 +328,7 @@ def from_files(files: Sequence[str], form: Format, schema: Schema) -> Names:
 def _file_rows(path: str, form: Format, schema: Schema) -> Iterator[tuple[Batch, Callable[[int], pa.Array | None]]]:
     """Yield the rows of each block, with the possible values of its slots."""
     names = column_names(form, path, schema) if isinstance(form, Delimited) else ()
-    needed = [slot.source_name for slot in schema.read_slots]
+    needed = [slot.source_name for slot in schema.read_columns]
     blocks = form.blocks(path, schema, 0)
     try:
         for block in blocks:
@@ -352,7 +354,7 @@ def _columns(table: pa.RecordBatch, schema: Schema, separator: str = "") -> Call
     """Return the distinct values of a slot from the columns of a table."""
 
     def texts(place: int) -> pa.Array | None:
-        slot = schema.slots[place]
+        slot = schema.key_columns[place]
         if slot.source_name not in table.schema.names:
             return None
         return distinct(table.column(slot.source_name), separator if slot.multi else "")
@@ -379,7 +381,10 @@ def distinct(column: Any, separator: str = "") -> pa.Array | None:
         column = column.cast(pa.int64(), safe=False)
     column = pc.unique(column).drop_null()
     if kinds.is_binary(column.type) or kinds.is_large_binary(column.type) or kinds.is_binary_view(column.type):
-        column = pa.array([text for raw in column.to_pylist() if (text := _decoded(raw)) is not None], pa.string())
+        try:
+            column = column.cast(pa.string())
+        except pa.ArrowInvalid:  # not all of it is text
+            column = pa.array([text for raw in column.to_pylist() if (text := _decoded(raw)) is not None], pa.string())
     elif kinds.is_integer(column.type) or kinds.is_string(column.type) or kinds.is_large_string(column.type):
         column = column.cast(pa.string())
     elif kinds.is_string_view(column.type):
@@ -403,7 +408,7 @@ def _tokens(content: bytes, batch: Batch, schema: Schema) -> Callable[[int], pa.
     """Return the tokens of lines, whatever their format. The keys of the rows tell which of them are values of a slot."""
     if schema.keys.name != "hash64":  # keys of the other rules are small numbers, which many tokens would match
         return lambda place: None
-    most = max(1000, MOST_CANDIDATES // max(1, len(schema.read_slots)))
+    most = max(1000, MOST_CANDIDATES // max(1, len(schema.read_columns)))
     found: dict[bytes, None] = {}
     for line in content.splitlines():
         for piece in line.split():

@@ -231,7 +231,8 @@ class Reader:
         batch = result.parsed.batch
         if self.require_labels and batch.labels is None and len(batch):
             raise DataError(
-                f"{result.path}: the rows have no label ({self.schema.label}); training and evaluation need one",
+                f"{result.path}: the rows have no label ({', '.join(self.schema.label_columns)}); "
+                "training and evaluation need one",
                 self.format.about_no_labels(self.schema),
             )
         return batch

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from clickfleet.config.plugins import Plugin
 from clickfleet.data.arrow_ipc import open_ipc
+from clickfleet.data.events import VERSION
 from clickfleet.data.files import PACKED, Unpacked, open_bytes, packing, reading
 from clickfleet.data.formats import load
 from clickfleet.data.formats.csv import Csv
@@ -104,6 +105,13 @@ def sample(files: Sequence[str], given: Plugin, known: Schema | None = None) -> 
         name = given.name
     else:
         name = "csv" if given.settings else _by_content(files[0])
+    if name == "joined":
+        if known is None:
+            raise ConfigError(
+                f"{files[0]} has joined rows, whose schema is that of the model that scored them",
+                "set data.schema or data.preset; schema.yaml is in the run folder of the model",
+            )
+        return LogSample(Plugin(name))
     if name in _TABLES:
         table, whole = _tables(files, name)
         return LogSample(given if not given.automatic else Plugin(name), table, whole)
@@ -147,7 +155,7 @@ def _by_content(path: str) -> str:
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith(b"ARROW1") or (start.startswith(b"\xff\xff\xff\xff") and len(start) == 8):
-        return "arrow"
+        return "joined" if _is_joined(path) else "arrow"
     if start.startswith(b"\x1f\x8b") and packing(path) != "gzip":
         raise DataError(f"{path} is compressed with gzip, but its name does not end in .gz", "rename it")
     if start.startswith(b"\x28\xb5\x2f\xfd") and packing(path) != "zstd":
@@ -161,6 +169,12 @@ def _by_content(path: str) -> str:
     if name in _TABLES and start:
         raise DataError(f"{path} is not a file of the format {name}, as its name says", "rename it, or set data.format")
     return name
+
+
+def _is_joined(path: str) -> bool:
+    """Return whether an Arrow file holds joined rows."""
+    with open_bytes(path) as raw, reading(path):
+        return bytes((open_ipc(raw).schema.metadata or {}).get(VERSION, b"")).startswith(b"joined/")
 
 
 def _check_text(path: str) -> None:

@@ -14,16 +14,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from clickfleet.config.plugins import closest
 from clickfleet.errors import ConfigError, DataError
 
 Pooling = Literal["sum", "mean"]
+Keep = Literal["last", "first"]
+LossName = Literal["log", "mse", "poisson"]
+LateName = Literal["correct", "weight", "none"]
 TransformName = Literal["none", "minmax", "log1p", "standard"]
 RuleName = Literal["hash64", "py2", "raw"]
 SIDES = ("show", "click", "weight", "time", "group")
 """Optional columns with one value per row."""
+MOST_LABELS = 64
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Slot:
-    """A categorical column. Its `name` is part of every key; with the key rule py2, `prefix` replaces it."""
+    """A categorical column. Its `name` is part of every key; with the key rule py2, `prefix` replaces it.
+
+    With `rows_of`, it uses the rows of another slot: equal values have the same key in both.
+    """
 
     name: str
     multi: bool = False
@@ -108,6 +115,87 @@ class Slot:
     source: str = ""
     prefix: str = ""
     bucket: Bucket | None = None
+    rows_of: str = ""
+
+    @property
+    def source_name(self) -> str:
+        """The name of the column in the files."""
+        return self.source or self.name
+
+
+@dataclass(frozen=True)
+class History:
+    """A list of past events of a row. Each event has a value for every one of `slots`, whose rows it uses.
+
+    `columns` are the names of the lists in the files, one per slot; all lists of a row have the same length. A row keeps the last
+    (or first) `max` events.
+
+    >>> History("clicked", ("item", "category")).columns
+    ('clicked_item', 'clicked_category')
+    """
+
+    name: str
+    slots: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    max: int = 100
+    keep: Keep = "last"
+
+    LIMIT: ClassVar[int] = 65_536
+    """The largest `max`."""
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "columns"):
+            given = getattr(self, name)
+            given = (given,) if isinstance(given, str) else tuple(given)
+            if not all(isinstance(item, str) and item for item in given):
+                raise ConfigError(f"history {self.name}: {name} must be a list of names")
+            object.__setattr__(self, name, given)
+        if not self.columns:
+            object.__setattr__(self, "columns", tuple(f"{self.name}_{slot}" for slot in self.slots))
+        if not self.slots or len(set(self.slots)) < len(self.slots):
+            raise ConfigError(f"history {self.name}: name at least one slot, and each only once")
+        if len(self.columns) != len(self.slots) or len(set(self.columns)) < len(self.columns):
+            raise ConfigError(f"history {self.name}: name one column for each of its {len(self.slots)} slots")
+        if isinstance(self.max, bool) or not isinstance(self.max, int) or not 1 <= self.max <= self.LIMIT:
+            raise ConfigError(f"history {self.name}: max must be between 1 and {self.LIMIT}, not {self.max!r}")
+        if self.keep not in get_args(Keep):
+            raise ConfigError(f"history {self.name}: unknown keep {self.keep!r}", "choose last or first")
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a model learns to predict: a column of the files, its loss, and the weight of that loss.
+
+    `log` is for 0 and 1, `mse` for any number, `poisson` for counts. With `given`, the label has a meaning only in rows where that
+    other label is 1: a purchase is known only after a click.
+
+    `late` says how a label is learned that came after its row was learned without it. `correct` takes back what the earlier value
+    taught. `weight` learns it as one more row, and lets rows without it count less from the start. `none` only learns one more row.
+    """
+
+    name: str
+    loss: LossName = "log"
+    weight: float = 1.0
+    given: str = ""
+    source: str = ""
+    late: LateName = "correct"
+
+    def __post_init__(self) -> None:
+        if self.loss not in get_args(LossName):
+            raise ConfigError(
+                f"label {self.name}: unknown loss {self.loss!r}", f"choose one of {', '.join(get_args(LossName))}"
+            )
+        if isinstance(self.weight, bool) or not isinstance(self.weight, int | float) or not 0 <= self.weight < math.inf:
+            raise ConfigError(f"label {self.name}: the weight must be a number of 0 or more, not {self.weight!r}")
+        if self.late not in get_args(LateName):
+            raise ConfigError(
+                f"label {self.name}: unknown late {self.late!r}", f"choose one of {', '.join(get_args(LateName))}"
+            )
+        if self.late == "weight" and self.loss != "log":
+            raise ConfigError(
+                f"label {self.name}: late: weight is defined for the loss log, not {self.loss}",
+                "choose correct or none",
+            )
 
     @property
     def source_name(self) -> str:
@@ -166,17 +254,28 @@ class Schema:
     """Whether every key has a value that multiplies its row (libffm)."""
     negative: int = 0
     """The label of a row without a click in the files: 0 or -1. That of a click is always 1."""
+    histories: tuple[History, ...] = ()
+    labels: tuple[Label, ...] = ()
+    """Several labels, or one with settings. `label` is then the column of the first."""
 
     _hash: str = field(default="", init=False, repr=False, compare=False)
+    key_columns: tuple[Slot, ...] = field(default=(), init=False, repr=False, compare=False)
+    """The columns of keys in a batch: the slots, then the columns of the histories as slots that are pooled by their mean."""
+    slot_numbers: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
+    """For each key column, the number of the slot whose rows it uses."""
 
     def __post_init__(self) -> None:
+        if self.labels:
+            self._check_labels()
         if not self.label:
             raise ConfigError("the schema does not name a label column")
         if not self.slots and not self.dense:
             raise ConfigError("the schema needs at least one slot or dense column")
         if self.negative not in (0, -1) or isinstance(self.negative, bool):
             raise ConfigError(f"negative is {self.negative!r}", "labels are 0 and 1, or -1 and 1 with negative: -1")
-        names = [column.name for column in self.columns]
+        columns = (*self.slots, *(column for history in self.histories for column in self._history_columns(history)))
+        named: tuple[Dense | Slot | History, ...] = (*self.dense, *columns, *self.histories)
+        names = [column.name for column in named]
         for name in names:
             if not name:
                 raise ConfigError("a column of the schema has no name")
@@ -187,6 +286,51 @@ class Schema:
                 raise ConfigError(f"slot {slot.name}: unknown pooling {slot.pooling!r}", "choose sum or mean")
             if slot.bucket is not None:
                 self._check_bucket(slot, slot.bucket)
+        numbers = {slot.name: i for i, slot in enumerate(self.slots) if slot.bucket is None and not slot.rows_of}
+        for i, slot in enumerate(columns):
+            if slot.rows_of and (slot.rows_of not in numbers or slot.bucket is not None):
+                what = (
+                    f"slot {slot.name}: rows_of" if i < len(self.slots) else f"history {slot.name.partition('.')[0]}:"
+                )
+                raise ConfigError(
+                    f"{what} {slot.rows_of!r} is not a slot with rows of its own{closest(slot.rows_of, numbers)}"
+                )
+        object.__setattr__(self, "key_columns", columns)
+        own = tuple(numbers[slot.rows_of] if slot.rows_of else i for i, slot in enumerate(columns))
+        object.__setattr__(self, "slot_numbers", own)
+
+    def _history_columns(self, history: History) -> list[Slot]:
+        """Return the columns of a history as slots."""
+        return [
+            Slot(f"{history.name}.{slot}", multi=True, pooling="mean", source=source, rows_of=slot)
+            for slot, source in zip(history.slots, history.columns, strict=True)
+        ]
+
+    def _check_labels(self) -> None:
+        names: list[str] = []
+        for label in self.labels:
+            if not label.name or label.name in names:
+                raise ConfigError(f"two labels are named {label.name!r}" if label.name else "a label has no name")
+            if label.given:
+                given = next((other for other in self.labels if other.name == label.given), None)
+                if label.given not in names or given is None or given.loss != "log":
+                    raise ConfigError(
+                        f"label {label.name}: given must name an earlier label with the loss log, not {label.given!r}"
+                    )
+            names.append(label.name)
+        if self.labels[0].loss != "log":
+            raise ConfigError(
+                f"the first label, {names[0]}, has the loss {self.labels[0].loss}, not log",
+                "name the click first: metrics, early stopping and the statistics of rows follow the first label",
+            )
+        if len(names) > MOST_LABELS:
+            raise ConfigError(f"the schema has {len(names)} labels; the limit is {MOST_LABELS}")
+        sources = [label.source_name for label in self.labels]
+        if len(set(sources)) < len(sources):
+            raise ConfigError("two labels have the same column")
+        object.__setattr__(self, "label", sources[0])
+        if self.labels == (Label(self.labels[0].name),):
+            object.__setattr__(self, "labels", ())
 
     def _check_bucket(self, slot: Slot, bucket: Bucket) -> None:
         if bucket.column not in [column.name for column in self.dense]:
@@ -207,14 +351,24 @@ class Schema:
         return (*self.dense, *self.slots)
 
     @property
+    def tasks(self) -> tuple[Label, ...]:
+        """The labels that a model learns, at least one."""
+        return self.labels or (Label(self.label),)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of the labels in the files."""
+        return tuple(label.source_name for label in self.tasks)
+
+    @property
     def sides(self) -> dict[str, str]:
         """The columns for show, click, weight, time and group that the schema has: kind -> name in the files."""
         return {kind: name for kind in SIDES if (name := getattr(self, kind)) is not None}
 
     @property
-    def read_slots(self) -> tuple[Slot, ...]:
-        """The slots stored in files: all except bucketed ones."""
-        return tuple(slot for slot in self.slots if slot.bucket is None)
+    def read_columns(self) -> tuple[Slot, ...]:
+        """The key columns stored in files: all except bucketed slots."""
+        return tuple(slot for slot in self.key_columns if slot.bucket is None)
 
     def inputs(self) -> "Schema":
         """Return the schema without show, click, weight, time and group, which a model does not need to score rows."""
@@ -230,26 +384,38 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for YAML and JSON, without defaults."""
+        labels = [_plain(label) for label in self.labels]  # a list, because their order counts
         return {
-            "label": self.label,
+            **({"labels": labels} if labels else {"label": self.label}),
             "keys": str(self.keys),
             **self.sides,
             **({"values": True} if self.values else {}),
             **({"negative": self.negative} if self.negative else {}),
             "dense": [_plain(column, transform=str(column.transform)) for column in self.dense],
             "slots": [_plain(slot, **({"bucket": _plain(slot.bucket)} if slot.bucket else {})) for slot in self.slots],
+            **({"histories": [_plain(history) for history in self.histories]} if self.histories else {}),
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any], where: str = "schema") -> "Schema":
         given = _mapping(plain, where)
-        for kind in ("dense", "slots"):
+        for kind in ("dense", "slots", "histories"):
             if not isinstance(given.get(kind, ()), list | tuple):
                 raise ConfigError(f"{where}.{kind}: expected a list of columns, found {type(given[kind]).__name__}")
         rule = given.pop("keys", "hash64")
         dense = tuple(_dense(item, f"{where}.dense[{i}]") for i, item in enumerate(given.pop("dense", ())))
         slots = tuple(_slot(item, f"{where}.slots[{i}]") for i, item in enumerate(given.pop("slots", ())))
-        schema: Schema = _build(cls, {**given, "dense": dense, "slots": slots, "keys": KeyRule.parse(str(rule))}, where)
+        more: dict[str, Any] = {"dense": dense, "slots": slots, "keys": KeyRule.parse(str(rule))}
+        if "histories" in given:
+            more["histories"] = tuple(
+                _build(History, _mapping(item, f"{where}.histories[{i}]"), f"{where}.histories[{i}]")
+                for i, item in enumerate(given.pop("histories"))
+            )
+        if "labels" in given:
+            more["labels"] = parse_labels(given.pop("labels"), f"{where}.labels")
+            if given.get("label", more["labels"][0].source_name) != more["labels"][0].source_name:
+                raise ConfigError(f"{where}: both label and labels are given", "keep one of them")
+        schema: Schema = _build(cls, {**given, **more}, where)
         return schema
 
     @property
@@ -261,9 +427,14 @@ class Schema:
         return self._hash
 
     def _meaning(self) -> "Schema":
-        """Return the schema without `source`: the name of a column in the files does not change its meaning."""
-        dense = tuple(replace(column, source="") for column in self.dense)
-        return replace(self, dense=dense, slots=tuple(replace(slot, source="") for slot in self.slots))
+        """Return the schema without what does not change the meaning of rows: names in the files, weights of losses, late labels."""
+        return replace(
+            self,
+            dense=tuple(replace(column, source="") for column in self.dense),
+            slots=tuple(replace(slot, source="") for slot in self.slots),
+            histories=tuple(replace(history, columns=()) for history in self.histories),
+            labels=tuple(replace(label, source="", weight=1.0, late="correct") for label in self.labels),
+        )
 
     def diff(self, other: "Schema") -> list[str]:
         """Return one line per difference between two schemas."""
@@ -274,6 +445,9 @@ class Schema:
                 lines.append(f"{name}: {here} here, {there} there")
         lines += _diff_columns("dense column", self._meaning().dense, other._meaning().dense)
         lines += _diff_columns("slot", self._meaning().slots, other._meaning().slots)
+        lines += _diff_columns("history", self._meaning().histories, other._meaning().histories, "histories")
+        if self.labels or other.labels:
+            lines += _diff_columns("label", self._meaning().tasks, other._meaning().tasks)
         return lines
 
     def check_same(self, other: "Schema", here: str, there: str) -> None:
@@ -331,7 +505,7 @@ def _mapping(item: Any, where: str) -> dict[str, Any]:
     return dict(item)
 
 
-def _diff_columns(kind: str, columns_here: Iterable[Any], columns_there: Iterable[Any]) -> list[str]:
+def _diff_columns(kind: str, columns_here: Iterable[Any], columns_there: Iterable[Any], plural: str = "") -> list[str]:
     here = {column.name: column for column in columns_here}
     there = {column.name: column for column in columns_there}
     lines = [f"{kind} {name}: only here" for name in here if name not in there]
@@ -343,8 +517,32 @@ def _diff_columns(kind: str, columns_here: Iterable[Any], columns_there: Iterabl
                 if value_here != value_there:
                     lines.append(f"{kind} {name}: {item.name} {value_here} here, {value_there} there")
     if not lines and list(here) != list(there):
-        lines.append(f"{kind}s in different order: {', '.join(here)} here, {', '.join(there)} there")
+        lines.append(f"{plural or kind + 's'} in different order: {', '.join(here)} here, {', '.join(there)} there")
     return lines
+
+
+def parse_labels(given: Any, where: str = "labels") -> tuple[Label, ...]:
+    """Return labels given by name, each with its settings, or as a list.
+
+    >>> parse_labels({"click": {}, "buy": {"given": "click"}})[1]
+    Label(name='buy', loss='log', weight=1.0, given='click', source='', late='correct')
+    >>> parse_labels(["click", {"name": "buy"}])[1].name
+    'buy'
+    """
+    items: list[Any] = []
+    if isinstance(given, Mapping):
+        items = [{"name": name, **_mapping(settings or {}, f"{where}.{name}")} for name, settings in given.items()]
+    elif isinstance(given, list | tuple):
+        items = [{"name": item} if isinstance(item, str) else item for item in given]
+    if not items:
+        raise ConfigError(f"{where}: expected labels by name, such as {{click: {{}}, buy: {{given: click}}}}")
+    parsed = []
+    for i, item in enumerate(items):
+        settings = _mapping(item, f"{where}[{i}]")
+        if not isinstance(settings.get("name"), str):
+            raise ConfigError(f"{where}[{i}]: a label needs a name")
+        parsed.append(_build(Label, settings, f"{where}.{settings['name']}"))
+    return tuple(parsed)
 
 
 def read_schema(path: str | Path) -> Schema:

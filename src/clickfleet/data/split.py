@@ -50,6 +50,11 @@ class RowSplit:
             if rows.times is None:
                 raise DataError(f"{file or 'the data'}: rows without a time, but validation is by time", BY_ROW)
             return rows.times >= self.since
+        if rows.previous is not None:
+            raise DataError(
+                f"{file or 'the data'}: a random choice would part corrections from their shows",
+                "name validation data with data.valid, or set data.valid_share=0",
+            )
         name = file.replace("\\", "/").rsplit("/", 1)[-1]  # the choice survives a move to another folder
         start = hashlib.blake2b(f"{self.seed}\0{name}".encode(), digest_size=8).digest()
         draws = np.arange(line + 1, line + 1 + len(rows), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -117,8 +122,8 @@ def count(batches: Iterable[Batch], limit: int = KEPT_ROWS) -> HeldOut:
     total = clicks = 0
     parts: list[Batch] = []
     for batch in batches:
-        assert batch.labels is not None
-        total, clicks = total + len(batch), clicks + int((batch.labels > 0).sum())
+        assert batch.clicked is not None
+        total, clicks = total + len(batch), clicks + int((batch.clicked > 0).sum())
         parts.append(batch)
         if total > limit:
             parts = []

@@ -10,10 +10,12 @@ from clickfleet.training.layers import (
     BatchNorm,
     FieldVectors,
     Pairs,
+    Shared,
     Tower,
     Wide,
     constant,
     factor_std,
+    logits,
     tower,
     truncated,
 )
@@ -49,7 +51,7 @@ class AutoFIS(Model):
         super().__init__(config, shape)
         original = config.paddlerec
         self.names = [*shape.slot_names, *shape.dense_names]
-        self.wide = Wide(shape.dense)
+        self.wide, self.shared = Wide(shape), Shared(shape.outputs)
         self.wide.bias.requires_grad_(not original)
         self.fields = FieldVectors(shape.dense, shape.factors, truncated(factor_std(shape.dim)))
         self.pairs = Pairs(shape.slots + shape.dense)
@@ -70,7 +72,7 @@ class AutoFIS(Model):
                 layers += [linear, BatchNorm(b), nn.ReLU()]
             self.deep = nn.Sequential(*layers[:-2])
         else:
-            self.deep = tower(shape.width, *config.hidden, 1, dropout=config.dropout)
+            self.deep = tower(shape.width, *config.hidden, shape.outputs, dropout=config.dropout)
 
     def _keep(self, pairs: tuple[str, ...]) -> None:
         places = []
@@ -107,10 +109,10 @@ class AutoFIS(Model):
 
     def forward(self, x: Inputs) -> Tensor:
         parts = [part.flatten(1) for part in (x.factors, x.dense) if part.shape[1]]
-        logit = self.wide(x.first, x.dense) + self.deep(torch.cat(parts, 1)).squeeze(1)
+        logit = self.wide(x.first, x.dense) + self.deep(torch.cat(parts, 1))
         if self.norm is None:
-            return logit
+            return logits(logit)
         e = self.fields(x.factors, x.dense)
         products = (e @ e.transpose(1, 2))[:, self.pairs.left, self.pairs.right]
         gated: Tensor = self.norm(products) * self.alpha()
-        return logit + gated.sum(1) * self.scale
+        return logits(logit + self.shared(gated.sum(1) * self.scale))

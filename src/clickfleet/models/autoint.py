@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
-from clickfleet.training.layers import FieldVectors, by_fan_in, factor_std, tower, truncated
+from clickfleet.training.layers import FieldVectors, by_fan_in, factor_std, logits, tower, truncated
 from clickfleet.training.network import NARROW, Inputs, Model, Shape, TableInit
 
 
@@ -47,8 +47,8 @@ class AutoInt(Model):
         self.maps = nn.ParameterList(torch.empty(4 * config.width, below) for below in widths[:-1])  # Q, K, V, R
         for weight in self.maps:
             by_fan_in(1.0)(weight)
-        self.out = nn.Linear((shape.slots + shape.dense) * widths[-1], 1)
-        self.deep = tower(shape.width, *config.hidden, 1, dropout=config.dropout) if config.hidden else None
+        self.out = nn.Linear((shape.slots + shape.dense) * widths[-1], shape.outputs)
+        self.deep = tower(shape.width, *config.hidden, shape.outputs, dropout=config.dropout) if config.hidden else None
 
     def forward(self, x: Inputs) -> Tensor:
         h = self.fields(x.factors, x.dense)  # [B, n, d]
@@ -59,5 +59,5 @@ class AutoInt(Model):
             )  # [B, heads, n, w/heads]
             attention = torch.softmax(q @ k.transpose(2, 3), 3)
             h = F.relu((attention @ v).transpose(1, 2).flatten(2) + residual)
-        logits = F.linear(h.flatten(1), self.out.weight, self.out.bias).squeeze(1)
-        return logits if self.deep is None else logits + self.deep(x.factors, x.dense).squeeze(1)
+        out = F.linear(h.flatten(1), self.out.weight, self.out.bias)
+        return logits(out if self.deep is None else out + self.deep(x.factors, x.dense))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clickfleet.training.layers import by_fan_in, factor_std, normal, side_by_side, tower, truncated
+from clickfleet.training.layers import OwnColumns, by_fan_in, factor_std, logits, normal, side_by_side, tower, truncated
 from clickfleet.training.losses import l2
 from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
@@ -18,6 +18,7 @@ class DCN(Model):
 
     original_rows = TableInit(embedx=SMALL)
     small = NARROW
+    unequal_widths = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -34,6 +35,7 @@ class DCN(Model):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        self.columns = OwnColumns(shape)
         n, self.config = shape.width, config
         count = 1 if config.paddlerec else config.layers
         self.weights = nn.Parameter(torch.zeros(count, n))
@@ -41,7 +43,7 @@ class DCN(Model):
         self.deep = tower(
             n, *config.hidden, dropout=config.dropout, relu_last=True, init=by_fan_in(1.0) if config.paddlerec else None
         )
-        self.out = nn.Linear(config.hidden[-1] + n, 1)
+        self.out = nn.Linear(config.hidden[-1] + n, shape.outputs)
         if config.paddlerec:
             small = truncated(factor_std(shape.dim))
             small(self.weights)
@@ -59,7 +61,7 @@ class DCN(Model):
         return l2([self.weights], self.config.l2) if self.config.l2 else None
 
     def forward(self, x: Inputs) -> Tensor:
-        x0 = side_by_side(x.factors, x.dense)
+        x0 = side_by_side(self.columns(x.factors), x.dense)
         crossed, penalty = x0, x0.new_zeros(())
         for layer in range(self.config.layers):
             w, b = (p[0 if self.config.paddlerec else layer] for p in (self.weights, self.biases))
@@ -68,4 +70,4 @@ class DCN(Model):
             crossed = x0 * (crossed @ w).unsqueeze(1) + b + crossed
         self.penalty = penalty if self.config.paddlerec and self.training else None
         both = torch.cat([self.deep(x0), crossed], 1)
-        return nn.functional.linear(both, self.out.weight, self.out.bias).squeeze(1)
+        return logits(nn.functional.linear(both, self.out.weight, self.out.bias))

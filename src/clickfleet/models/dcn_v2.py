@@ -1,14 +1,14 @@
 """DCN-V2."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
-from clickfleet.training.layers import DroppedTower, Tower, by_fan_in, side_by_side, tower
+from clickfleet.training.layers import DroppedTower, OwnColumns, Tower, by_fan_in, logits, side_by_side, tower
 from clickfleet.training.losses import l2
 from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
@@ -22,6 +22,7 @@ class DCNv2(Model):
 
     original_rows = TableInit(embedx=SMALL)
     small = NARROW
+    unequal_widths = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -41,8 +42,13 @@ class DCNv2(Model):
         """Dense values enter as A·x + c of width F·d. A low rank is a gated mixture of experts with tanh. Dropout 0.5 after
         every linear layer and every ReLU of the MLP, and L2 of 1e-7 on its weights."""
 
+    @classmethod
+    def takes_unequal_widths(cls, config: Any) -> bool:
+        return not config.paddlerec  # the original gives dense values the width of a slot
+
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        self.columns = OwnColumns(shape)
         if config.experts is not None and not (config.paddlerec and config.rank):
             raise ConfigError("model.experts needs model.paddlerec and model.rank", "remove it, or set both")
         self.original, self.stacked = config.paddlerec, config.structure == "stacked"
@@ -66,11 +72,11 @@ class DCNv2(Model):
         if self.original:
             self.deep = DroppedTower((n, *config.hidden), 0.5, relu_last=True)
         else:
-            widths = (*config.hidden, *((1,) if self.stacked else ()))
+            widths = (*config.hidden, *((shape.outputs,) if self.stacked else ()))
             self.deep = tower(n, *widths, dropout=config.dropout, relu_last=not self.stacked)
         self.out: nn.Linear | None = None
         if self.original or not self.stacked:
-            self.out = nn.Linear(config.hidden[-1] + (0 if self.stacked else n), 1)
+            self.out = nn.Linear(config.hidden[-1] + (0 if self.stacked else n), shape.outputs)
             if self.original:
                 by_fan_in(1.0)(self.out.weight)
                 nn.init.zeros_(self.out.bias)
@@ -80,13 +86,13 @@ class DCNv2(Model):
 
     def forward(self, x: Inputs) -> Tensor:
         vectors = self.dense_vectors if x.dense.shape[1] else None
-        x0 = side_by_side(x.factors, x.dense if vectors is None else vectors(x.dense))
+        x0 = side_by_side(self.columns(x.factors), x.dense if vectors is None else vectors(x.dense))
         crossed = x0 if self.mixture is None else self.mixture(x0)
         for layer, (up, bias) in enumerate(zip(self.ups, self.biases, strict=True)):
             inner = F.linear(crossed, self.downs[layer]) if len(self.downs) else crossed
             crossed = x0 * F.linear(inner, up, bias) + crossed
         last = self.deep(crossed) if self.stacked else torch.cat([self.deep(x0), crossed], 1)
-        return (last if self.out is None else F.linear(last, self.out.weight, self.out.bias)).squeeze(1)
+        return logits(last if self.out is None else F.linear(last, self.out.weight, self.out.bias))
 
 
 class NoVectors(nn.Module):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clickfleet.training.layers import DroppedTower, Pairs, Tower, Wide, factor_std, tower, truncated
+from clickfleet.training.layers import DroppedTower, Pairs, Shared, Tower, Wide, factor_std, logits, tower, truncated
 from clickfleet.training.losses import l2
 from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
@@ -39,7 +39,7 @@ class DeepFEFM(Model):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         d, small, original = shape.factors, truncated(factor_std(shape.dim)), config.paddlerec
-        self.wide = Wide(shape.dense, small if original else None)
+        self.wide, self.shared = Wide(shape, small if original else None), Shared(shape.outputs)
         self.pairs = Pairs(shape.slots)
         self.matrices = nn.Parameter(torch.zeros(len(self.pairs), d, d))
         if len(self.pairs):
@@ -53,7 +53,7 @@ class DeepFEFM(Model):
             self.wide.bias.requires_grad_(False)
             self.deep = DroppedTower((width, *config.hidden, 1), 0.2)
         else:
-            self.deep = tower(width, *config.hidden, 1, dropout=config.dropout)
+            self.deep = tower(width, *config.hidden, shape.outputs, dropout=config.dropout)
         default = 1e-7 if original else 0.0
         self.l2_matrices = default if config.l2_matrices is None else config.l2_matrices
         self.l2_deep = default if config.l2_deep is None else config.l2_deep
@@ -77,9 +77,9 @@ class DeepFEFM(Model):
             e = x.factors.transpose(0, 1)  # [S, B, d]: one batched matrix product for all pairs
             symmetric = self.matrices + self.matrices.transpose(1, 2)
             z = (torch.bmm(e[self.pairs.left], symmetric) * e[self.pairs.right]).sum(2).t()  # [B, pairs]
-            first = first + z.sum(1)
+            first = first + self.shared(z.sum(1))
             parts.append(z)
-        return first + self.deep(*parts).squeeze(1)
+        return logits(first + self.deep(*parts))
 
     def _plain(self, slots: Tensor) -> Tensor | None:
         """Return the slots that the MLP and the first-order part see; None if there are none."""

@@ -4,7 +4,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.training.layers import FieldVectors, Wide, by_fan_in, factor_std, fm_pairs, tower, truncated
+from clickfleet.training.layers import (
+    FieldVectors,
+    Shared,
+    Wide,
+    by_fan_in,
+    factor_std,
+    fm_pairs,
+    logits,
+    tower,
+    truncated,
+)
 from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
 
@@ -30,19 +40,19 @@ class DeepFM(Model):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         small = truncated(factor_std(shape.dim))
-        self.wide = Wide(shape.dense, small if config.paddlerec else None)
+        self.wide, self.shared = Wide(shape, small if config.paddlerec else None), Shared(shape.outputs)
         self.fields: FieldVectors | None = None
         width, start = shape.width, None
         if config.paddlerec:
             self.wide.bias.requires_grad_(False)  # the original has a bias but never adds it
             self.fields = FieldVectors(shape.dense, shape.factors, small)
             width, start = (shape.slots + shape.dense) * shape.factors, by_fan_in(1.0)
-        self.deep = tower(width, *config.hidden, 1, dropout=config.dropout, init=start)
+        self.deep = tower(width, *config.hidden, shape.outputs, dropout=config.dropout, init=start)
 
     def forward(self, x: Inputs) -> Tensor:
         wide = self.wide(x.first, x.dense)
         if self.fields is not None:
             fields = self.fields(x.factors, x.dense)
-            return wide + fm_pairs(fields) + self.deep(fields).squeeze(1)
-        pairs = wide + fm_pairs(x.factors) if x.factors.shape[1] else wide
-        return pairs + self.deep(x.factors, x.dense).squeeze(1)
+            return logits(wide + self.shared(fm_pairs(fields)) + self.deep(fields))
+        pairs = wide + self.shared(fm_pairs(x.factors)) if x.factors.shape[1] else wide
+        return logits(pairs + self.deep(x.factors, x.dense))

@@ -9,11 +9,13 @@ from torch.nn import functional as F
 from clickfleet.errors import ConfigError
 from clickfleet.training.layers import (
     FieldVectors,
+    Shared,
     Tower,
     by_fan_in,
     constant,
     factor_std,
     fm_pairs,
+    logits,
     side_by_side,
     tower,
     truncated,
@@ -65,8 +67,10 @@ class DIFM(Model):
         else:
             self.fields = FieldVectors(shape.dense, d, truncated(factor_std(shape.dim)))
         self.weight = nn.Parameter(torch.zeros(shape.dense))
-        self.bias = nn.Parameter(torch.zeros(1))
+        self.bias = nn.Parameter(torch.zeros(shape.outputs))
         n = shape.slots + (1 if self.dense_field else shape.dense)
+        self.firsts = nn.Parameter(torch.ones(n, shape.outputs)) if shape.outputs > 1 else None
+        self.shared = Shared(shape.outputs)
         self.maps = nn.Parameter(torch.empty(4 * config.width, d))  # Q, K, V, R
         (truncated(1.0) if original else by_fan_in(1.0))(self.maps)
         begin = by_fan_in(1.0, truncated) if original else None
@@ -95,7 +99,7 @@ class DIFM(Model):
             dense = (x.dense @ self.weight).unsqueeze(1)
             if self.dense_logit is not None:
                 dense = dense + self.dense_bias
-                logit = logit + self.dense_logit(field).squeeze(1)
+                logit = logit + self.dense_logit(field)
             weights = side_by_side(dense, x.first)
         else:
             vectors = self.fields(x.factors, x.dense)
@@ -103,7 +107,8 @@ class DIFM(Model):
         m = self.bits(vectors) + self.vectors(self._attention(vectors))
         if self.original:
             m = torch.softmax(m, 1)
-        return logit + (m * weights).sum(1) + fm_pairs(m.unsqueeze(2) * vectors)
+        first = (m * weights).sum(1, keepdim=True) if self.firsts is None else (m * weights) @ self.firsts
+        return logits(logit + first + self.shared(fm_pairs(m.unsqueeze(2) * vectors)))
 
     def _attention(self, vectors: Tensor) -> Tensor:
         q, k, v, residual = F.linear(vectors, self.maps).chunk(4, 2)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clickfleet.errors import ConfigError
-from clickfleet.training.layers import Pairs, by_fan_in, tower, truncated
+from clickfleet.training.layers import Pairs, by_fan_in, logits, tower, truncated
 from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
@@ -36,11 +36,11 @@ class DLRM(Model):
                 "model dlrm needs dense columns for its bottom MLP, but the schema has none", "use dcn_v2 instead"
             )
         self.pairs = Pairs(shape.slots + 1)
-        original = config.paddlerec
+        self.original = original = config.paddlerec
         start = by_fan_in(1.0, truncated) if original else None
         width = shape.factors
         self.bottom = tower(shape.dense, *config.bottom, width, relu_last=True, batch_norm=original, init=start)
-        outputs = 2 if original else 1
+        outputs = 2 if original else shape.outputs
         self.top = tower(
             width + len(self.pairs), *config.top, outputs, relu_last=original, batch_norm=original, init=start
         )
@@ -53,4 +53,4 @@ class DLRM(Model):
         else:
             out = self.top(u)
         # Softmax over two logits is the sigmoid of their difference, so the difference is our logit.
-        return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out.squeeze(1)
+        return out[:, 1] - out[:, 0] if self.original else logits(out)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.training.layers import by_fan_in, tower
+from clickfleet.training.layers import OwnColumns, by_fan_in, logits, tower
 from clickfleet.training.network import NARROW, Inputs, Model, Shape, TableInit
 
 
@@ -14,6 +14,7 @@ class DNN(Model):
     original_rows = TableInit(embedx="uniform(-1,1)")
     original_epsilon = 0.0  # softmax cross-entropy
     small = NARROW
+    unequal_widths = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -28,13 +29,15 @@ class DNN(Model):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        self.columns = OwnColumns(shape)
         start = by_fan_in(1.0) if config.paddlerec else None
-        outputs = 2 if config.paddlerec else 1
+        outputs = 2 if config.paddlerec else shape.outputs
+        self.original = config.paddlerec
         self.deep = tower(
             shape.width, *config.hidden, outputs, dropout=config.dropout, batch_norm=config.batch_norm, init=start
         )
 
     def forward(self, x: Inputs) -> Tensor:
-        out = self.deep(x.factors, x.dense)
+        out = self.deep(self.columns(x.factors), x.dense)
         # Softmax over two logits is the sigmoid of their difference, so the difference is our logit.
-        return out[:, 1] - out[:, 0] if out.shape[1] == 2 else out.squeeze(1)
+        return out[:, 1] - out[:, 0] if self.original else logits(out)

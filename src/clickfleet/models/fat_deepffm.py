@@ -16,6 +16,7 @@ from clickfleet.training.layers import (
     by_fan_in,
     constant,
     factor_std,
+    logits,
     tower,
     truncated,
 )
@@ -51,7 +52,7 @@ class FATDeepFFM(Model):
         super().__init__(config, shape)
         original, n, d = config.paddlerec, shape.slots + shape.dense, shape.dim
         self.original, self.count, self.dim, self.product = original, n, d, config.product
-        self.wide = None if original else Wide(shape.dense)
+        self.wide = None if original else Wide(shape)
         self.bias = nn.Parameter(torch.zeros(1)) if original else None
         self.pairs = Pairs(n)
         self.deep: Tower | DroppedTower | None = None
@@ -75,7 +76,7 @@ class FATDeepFFM(Model):
             self.deep = (
                 DroppedTower((width, *config.hidden, 1), 0.5)
                 if original
-                else tower(width, *config.hidden, 1, dropout=config.dropout)
+                else tower(width, *config.hidden, shape.outputs, dropout=config.dropout)
             )
 
     @classmethod
@@ -89,18 +90,18 @@ class FATDeepFFM(Model):
 
     def forward(self, x: Inputs) -> Tensor:
         if self.deep is None and self.wide is not None:
-            return self.wide(x.first, x.dense)
+            return logits(self.wide(x.first, x.dense))
         e = torch.unflatten(self.fields(x.factors, x.dense).flatten(1), 1, (-1, self.dim))  # [B, n², d]
         descriptors = e.amax(2) if self.compose is None else (e * self.compose).sum(2)
         attention = F.relu(self.outer(F.relu(self.inner(descriptors))))
         h = e * attention.unsqueeze(2)
-        logit = h.sum((1, 2)) if self.wide is None else self.wide(x.first, x.dense)
+        logit = h.sum((1, 2)).unsqueeze(1) if self.wide is None else self.wide(x.first, x.dense)
         if self.bias is not None:
             logit = logit + self.bias
         if self.deep is None:
-            return logit
+            return logits(logit)
         there, back = self.pairs.left * self.count + self.pairs.right, self.pairs.right * self.count + self.pairs.left
         products = h[:, there] * h[:, back]
         if self.product == "inner":
             products = products.sum(2)
-        return logit + self.deep(products).squeeze(1)
+        return logits(logit + self.deep(products))

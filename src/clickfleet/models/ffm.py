@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clickfleet.training.layers import FieldVectors, Wide, constant, factor_std, truncated
+from clickfleet.training.layers import FieldVectors, Shared, Wide, constant, factor_std, logits, truncated
 from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
@@ -26,7 +26,7 @@ class FFM(Model):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         self.count, self.dim = shape.slots + shape.dense, shape.dim
-        self.wide = Wide(shape.dense, constant(1.0) if config.paddlerec else None)
+        self.wide, self.shared = Wide(shape, constant(1.0) if config.paddlerec else None), Shared(shape.outputs)
         start = constant(1.0) if config.paddlerec else truncated(factor_std(shape.dim))
         self.fields = FieldVectors(shape.dense, shape.factors, start)
 
@@ -38,4 +38,4 @@ class FFM(Model):
         e = torch.unflatten(self.fields(x.factors, x.dense), 2, (self.count, self.dim))  # [B, f, g, d]
         diagonal = torch.diagonal(e, dim1=1, dim2=2)  # e_f^(f), which is not a pair
         both = (e * e.transpose(1, 2)).sum((1, 2, 3)) - diagonal.square().sum((1, 2))  # each pair twice
-        return self.wide(x.first, x.dense) + both / 2
+        return logits(self.wide(x.first, x.dense) + self.shared(both / 2))

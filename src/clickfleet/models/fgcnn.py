@@ -13,6 +13,7 @@ from clickfleet.training.layers import (
     Tower,
     constant,
     factor_std,
+    logits,
     normal,
     tower,
     truncated,
@@ -86,7 +87,7 @@ class FGCNN(Model):
             constant(0.0)(last.bias)
             self.deep = nn.Sequential(*layers, last)
         else:
-            self.deep = tower(width, *config.hidden, 1, dropout=config.dropout)
+            self.deep = tower(width, *config.hidden, shape.outputs, dropout=config.dropout)
 
     @classmethod
     def row_factors(cls, config: object, dim: int, slots: int, dense: int) -> int:
@@ -103,7 +104,7 @@ class FGCNN(Model):
         if len(self.pairs):
             inputs.append((fields @ fields.transpose(1, 2))[:, self.pairs.left, self.pairs.right])
         out: Tensor = self.deep(torch.cat(inputs, 1))
-        return out.squeeze(1)
+        return logits(out)
 
 
 def _check(config: FGCNN.Config) -> None:

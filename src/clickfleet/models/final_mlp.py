@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.errors import ConfigError
-from clickfleet.training.layers import by_fan_in, side_by_side, tower
+from clickfleet.training.layers import OwnColumns, Shared, by_fan_in, logits, side_by_side, tower
 from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
@@ -19,6 +19,7 @@ class FinalMLP(Model):
     """
 
     rows = TableInit(embedx="normal(0.01)")
+    unequal_widths = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -39,6 +40,7 @@ class FinalMLP(Model):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        self.columns = OwnColumns(shape)
         a, b = config.hidden1[-1], config.hidden2[-1]
         if a % config.heads or b % config.heads:
             raise ConfigError(
@@ -51,18 +53,18 @@ class FinalMLP(Model):
         self.gate2 = Gate(config.gate2_slots, config.gate_hidden, shape)
         self.deep1 = tower(n, *config.hidden1, relu_last=True, dropout=config.dropout)
         self.deep2 = tower(n, *config.hidden2, relu_last=True, dropout=config.dropout)
-        self.out = nn.Linear(a + b, 1)
+        self.out, self.shared = nn.Linear(a + b, shape.outputs), Shared(shape.outputs)
         self.heads = config.heads
         self.bilinear = nn.Parameter(torch.empty(config.heads, a // config.heads, b // config.heads))
         nn.init.normal_(self.bilinear, std=(a // config.heads) ** -0.5)
 
     def forward(self, x: Inputs) -> Tensor:
-        x0 = side_by_side(x.factors, x.dense)
+        x0 = side_by_side(self.columns(x.factors), x.dense)
         o1 = self.deep1(x0 * self.gate1(x.factors))
         o2 = self.deep2(x0 * self.gate2(x.factors))
-        linear = F.linear(torch.cat([o1, o2], 1), self.out.weight, self.out.bias).squeeze(1)
+        linear = F.linear(torch.cat([o1, o2], 1), self.out.weight, self.out.bias)
         left, right = (torch.unflatten(o, 1, (self.heads, 1, -1)) for o in (o1, o2))  # [B, heads, 1, w]
-        return linear + (left @ self.bilinear * right).sum((1, 2, 3))
+        return logits(linear + self.shared((left @ self.bilinear * right).sum((1, 2, 3))))
 
 
 class Gate(nn.Module):
@@ -77,12 +79,13 @@ class Gate(nn.Module):
                     f"the schema has {', '.join(shape.slot_names)}",
                 )
         self.slots = [shape.slot_names.index(name) for name in slots]
-        width = len(slots) * shape.factors if slots else shape.factors
+        self.columns = OwnColumns(shape, self.slots)
+        width = shape.factors_of(self.slots) if slots else shape.factors
         self.context = None if slots else nn.Parameter(torch.zeros(1, width))
         self.inner, self.outer = nn.Linear(width, hidden), nn.Linear(hidden, shape.width)
         by_fan_in(0.1)(self.outer.weight)
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, factors: Tensor) -> Tensor:
-        c = factors[:, self.slots].flatten(1) if self.context is None else self.context
+        c = self.columns(factors[:, self.slots]).flatten(1) if self.context is None else self.context
         return 2 * torch.sigmoid(self.outer(F.relu(self.inner(c))))

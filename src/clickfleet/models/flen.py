@@ -16,6 +16,7 @@ from clickfleet.training.layers import (
     by_fan_in,
     constant,
     factor_std,
+    logits,
     tower,
     truncated,
 )
@@ -48,7 +49,7 @@ class FLEN(Model):
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
         d, original = shape.factors, config.paddlerec
-        self.wide = None if original else Wide(shape.dense)
+        self.wide = None if original else Wide(shape)
         self.fields = FieldVectors(shape.dense, d, truncated(factor_std(shape.dim)))
         groups = _groups(config.groups, shape)
         members = torch.zeros(len(groups), shape.slots + shape.dense)
@@ -72,7 +73,7 @@ class FLEN(Model):
                 glorot(self.between.view(-1, 1))
         else:
             self.deep = tower(shape.width, *config.hidden, relu_last=True, dropout=config.dropout)
-        self.out = nn.Linear(d + (config.hidden[-1] if config.hidden else shape.width), 1, bias=original)
+        self.out = nn.Linear(d + (config.hidden[-1] if config.hidden else shape.width), shape.outputs, bias=original)
         (nn.init.xavier_uniform_ if original else by_fan_in(1.0))(self.out.weight)
 
     def forward(self, x: Inputs) -> Tensor:
@@ -86,8 +87,8 @@ class FLEN(Model):
             h = h + ((sums.square() - self.members @ e.square()) * self.inside.unsqueeze(1)).sum(1)
         if self.layer is not None:
             h = self.layer(h)
-        logit = (torch.cat([h, self.deep(x.factors, x.dense)], 1) @ self.out.weight.t()).squeeze(1)
-        return logit + (self.out.bias if self.wide is None else self.wide(x.first, x.dense))
+        logit = torch.cat([h, self.deep(x.factors, x.dense)], 1) @ self.out.weight.t()
+        return logits(logit + (self.out.bias if self.wide is None else self.wide(x.first, x.dense)))
 
 
 def _groups(names: tuple[tuple[str, ...], ...], shape: Shape) -> list[list[int]]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.training.layers import FieldVectors, Wide, constant, factor_std, fm_pairs, truncated
+from clickfleet.training.layers import FieldVectors, Shared, Wide, constant, factor_std, fm_pairs, logits, truncated
 from clickfleet.training.network import SMALL, Inputs, Model, Shape, TableInit
 
 
@@ -21,9 +21,10 @@ class FM(Model):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
-        self.wide = Wide(shape.dense, constant(1.0) if config.paddlerec else None)
+        self.wide, self.shared = Wide(shape, constant(1.0) if config.paddlerec else None), Shared(shape.outputs)
         start = constant(1.0) if config.paddlerec else truncated(factor_std(shape.dim))
         self.fields = FieldVectors(shape.dense, shape.factors, start)
 
     def forward(self, x: Inputs) -> Tensor:
-        return self.wide(x.first, x.dense) + fm_pairs(self.fields(x.factors, x.dense))
+        pairs = fm_pairs(self.fields(x.factors, x.dense))
+        return logits(self.wide(x.first, x.dense) + self.shared(pairs))

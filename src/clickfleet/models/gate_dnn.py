@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clickfleet.training.layers import by_fan_in, side_by_side
+from clickfleet.training.layers import by_fan_in, logits, side_by_side
 from clickfleet.training.network import NARROW, Inputs, Model, Shape, TableInit
 
 
@@ -43,7 +43,7 @@ class GateDNN(Model):
         self.hidden_gates = nn.ParameterList(torch.empty(size, size) for size in squares)
         opened = () if config.paddlerec else squares
         self.open = nn.ParameterList(torch.ones(size) for size in opened)
-        self.out = nn.Linear(config.hidden[-1], 1)
+        self.out = nn.Linear(config.hidden[-1], shape.outputs)
         for gate in self.hidden_gates:
             by_fan_in(1.0)(gate)
         for linear in (*self.layers, self.out):
@@ -62,4 +62,4 @@ class GateDNN(Model):
             if len(self.hidden_gates):
                 gate = h @ self.hidden_gates[layer]
                 h = h * torch.tanh(gate + self.open[layer] if len(self.open) else gate)
-        return F.linear(h, self.out.weight, self.out.bias).squeeze(1)
+        return logits(F.linear(h, self.out.weight, self.out.bias))

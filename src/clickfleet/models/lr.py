@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.training.layers import Wide
+from clickfleet.training.layers import Wide, logits
 from clickfleet.training.network import Inputs, Model, Shape
 
 
@@ -18,11 +18,11 @@ class LR(Model):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
-        self.wide = Wide(shape.dense)
+        self.wide = Wide(shape)
 
     @classmethod
     def row_factors(cls, config: object, dim: int, slots: int, dense: int) -> int:
         return 0
 
     def forward(self, x: Inputs) -> Tensor:
-        return self.wide(x.first, x.dense)
+        return logits(self.wide(x.first, x.dense))

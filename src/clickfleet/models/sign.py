@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clickfleet.errors import ConfigError
-from clickfleet.training.layers import FieldVectors, by_fan_in, constant, factor_std, truncated
+from clickfleet.training.layers import FieldVectors, by_fan_in, constant, factor_std, logits, truncated
 from clickfleet.training.network import Inputs, Model, Shape, TableInit
 
 
@@ -57,7 +57,7 @@ class SIGN(Model):
         self.register_buffer("right", right, persistent=False)
         self.node_in, self.node_out = nn.Linear(d, config.pair_hidden), nn.Linear(config.pair_hidden, d)
         self.edge_in, self.edge_out = nn.Linear(d, config.pair_hidden), nn.Linear(config.pair_hidden, 1)
-        self.out = nn.Linear(d, 2 if original else 1)
+        self.out = nn.Linear(d, 2 if original else shape.outputs)
         for layer in (self.node_in, self.node_out, self.edge_in, self.edge_out):
             nn.init.kaiming_uniform_(layer.weight)
             constant(0.0)(layer.bias)
@@ -96,7 +96,7 @@ class SIGN(Model):
         else:
             ends = torch.where(self.left == self.right, 1.0, 2.0).to(z.dtype)  # an edge reaches both of its nodes
             nodes = ends.unsqueeze(1) * z / self.count
-            logit = self.out(nodes.sum(1)).squeeze(1)
+            logit = logits(self.out(nodes.sum(1)))
         self.penalty = self._penalty(loc, nodes) if self.training else None
         return logit
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.training.layers import by_fan_in, tower
+from clickfleet.training.layers import OwnColumns, by_fan_in, logits, tower
 from clickfleet.training.network import NARROW, Inputs, Model, Shape
 
 
@@ -15,6 +15,7 @@ class SlotDNN(Model):
     """
 
     small = NARROW
+    unequal_widths = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -27,10 +28,11 @@ class SlotDNN(Model):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        self.columns = OwnColumns(shape)
         start = by_fan_in(0.2) if config.paddlerec else None
-        self.deep = tower(shape.slots + shape.width, *config.hidden, 1, dropout=config.dropout, init=start)
+        self.deep = tower(shape.slots + shape.width, *config.hidden, shape.outputs, dropout=config.dropout, init=start)
         self.bound = 15.0 if config.paddlerec else None
 
     def forward(self, x: Inputs) -> Tensor:
-        logits = self.deep(x.first, x.factors, x.dense).squeeze(1)
-        return logits if self.bound is None else logits.clamp(-self.bound, self.bound)
+        out = logits(self.deep(x.first, self.columns(x.factors), x.dense))
+        return out if self.bound is None else out.clamp(-self.bound, self.bound)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from clickfleet.training.layers import Wide, by_fan_in, tower, truncated
+from clickfleet.training.layers import OwnColumns, Wide, by_fan_in, logits, tower, truncated
 from clickfleet.training.network import NARROW, Inputs, Model, Shape, TableInit
 
 
@@ -14,6 +14,7 @@ class WideDeep(Model):
     original_rows = TableInit(embedx="uniform(-1,1)")
     has_wide = True
     small = NARROW
+    unequal_widths = True
 
     @dataclass(frozen=True)
     class Config(Model.Config):
@@ -26,11 +27,13 @@ class WideDeep(Model):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        self.columns = OwnColumns(shape)
         self.dense_only = config.paddlerec
         std = max(shape.dense, 1) ** -0.5
-        self.wide = Wide(shape.dense, truncated(std) if config.paddlerec else None)
+        self.wide = Wide(shape, truncated(std) if config.paddlerec else None)
         start = by_fan_in(1.0) if config.paddlerec else None
-        self.deep = tower(shape.width, *config.hidden, 1, dropout=config.dropout, init=start)
+        self.deep = tower(shape.width, *config.hidden, shape.outputs, dropout=config.dropout, init=start)
 
     def forward(self, x: Inputs) -> Tensor:
-        return self.wide(None if self.dense_only else x.first, x.dense) + self.deep(x.factors, x.dense).squeeze(1)
+        wide = self.wide(None if self.dense_only else x.first, x.dense)
+        return logits(wide + self.deep(self.columns(x.factors), x.dense))

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from clickfleet.training.layers import FieldVectors, Wide, by_fan_in, constant, factor_std, tower, truncated
+from clickfleet.training.layers import FieldVectors, Wide, by_fan_in, constant, factor_std, logits, tower, truncated
 from clickfleet.training.losses import l2
 from clickfleet.training.network import NARROW, SMALL, Inputs, Model, Shape, TableInit
 
@@ -40,15 +40,15 @@ class XDeepFM(Model):
         n = shape.slots + shape.dense
         original = config.paddlerec
         one, small = constant(1.0), truncated(factor_std(shape.dim))
-        self.wide = Wide(shape.dense, one if original else None)
+        self.wide = Wide(shape, one if original else None)
         self.fields = FieldVectors(shape.dense, shape.factors, one if original else small)
         self.cin = nn.ParameterList(torch.empty(h, n * below) for below, h in pairwise((n, *config.cin)))
         for weight in self.cin:
             by_fan_in(1.0)(weight)
-        self.out = nn.Linear(sum(config.cin), 1, bias=False)
+        self.out = nn.Linear(sum(config.cin), shape.outputs, bias=False)
         by_fan_in(0.1)(self.out.weight)
         start = by_fan_in(1.0) if original else None
-        self.deep = tower(n * shape.factors, *config.hidden, 1, dropout=config.dropout, init=start)
+        self.deep = tower(n * shape.factors, *config.hidden, shape.outputs, dropout=config.dropout, init=start)
         if original:
             last = self.deep.layers[-1]
             assert isinstance(last, nn.Linear)
@@ -66,5 +66,5 @@ class XDeepFM(Model):
             products = (x0.unsqueeze(2) * maps.unsqueeze(1)).flatten(1, 2)  # X⁰_i ∘ X^{k−1}_j: [B, n·h, d]
             maps = weight @ products  # [B, h', d]
             sums.append(maps.sum(2))
-        cin = (torch.cat(sums, 1) @ self.out.weight.t()).squeeze(1)
-        return self.wide(x.first, x.dense) + cin + self.deep(x0).squeeze(1)
+        cin = torch.cat(sums, 1) @ self.out.weight.t()
+        return logits(self.wide(x.first, x.dense) + cin + self.deep(x0))

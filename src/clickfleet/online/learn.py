@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,23 +13,25 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from clickfleet.config.check import check, configure, cores
 from clickfleet.config.load import Config
 from clickfleet.config.plugins import Plugin, find
-from clickfleet.data.dataset import schema_of, settle, with_schema_file
+from clickfleet.data.dataset import count_rows, schema_of, settle, with_schema_file
 from clickfleet.data.guess import Guess
 from clickfleet.data.schema import Schema
-from clickfleet.errors import ConfigError
+from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.pass_queue import PassQueue
 from clickfleet.online.passes import PassSource, parse_day
 from clickfleet.online.prometheus import OnlineMetrics
 from clickfleet.online.publisher import PassPublisher
+from clickfleet.online.reports import TOGETHER_S, StreamReports
 from clickfleet.online.rewind import complete
 from clickfleet.online.session import LocalPassSession, PassJob, PassSession
-from clickfleet.online.sources.directories import Directories
+from clickfleet.online.sources.directories import ArrivingFiles, Directories
 from clickfleet.online.sources.iterable import IterableSource
 from clickfleet.store import run_folder
-from clickfleet.store.mirror import origin
+from clickfleet.store.mirror import origin, url_of
 from clickfleet.store.run_folder import local_folder
 from clickfleet.training import modes
+from clickfleet.training.metrics import make_metrics
 from clickfleet.training.model import SavedModel
 from clickfleet.training.monitor import Monitor
 from clickfleet.training.network import Model
@@ -103,7 +106,7 @@ def learn(
 ) -> OnlineResult:
     """Learn from a stream until its last day. Resume if the run folder holds a run.
 
-    `source` may be any iterable of (data, day, pass) in place of online.dir or online.kafka.
+    `source` may be any iterable of (data, day, pass) in place of online.dir, online.kafka or online.join.
     """
     settings = configure(config, overrides)
     check(settings)
@@ -132,7 +135,7 @@ def learn(
 def _settle(settings: Config, schema: Schema | None) -> tuple[Config, Guess | None]:
     """Recognise the format and guess the schema from the first files of online.dir. Without any, they are Criteo's."""
     online, data = settings.online, settings.data
-    if online.dir is None and online.kafka is None:  # the caller passes the stream
+    if online.dir is None and online.kafka is None and online.join is None:  # the caller passes the stream
         return settings, None
     days: list[Path] = []
     if online.dir is not None and "://" not in online.dir:
@@ -168,10 +171,11 @@ def _learn(run: OpenRun[Monitor], schema: Schema, stream: Stream | None) -> Onli
     fresh = Freshness(time.time)
     monitor.listen = OnlineMetrics(folder, fresh, config.publish.freshness_slo).take
     queue = PassQueue(config, schema, make_source(config, folder, stream, monitor), folder, monitor.log)
-    publisher = PassPublisher(config, learner, folder, monitor, fresh)
+    publisher = PassPublisher(config, learner, folder, monitor, fresh, reports=make_reports(config, schema, monitor))
     publisher.mirror = run.mirror
     trainers, threads = arrangement["hogwild"], arrangement["threads"]
     job = PassJob(learner, start.metrics, monitor.tick, fresh, trainers=trainers, threads=threads)
+    job.calibrator = publisher.calibrator
     session = LocalPassSession(config, job, modes.load(config), monitor, saver, queue, publisher, arrangement)
     if config.online.validate == "progressive":
         for trainer in job.trainers:
@@ -187,6 +191,8 @@ def _learn(run: OpenRun[Monitor], schema: Schema, stream: Stream | None) -> Onli
         raise not_finite(problem, job.steps, folder, saver) from None
     finally:
         job.close()
+        with suppress(CheckpointError):  # the run is ending, and what was not published is in its last checkpoint
+            publisher.close()
         saver.wait()  # complete the checkpoint in progress even if training failed
         if session.now is not None:
             session.now[1].close()
@@ -207,7 +213,8 @@ def _learn_on_cluster(run: OpenRun[ClusterMonitor], schema: Schema, stream: Stre
     config, monitor = run.settings, run.monitor
     assert run.folder is not None
     folder = run.folder
-    session = on_cluster.open_session(run, schema, make_source(config, folder, stream, monitor))
+    reports = make_reports(config, schema, monitor)
+    session = on_cluster.open_session(run, schema, make_source(config, folder, stream, monitor), reports)
     monitor.listen = OnlineMetrics(folder, session.publisher.fresh, config.publish.freshness_slo).take
     driver = session.driver
     before = driver.start_state.rows
@@ -245,10 +252,20 @@ def check_online(config: Config, has_stream: bool) -> None:
             f"{config.model.name} cannot learn online: it has nothing to publish", "train it with clickfleet train"
         )
     online = config.online
-    if has_stream + (online.dir is not None) + (online.kafka is not None) != 1:
+    if has_stream + sum(one is not None for one in (online.dir, online.kafka, online.join)) != 1:
         raise ConfigError(
-            "online learning needs exactly one stream", "set either online.dir (timed folders) or online.kafka"
+            "online learning needs exactly one stream",
+            "set either online.dir (timed folders), online.kafka, or online.join (shows and feedback)",
         )
+    if online.join is not None and url_of(config.run.dir) is not None:
+        raise ConfigError(
+            "online.join needs a run folder on this machine: the shows that wait for feedback are in it",
+            "set run.dir to a folder; publish.to copies the entries elsewhere",
+        )
+    if online.pass_ is not None:
+        check_pass(config)
+    if config.publish.calibrate is not None:
+        check_calibrate(config)
     if online.start_pass > 1 and online.dir is None:
         raise ConfigError("online.start_pass needs timed folders", "set online.dir, or remove online.start_pass")
     for key, value in {
@@ -271,6 +288,42 @@ def check_online(config: Config, has_stream: bool) -> None:
         raise ConfigError(f"online.end_day {online.end_day} is before online.start_day {online.start_day}")
 
 
+def check_pass(config: Config) -> None:
+    """Reject settings that contradict online.pass."""
+    online = config.online
+    assert online.pass_ is not None
+    if online.pass_.seconds is None and online.pass_.rows is None:
+        raise ConfigError("online.pass has neither seconds nor rows", "set one or both, such as online.pass=1s")
+    if online.splits_per_pass > 1:
+        raise ConfigError("online.pass and online.splits_per_pass exclude each other", "remove one of them")
+    for section, source in {"kafka": online.kafka, "join": online.join}.items():
+        for key in ("rows_per_pass", "interval"):
+            if getattr(source, key, None) is not None:
+                raise ConfigError(f"online.pass and online.{section}.{key} exclude each other", "remove one of them")
+
+
+def check_calibrate(config: Config) -> None:
+    """Reject settings under which there are no scores to calibrate by."""
+    if modes.distributed(config):
+        raise ConfigError("publish.calibrate is not available on a cluster", "use mode local, or remove it")
+    if config.online.validate != "progressive":
+        raise ConfigError(
+            f"publish.calibrate learns from scores made before training, but online.validate is {config.online.validate}",
+            "set online.validate=progressive",
+        )
+    if config.train.loss.negatives_kept != 1.0:
+        raise ConfigError(
+            "publish.calibrate counts clicks, but train.loss.negatives_kept says that shows without one are missing",
+            "remove one of them",
+        )
+
+
+def make_reports(config: Config, schema: Schema, monitor: Monitor) -> StreamReports:
+    """Return what records passes and entries. Those of micro-passes are recorded together, unless the run must be reproducible."""
+    together = config.online.pass_ is not None and not config.train.deterministic
+    return StreamReports(monitor, lambda: make_metrics(config, schema), TOGETHER_S if together else 0.0)
+
+
 def zone_of(config: Config) -> ZoneInfo:
     try:
         return ZoneInfo(config.online.timezone)
@@ -286,10 +339,20 @@ def make_source(config: Config, folder: Path, stream: Stream | None, monitor: Mo
     def warn(text: str) -> None:
         monitor.log(f"warning: {text}")
 
+    def count(path: str) -> int:
+        return count_rows(path, config.data.format)
+
+    online = config.online
     if stream is not None:
-        return IterableSource(stream, config.online.end_day)
-    if config.online.dir is not None:
-        return Directories(config.online, zone_of(config), warn)
+        return IterableSource(stream, online.end_day, online.pass_, count)
+    if online.dir is not None and online.pass_ is not None:
+        return ArrivingFiles(online, zone_of(config), warn, count)
+    if online.dir is not None:
+        return Directories(online, zone_of(config), warn)
+    if online.join is not None:
+        from clickfleet.online.sources.joined_passes import JoinedPasses
+
+        return JoinedPasses(config, zone_of(config), folder, warn)
     from clickfleet.online.sources.kafka import Topic
 
     return Topic(config, zone_of(config), folder / "spool", warn)

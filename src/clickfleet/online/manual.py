@@ -17,6 +17,7 @@ from clickfleet.store import checkpoint, mirror, run_folder
 from clickfleet.store.lock import Lock
 from clickfleet.store.published import Entry, Log
 from clickfleet.store.rollback import rollback as roll_back
+from clickfleet.store.row_format import RowFormat
 from clickfleet.store.run_folder import open_folder
 from clickfleet.training import saving
 from clickfleet.training.metrics import make_metrics
@@ -87,6 +88,11 @@ class PublishResult(TypedDict):
     deleted: int
     copied: int
     model: str | None
+    row_format: RowFormat
+    row_bytes: int
+    """Size of the rows in bytes."""
+    golden_drift: float | None
+    """Largest change of a golden score by a small format of rows; None in float32."""
 
 
 def shrink(run: Path | str, trust: bool = False) -> ShrinkResult:
@@ -105,10 +111,11 @@ def publish(
     to: str | None = None,
     locked: bool = False,
     trust: bool = False,
+    rows: RowFormat | None = None,
 ) -> PublishResult:
     """Publish an entry without asking the guard, or roll back to entry `rollback`. Copy the entries to `to`.
 
-    The entry holds the checkpoint that the run folder names.
+    The entry holds the checkpoint that the run folder names. `rows` is the format of its rows; by default, publish.rows of the run.
     """
     if rollback is not None and mirror.url_of(run) is not None:
         with open_folder(run, resume=True) as (folder, _):
@@ -120,7 +127,7 @@ def publish(
     else:
         assert kind is not None
         with open_stored_run(run, locked, best=True, trust=trust) as stored:
-            entry = _release(stored, kind)
+            entry = _release(stored, kind, rows)
             model = run_folder.describe(stored.path)
             log = Log(entry.path.parent)
     copied = 0 if to is None else copy_to(log, to)
@@ -133,11 +140,15 @@ def publish(
         "deleted": facts["deleted"],
         "copied": copied,
         "model": model,
+        "row_format": entry.row_format,
+        "row_bytes": entry.row_bytes,
+        "golden_drift": entry.info.get("golden_drift"),
     }
 
 
-def _release(stored: StoredRun, kind: Literal["base", "delta"]) -> Entry:
+def _release(stored: StoredRun, kind: Literal["base", "delta"], rows: RowFormat | None) -> Entry:
     publisher = PassPublisher(stored.config, stored.learner, stored.folder, stored.monitor, Freshness(time.time))
+    publisher.publisher.rows = rows or stored.config.publish.rows
     if "published" in stored.state:
         publisher.restore(stored.state["published"])
     course = OnlinePosition(**stored.state["online"]) if "online" in stored.state else OnlinePosition()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -17,14 +18,15 @@ from clickfleet.cluster.start_state import adopt_buffers, join_dense
 from clickfleet.cluster.status import ClusterMonitor
 from clickfleet.config.load import Config
 from clickfleet.data.schema import Schema
-from clickfleet.errors import ClusterError
+from clickfleet.errors import ClickfleetError, ClusterError
 from clickfleet.online.freshness import Freshness
 from clickfleet.online.pass_queue import AnnouncedPasses, PassQueue, PassReader
 from clickfleet.online.passes import Pass, PassSource
 from clickfleet.online.publisher import PassPublisher, PublisherState
+from clickfleet.online.reports import StreamReports
 from clickfleet.online.session import OnlinePosition, PassSession
 from clickfleet.store.run_folder import State
-from clickfleet.store.table import Columns, Keys, PublishableTable, mix64, sort_by_hash
+from clickfleet.store.table import Columns, Keys, PublishableTable, TakenChanges, mix64, sort_by_hash
 from clickfleet.training import modes
 from clickfleet.training.loop import Arrangement
 from clickfleet.training.metrics import Metrics
@@ -57,6 +59,9 @@ class PassDriver(Driver):
         progressive = self.config.online.validate == "progressive"
         return Assignment(epoch, streams, saved, reading=self._reading, score_first=progressive)
 
+    def before_checkpoint(self) -> None:
+        self.session.publisher.settle()
+
     def more(self) -> State:
         return {"online": asdict(self.session.course), "published": self.session.publisher.state()}
 
@@ -67,7 +72,7 @@ class ClusterPassJob:
     def __init__(self, driver: PassDriver, fresh: Freshness) -> None:
         self.driver, self.fresh = driver, fresh
         self.learner = driver.learner
-        self.table: PublishableTable = ShardedTable(driver.processes, driver.learner.table.factors)
+        self.table: PublishableTable = ShardedTable(driver.processes)
         self.epoch_ended = False
         self.stop_at: int | None = None
         self.stop_when: Callable[[], bool] = lambda: False
@@ -100,7 +105,7 @@ class ClusterPassJob:
         before = self.rows
         self.epoch_ended = self.driver.train_pass(files, reading)
         if self.span_s is not None:
-            self.fresh.trained(np.linspace(*self.span_s, 16).astype(np.int64), self.rows - before)
+            self.fresh.trained_between(self.span_s, self.rows - before)
 
     def position(self) -> dict[str, Any]:
         return cast(State, self.driver.start_state.reader)
@@ -117,8 +122,17 @@ class ClusterPassJob:
 class ClusterPassPublisher(PassPublisher):
     """Publishes the rows of the shards."""
 
-    def __init__(self, driver: PassDriver, job: ClusterPassJob, folder: Path, monitor: ClusterMonitor) -> None:
-        super().__init__(driver.config, driver.learner, folder, monitor, job.fresh, job.table)
+    overlaps_bases = False  # the shards are asked for its rows, which only one thread may do
+
+    def __init__(
+        self,
+        driver: PassDriver,
+        job: ClusterPassJob,
+        folder: Path,
+        monitor: ClusterMonitor,
+        reports: StreamReports | None = None,
+    ) -> None:
+        super().__init__(driver.config, driver.learner, folder, monitor, job.fresh, job.table, reports)
         self._driver = driver
 
     def refresh(self) -> None:
@@ -167,6 +181,7 @@ class ClusterPassSession(PassSession[ClusterPassJob]):
             self.now[1].close()
             self.now = None
         self.queue.forget()
+        self.publisher.drop()
         self.adopt(self.driver.start_state.more)
 
     def _stops_waiting(self) -> bool:
@@ -193,12 +208,14 @@ class ClusterPassSession(PassSession[ClusterPassJob]):
             self.driver.begin()
 
 
-def open_session(run: OpenRun[ClusterMonitor], schema: Schema, source: PassSource) -> ClusterPassSession:
+def open_session(
+    run: OpenRun[ClusterMonitor], schema: Schema, source: PassSource, reports: StreamReports
+) -> ClusterPassSession:
     """Return the session of a stream, started or resumed."""
     assert run.folder is not None
     driver = PassDriver(run.settings, schema, run.monitor)
     job = ClusterPassJob(driver, Freshness(time.time))
-    publisher = ClusterPassPublisher(driver, job, run.folder, run.monitor)
+    publisher = ClusterPassPublisher(driver, job, run.folder, run.monitor, reports)
     queue = AnnouncedPasses(driver.config, schema, source, run.folder, run.monitor.log)
     session = ClusterPassSession(driver, job, queue, publisher)
     driver.mirror = publisher.mirror = run.mirror
@@ -231,6 +248,8 @@ def train_stream(session: ClusterPassSession) -> None:
         except ProcessFailedError as failure:
             raise ClusterError(str(failure), f"see {driver.logs}") from None
         finally:
+            with suppress(ClickfleetError):  # the run is ending, and what was not published is in its last checkpoint
+                session.publisher.close()
             driver.close()
             session.queue.close()
 
@@ -243,8 +262,8 @@ LAST_HASH = 2**64 - 1
 class ShardedTable:
     """The rows of all shards, as far as publishing needs them."""
 
-    def __init__(self, processes: ProcessGroup, factors: int) -> None:
-        self._processes, self.factors = processes, factors
+    def __init__(self, processes: ProcessGroup) -> None:
+        self._processes = processes
 
     def __len__(self) -> int:
         return self.stats()["rows"]
@@ -267,12 +286,23 @@ class ShardedTable:
         for (name, actor), span in zip(self._processes.shards.items(), split.spans, strict=True):
             self._processes.call({name: actor}, "restore_readers", split.keys[span], timeout_s=LONG_S)
 
+    @property
+    def tracking(self) -> bool:
+        """Whether all shards record changes. One that has never been published needs a base."""
+        return all(self._ask("tracking").values())
+
+    def take_changes(self) -> TakenChanges:
+        taken = self._ask("take_changes")
+        parts = [taken[name] for name in self._processes.shards]
+        deleted = sort_by_hash(np.concatenate([part.deleted for part in parts]))
+        return TakenChanges(list(merged([iter(part) for part in parts])), deleted)
+
     def cut_changes(self, *, base: bool = False) -> ShardChanges:
         are_bases = self._ask("cut_changes", base)
         if len(set(are_bases.values())) > 1:  # some shards have never been published: all start with a base
             self._ask("end_changes", False)
             are_bases = self._ask("cut_changes", True)
-        return ShardChanges(self._processes, all(are_bases.values()), self.factors)
+        return ShardChanges(self._processes, all(are_bases.values()))
 
     def _ask(self, verb: str, *arguments: Any) -> dict[str, Any]:
         return self._processes.call(self._processes.shards, verb, *arguments, timeout_s=LONG_S)
@@ -281,11 +311,11 @@ class ShardedTable:
 class ShardChanges:
     """The changes of all shards, merged. Shards split keys by the low bits of mix64; an entry is sorted by all bits."""
 
-    def __init__(self, processes: ProcessGroup, base: bool, factors: int) -> None:
-        self._processes, self.base, self._factors = processes, base, factors
+    def __init__(self, processes: ProcessGroup, base: bool) -> None:
+        self._processes, self.base = processes, base
 
     def __iter__(self) -> Iterator[Columns]:
-        return merged([self._parts(name) for name in self._processes.shards], self._factors)
+        return merged([self._parts(name) for name in self._processes.shards])
 
     def _parts(self, name: str) -> Iterator[Columns]:
         actor = {name: self._processes.shards[name]}
@@ -304,15 +334,15 @@ class ShardChanges:
         self._processes.call(self._processes.shards, "end_changes", False)
 
 
-def merged(shards: Sequence[Iterator[Columns]], factors: int) -> Iterator[Columns]:
+def merged(shards: Sequence[Iterator[Columns]]) -> Iterator[Columns]:
     """Merge the changes of several tables with distinct keys. Only a few parts of each are in memory at a time."""
-    feeds = [_Feed(parts, factors) for parts in shards]
+    feeds = [_Feed(parts) for parts in shards]
     while True:
         done = min(feed.done for feed in feeds)
-        for full in (False, True):
-            parts = [part for feed in feeds for part in feed.take(full, done)]
+        for kind in sorted({kind for feed in feeds for kind in feed.held}):
+            parts = [part for feed in feeds for part in feed.take(kind, done)]
             if parts:
-                yield _joined(parts, full)
+                yield _joined(parts, kind)
         if done > LAST_HASH:
             return
         for feed in feeds:
@@ -321,11 +351,14 @@ def merged(shards: Sequence[Iterator[Columns]], factors: int) -> Iterator[Column
 
 
 class _Feed:
-    """The parts of one table: ascending ranges of hashes; in each range first the short rows, then the full ones."""
+    """The parts of one table: ascending ranges of hashes; in each range one part for each width, by ascending kind."""
 
-    def __init__(self, parts: Iterator[Columns], factors: int) -> None:
-        self._parts, self._factors = parts, factors
-        self._held: dict[bool, list[tuple[Keys, Columns]]] = {False: [], True: []}
+    def __init__(self, parts: Iterator[Columns]) -> None:
+        self._parts = parts
+        self.held: dict[int, list[tuple[Keys, Columns]]] = {}
+        """Kind -> hashes and rows."""
+        self._kind = -1
+        """Of the last part."""
         self._seen = -1
         """The largest hash so far."""
         self.done = -1
@@ -337,24 +370,22 @@ class _Feed:
             self.done = LAST_HASH + 1
             return
         hashes = mix64(part["key"])
-        if not part["full"]:
+        if part["kind"] <= self._kind:
             self.done = self._seen  # a range begins: the ranges before it are complete
-        self._seen = max(self._seen, int(hashes[-1]))
-        if part["full"]:
-            self.done = self._seen
-        self._held[bool(part["full"]) or self._factors == 0].append((hashes, part))
+        self._kind, self._seen = part["kind"], max(self._seen, int(hashes[-1]))
+        self.held.setdefault(part["kind"], []).append((hashes, part))
 
-    def take(self, full: bool, upto: int) -> list[tuple[Keys, Columns]]:
-        """Remove and return the short or full rows with hashes up to a value."""
-        width = self._factors if full else 0
+    def take(self, kind: int, upto: int) -> list[tuple[Keys, Columns]]:
+        """Remove and return the rows of a kind with hashes up to a value."""
         out, rest = [], []
-        for hashes, part in self._held[full]:
+        for hashes, part in self.held.get(kind, ()):
+            width = len(part["embedx"]) // len(hashes)
             n = int(np.searchsorted(hashes, np.uint64(min(upto, LAST_HASH)), "right")) if upto >= 0 else 0
             if n:
                 out.append((hashes[:n], _cut(part, slice(None, n), slice(None, n * width))))
             if n < len(hashes):
                 rest.append((hashes[n:], _cut(part, slice(n, None), slice(n * width, None))))
-        self._held[full] = rest
+        self.held[kind] = rest
         return out
 
 
@@ -362,10 +393,15 @@ def _cut(part: Columns, rows: slice, values: slice) -> Columns:
     return {**{name: part[name][rows] for name in ("key", "slot", "embed_w")}, "embedx": part["embedx"][values]}
 
 
-def _joined(parts: list[tuple[Keys, Columns]], full: bool) -> Columns:
+def _joined(parts: list[tuple[Keys, Columns]], kind: int) -> Columns:
     """Return the rows of several tables sorted by hash."""
     order = np.argsort(np.concatenate([hashes for hashes, _ in parts]), kind="stable")
     columns = {name: np.concatenate([part[name] for _, part in parts])[order] for name in ("key", "slot", "embed_w")}
     embedx = np.concatenate([part["embedx"] for _, part in parts])
     width = len(embedx) // len(order)
-    return {**columns, "embedx": embedx.reshape(len(order), width)[order].reshape(-1), "full": full}
+    return {
+        **columns,
+        "embedx": embedx.reshape(len(order), width)[order].reshape(-1),
+        "kind": kind,
+        "full": bool(kind % 2),
+    }

@@ -16,7 +16,17 @@ from clickfleet.data.memory import Feed
 from clickfleet.data.reader import Reader
 from clickfleet.data.schema import Schema
 from clickfleet.errors import DataError
-from clickfleet.online.passes import LateFiles, Pass, PassPlan, PassSource, Patience, Position, StopWaitingError
+from clickfleet.online.passes import (
+    GatheredItems,
+    LateFiles,
+    Pass,
+    PassPlan,
+    PassSource,
+    Patience,
+    Place,
+    Position,
+    StopWaitingError,
+)
 
 AHEAD_BATCHES = 128
 
@@ -120,6 +130,7 @@ class PassQueue:
         self._log = log
         self.patience = Patience(log, config.online.poll)
         self._plan = PassPlan(folder / "passes.jsonl")
+        source.recall(self._plan.passes())
         self._supplied: Supplied | None = None
         self._late: list[LateFiles] = []
         self._error: BaseException | None = None
@@ -156,17 +167,18 @@ class PassQueue:
 
     def resume(self, begun: Pass, before: Position | None, state: SourceState) -> Supplied:
         """Reopen a pass that was partly trained on; `before` is the position before it."""
-        if begun.in_files:
-            pass_: Pass | None = self.source.again(begun, self.patience)
-            if pass_ != begun:
+        if begun.is_planned:
+            pass_ = self.source.again(begun, self.patience, before)
+            if begun.in_files and pass_ != begun:
                 raise DataError(
                     f"the files of {begun.name} changed after it was partly trained on",
                     "restore them, or remove the checkpoints written since that pass began",
                 )
         else:
-            pass_ = self.source.after(before, self.patience)
-            if pass_ is None or (pass_.day, pass_.number) != (begun.day, begun.number):
+            following = self.source.after(before, self.patience)
+            if following is None or following.place != begun.place:
                 raise DataError(f"the stream does not return {begun.name} again, which was partly trained on")
+            pass_ = following
         reader = self.open(pass_)
         self.restore(reader, state)
         reader.start()
@@ -189,13 +201,13 @@ class PassQueue:
             elif planned.skipped:
                 pass_ = planned = replace(planned, data=(), sizes=())
             else:
-                pass_ = self.source.again(planned, self.patience)
+                pass_ = self.source.again(planned, self.patience, position)
             self._late += self.source.late_files([one for one in self._plan.last(LATE_CHECKED) if not one.skipped])
             if pass_ is None:
                 return
             # Remove what a run that was killed in this pass left behind: the pass starts again.
             self._quarantine_file(pass_).unlink(missing_ok=True)
-            if pass_.in_files and pass_ != planned:
+            if pass_.is_planned and (planned is None or (pass_.in_files and pass_ != planned)):
                 self._plan.add(pass_)
             reader = self.open(pass_)
             reader.start()
@@ -208,6 +220,10 @@ class PassQueue:
         whole = self.config.online.validate == "pass"
         if pass_.in_files and not pass_.data:
             return PassReader(Feed([], self.schema, self.config.data.batch_rows), whole=whole)
+        if isinstance(pass_.data, GatheredItems):
+            size = self.config.data.batch_rows
+            parts = [part for item in pass_.data.items for part in Feed(item, self.schema, size).parts()]
+            return PassReader(Feed(parts, self.schema, size), whole=whole)
         rows = list(pass_.data) if pass_.in_files else pass_.data
         source = open_source(self.reading(pass_), rows, self.schema, labels=True, folder=self.folder)
         if isinstance(source, Reader):
@@ -233,6 +249,10 @@ class PassQueue:
     def _quarantine_file(self, pass_: Pass) -> Path:
         """Return the file for the bad lines of a pass, if data.quarantine is not set."""
         return self.folder / "quarantine" / f"{pass_.day}-{pass_.number}.txt"
+
+    def forget_before(self, oldest: Place) -> None:
+        """Forget the plan of passes that no checkpoint needs."""
+        self._plan.forget(oldest)
 
     def take_late(self) -> list[LateFiles]:
         """Return the late files found since the last call."""

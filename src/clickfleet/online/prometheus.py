@@ -1,7 +1,7 @@
 """Write the state of a stream as a Prometheus text file, `metrics.prom` in the run folder.
 
-The file is replaced after every pass, entry, alarm and day. Point node_exporter's textfile collector at it, or serve it with any
-web server:
+The file is replaced after every pass, entry, alarm and day; with micro-passes, about every second. Point node_exporter's textfile
+collector at it, or serve it with any web server:
 
     clickfleet_online_event_to_published_seconds{quantile="0.99"} 41.0
     clickfleet_online_held 0.0
@@ -32,6 +32,7 @@ PREFIX = "clickfleet_online_"
 HELP = {
     "passes_total": "Passes trained on.",
     "rows_total": "Rows trained on.",
+    "run_rows": "Rows trained on since the run began, over all its processes.",
     "bad_lines_total": "Lines and records that could not be read.",
     "entries_total": "Entries published, by kind.",
     "alarms_total": "Entries held back, by the guard or by a full disk.",
@@ -46,6 +47,9 @@ HELP = {
     "freshness_missed": "1 if the 99th percentile of event-to-published time exceeds publish.freshness_slo, else 0.",
     "auc": "AUC of the last pass, from scores before training on it where available.",
     "copc": "Actual clicks divided by predicted clicks of the last pass, from the same scores.",
+    "slice_copc": "With publish.calibrate: actual clicks divided by predicted clicks of a slice, of the scores that were served.",
+    "slice_copc_error": "Standard error of it.",
+    "slice_shows": "Shows of the slice that it was measured on; older shows count less.",
     "guard_rows": "Rows in the guard's window.",
     "guard_auc": "AUC of the guard's window.",
     "guard_copc": "Actual clicks divided by predicted clicks of the guard's window.",
@@ -54,9 +58,30 @@ HELP = {
     "late_files_total": "Files that arrived or changed after their folder was read. They were not trained on.",
     "table_rows": "Rows in the table.",
     "table_bytes": "Memory of the table after the last day.",
-    "evicted_total": "Rows evicted by table.memory_limit, up to the end of the last day.",
+    "table_disk_rows": "Rows of the table on disk after the last day.",
+    "table_disk_bytes": "Files of the table on disk after the last day.",
+    "evicted_total": "Rows evicted by table.memory_limit or table.disk_limit, up to the end of the last day.",
+    "join_events": "Events that the join has read since it began, by kind: shows, feedback, and those that it could not use.",
+    "join_rows": "Rows that the join has made since it began, by kind: negatives, labels and corrections.",
+    "join_waiting": "Shows that wait for a label, and feedback that waits for its show (parked).",
+    "join_store_bytes": "Size of the files of shows that wait or may be corrected.",
+    "labels_open": "Share of the labels learned so far that are 0 and may still change, by label.",
+    "labels_on_time": "Share of positive labels that were known when their rows were first learned, by label.",
 }
-LABELS = {"entries_total": "kind", "event_to_trained_seconds": "quantile", "event_to_published_seconds": "quantile"}
+LABELS = {
+    "entries_total": "kind",
+    "event_to_trained_seconds": "quantile",
+    "event_to_published_seconds": "quantile",
+    "join_events": "kind",
+    "join_rows": "kind",
+    "join_waiting": "kind",
+    "labels_open": "label",
+    "labels_on_time": "label",
+    "slice_copc": "slice",
+    "slice_copc_error": "slice",
+    "slice_shows": "slice",
+}
+JOINED_ROWS, WAITING = ("negatives", "labels", "corrections"), ("waiting", "parked")
 
 ZERO_AT_START = ("passes_total", "rows_total", "bad_lines_total", "alarms_total", "held", "late_files_total")
 
@@ -80,6 +105,8 @@ class OnlineMetrics:
             "alarm": self._alarm,
             "late_files": self._late,
             "day": self._day,
+            "join": self._join,
+            "progress": self._progress,
         }.get(kind)
         if take is None:
             return
@@ -90,7 +117,7 @@ class OnlineMetrics:
             self._write()
 
     def _pass(self, facts: Facts) -> None:
-        self._add("passes_total", 1)
+        self._add("passes_total", facts.get("passes", 1))
         self._add("rows_total", facts["rows"])
         self._add("bad_lines_total", facts["bad_lines"])
         for name, key in (("auc", "auc"), ("copc", "calibration")):
@@ -99,9 +126,17 @@ class OnlineMetrics:
         for name, key in (("guard_rows",) * 2, ("guard_warmup_rows",) * 2, ("backlog_records", "backlog")):
             self._set(name, facts.get(key))
         self._set("table_rows", facts["table_rows"])
+        self._set("run_rows", facts.get("run_rows"))
+        if facts.get("slices"):
+            for name in ("slice_copc", "slice_copc_error", "slice_shows"):
+                self._values[name].clear()
+            for one in facts["slices"]:
+                self._set("slice_copc", one["copc"], one["slice"])
+                self._set("slice_copc_error", one["error"], one["slice"])
+                self._set("slice_shows", one["shows"], one["slice"])
 
     def _entry(self, facts: Facts) -> None:
-        self._add("entries_total", 1, facts["entry_kind"])
+        self._add("entries_total", facts.get("entries", 1), facts["entry_kind"])
         self._set("held", 0)
         self._set("sequence", facts["sequence"])
         self._set("entry_bytes", facts["entry_bytes"])
@@ -122,8 +157,24 @@ class OnlineMetrics:
 
     def _day(self, facts: Facts) -> None:
         self._set("table_rows", facts["table_rows"])
-        self._set("table_bytes", facts["table_bytes"])
+        for name in ("table_bytes", "table_disk_rows", "table_disk_bytes"):
+            self._set(name, facts.get(name))
         self._set("evicted_total", facts["evicted"])
+
+    def _progress(self, facts: Facts) -> None:
+        self._set("run_rows", facts["run_rows"])
+        self._join({kind: count for kind, count in facts.items() if kind != "run_rows"})
+
+    def _join(self, facts: Facts) -> None:
+        for kind, count in facts.items():
+            if kind == "store_bytes":
+                self._set("join_store_bytes", count)
+            elif isinstance(count, Mapping):  # open and on_time
+                for label, share in count.items():
+                    self._set(f"labels_{kind}", share, label)
+            elif kind != "step":
+                name = "join_rows" if kind in JOINED_ROWS else "join_waiting" if kind in WAITING else "join_events"
+                self._set(name, count, kind)
 
     def _set(self, name: str, value: float | None, label: str = "") -> None:
         if value is not None and math.isfinite(value):

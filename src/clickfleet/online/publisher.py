@@ -7,32 +7,43 @@ import contextlib
 import json
 import math
 import shutil
-import time
+import threading
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypedDict
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from clickfleet.config import sections
+from clickfleet.config.check import done_files
 from clickfleet.config.load import Config
 from clickfleet.config.plugins import extensions
 from clickfleet.data.files import filesystem, reading
 from clickfleet.data.names import Names
-from clickfleet.errors import CheckpointError, ClickfleetError
-from clickfleet.online.freshness import Freshness
+from clickfleet.data.schema import Schema
+from clickfleet.errors import CheckpointError, ClickfleetError, ConfigError
+from clickfleet.online.calibrator import Calibrator, CalibratorState
+from clickfleet.online.freshness import Freshness, TrainedEvents
 from clickfleet.online.passes import Position
+from clickfleet.online.reports import EntryReport, StreamReports
 from clickfleet.serve.verification import check_rows
 from clickfleet.store import atomic, published, redis_rows, run_folder
+from clickfleet.store.calibration import Calibration
 from clickfleet.store.lock import Lock
 from clickfleet.store.mirror import Mirror, check_writable, replace_file
 from clickfleet.store.published import LOG, Entry, Line, Log, prune
 from clickfleet.store.rollback import changed_keys
-from clickfleet.store.table import PublishableTable
+from clickfleet.store.table import PendingChanges, PublishableTable, TakenChanges
 from clickfleet.training.export import Publisher
 from clickfleet.training.learner import Learner
-from clickfleet.training.metrics import Buckets, MetricResults
+from clickfleet.training.metrics import GIVEN, Buckets, MetricResults, check_monitor, make_metrics, metric_name
 from clickfleet.training.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -45,7 +56,9 @@ class LogCopies:
     def __init__(self, log: Log, url: str) -> None:
         self.log, self.url = log, url
         self._copied: set[str] | None = None
-        """Hashes of the entries at the URL."""
+        """Hashes of the entries at the URL before the first copy."""
+        self._last: Line | None = None
+        """The newest entry there."""
         self._text = b""
 
     def bring(self) -> int:
@@ -59,15 +72,24 @@ class LogCopies:
             if self._copied is None:
                 fs.makedirs(root, exist_ok=True)
                 self._copied, self._text = _hashes(fs, f"{root}/{LOG}")
-            for line in self.log.kept():
+            for line in self._missing():
                 if line.hash not in self._copied:
                     _copy(fs, self.log.folder / line.name, f"{root}/{line.name}")
-                    self._copied.add(line.hash)
                     copied += 1
-            if (text := self.log.text()) != self._text:
+                self._last = line
+            text = self.log.text()  # without entries that were published meanwhile
+            if text is None:  # retention has just rewritten it, or nothing was published yet
+                return copied + self.bring() if self.log.path.exists() else copied
+            if text != self._text:
                 replace_file(fs, f"{root}/{LOG}", lambda to: fs.pipe_file(to, text))
                 self._text = text
         return copied
+
+    def _missing(self) -> list[Line]:
+        """Return the lines that may be missing there: those after the last copy, or all whose folders exist."""
+        self.log.refresh()
+        newer = None if self._last is None else self.log.after(self._last.sequence, self._last.hash)
+        return self.log.kept() if newer is None else newer
 
 
 def copy_to(log: Log, url: str) -> int:
@@ -138,6 +160,8 @@ class GuardState(TypedDict):
     variances: list[float]
     trained: int
     since: int
+    monitor: NotRequired[str]
+    """Old checkpoints lack it: `auc`."""
 
 
 class PublisherState(TypedDict):
@@ -147,13 +171,50 @@ class PublisherState(TypedDict):
     chain: NotRequired[list[int]]
     aucs: list[float]
     guard: NotRequired[GuardState]
+    calibrator: NotRequired[CalibratorState]
     due: bool
     held: int
     verdict: list[str]
 
 
+class LogMovedError(Exception):
+    """Raised when someone else has appended to the log since changes were taken."""
+
+
+@dataclass
+class PendingEntry:
+    """An entry that is being written, and what it was made of."""
+
+    kind: Kind
+    step: int
+    course: OnlinePosition
+    position: Position | None
+    passes: list[PassResults]
+    """The passes that it holds; the guard has judged them."""
+    events: TrainedEvents
+    day_over: bool
+    began_at: float
+    changes: TakenChanges | PendingChanges | None = None
+    """The rows, if it is written while training continues."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    calibration: Calibration | None = None
+    written: Future[tuple[Entry, float]] = field(default_factory=Future)
+    """The entry, and the time of its line in the log."""
+
+
+TAKEN_ROWS = 1 << 22
+"""Most changed rows that are copied in memory, to be written while training continues."""
+
+
 class PassPublisher:
-    """Publish a learner during training. Changes of an entry that fails or is held back are part of the next one."""
+    """Publish a learner during training. Changes of an entry that fails or is held back are part of the next one.
+
+    `begin` takes what changed and returns; a thread writes the entry while training continues. `settle` takes over the result. At
+    most one entry is being written at a time.
+    """
+
+    overlaps_bases = True
+    """Whether a base, too, is written while training continues."""
 
     def __init__(
         self,
@@ -163,21 +224,31 @@ class PassPublisher:
         monitor: Monitor,
         fresh: Freshness,
         table: PublishableTable | None = None,
+        reports: StreamReports | None = None,
     ) -> None:
         self.config, self.learner, self.monitor, self.fresh = config, learner, monitor, fresh
-        self.publisher = Publisher(learner, folder / "published", cache=folder / "graph.onnx", table=table)
+        rows = config.publish.rows
+        self.publisher = Publisher(learner, folder / "published", cache=folder / "graph.onnx", table=table, rows=rows)
         self.publisher.names = self._names
         self._folder = folder
         self.table = self.publisher.table
         self.log = self.publisher.log
-        self.copies = None if config.publish.to is None else LogCopies(self.log, config.publish.to)
+        self.copies = None if config.publish.to is None else LogCopies(Log(self.log.folder), config.publish.to)
         train = config.train
+        check_guard(config.publish.guard, learner.schema)
         self.guard = PublishGuard(config.publish.guard, train.metrics.thresholds, warm=train.init_from is not None)
+        self.calibrator: Calibrator | None = None
+        if config.publish.calibrate is not None:
+            self.calibrator = Calibrator(config.publish.calibrate, learner.schema)
+            learner.calibration = self.calibrator.calibration
         self.done: EntryListener | None = None
-        if config.publish.done_files:
+        if done_files(config):
             self.done = next(make(folder / "model", learner) for make in extensions("done_files"))
+        self.reports = reports or StreamReports(monitor, lambda: make_metrics(config, learner.schema))
         self.mirror: Mirror | None = None
         """Keeps the run folder in step with its URL."""
+        self.before_cut: Callable[[], None] = lambda: None
+        """Called before all rows are read: a table has one snapshot at a time, and a checkpoint may hold it."""
         self.head: Head | None = None
         """Sequence and hash of the entry after which the table records changes."""
         self.chain = Chain()
@@ -191,10 +262,28 @@ class PassPublisher:
         """Whether the last entry missed publish.freshness_slo."""
         self.problem = ""
         """Why the last entry could not be written."""
+        self._pending: PendingEntry | None = None
+        self._writer = ThreadPoolExecutor(1, "clickfleet-publish", partial(torch.set_num_threads, 1))
+        self._copier = ThreadPoolExecutor(1, "clickfleet-copy")
+        self._copy_lock = threading.Lock()
+        self._copying: Future[None] | None = None
+        """The copying that will include the newest entry."""
+        self._rollbacks: dict[str, bool] = {}
+        """By hash: whether an entry after the head is a rollback."""
 
     @property
     def last_sequence(self) -> int | None:
         return None if self.head is None else int(self.head["sequence"])
+
+    @property
+    def busy(self) -> bool:
+        """Whether an entry is being written."""
+        return self._pending is not None and not self._pending.written.done()
+
+    @property
+    def next_kind(self) -> Kind:
+        """The kind of the next entry: a base if consumers that start would have to read too many deltas."""
+        return "base" if self.chain.is_long(self.config.publish.base_every_deltas) else "delta"
 
     def prepare(self) -> None:
         """Check the log and export the network now.
@@ -224,12 +313,25 @@ class PassPublisher:
     def release(
         self, kind: Kind, step: int, course: OnlinePosition, judged: bool = True, day_over: bool = False
     ) -> None:
-        """Append an entry unless the guard holds it back or the disk is full. If the chain is long, publish a base too.
+        """Append an entry unless the guard holds it back or the disk is full, and wait until it is published and copied.
 
         `day_over`: it is the last entry of its day.
         """
-        begin = time.monotonic()
+        self.begin(kind, step, course, judged, day_over)
+        self.settle()
+        self._wait_for_copies()
+
+    def begin(self, kind: Kind, step: int, course: OnlinePosition, judged: bool = True, day_over: bool = False) -> None:
+        """Begin to publish what the table and the network are now. Training may continue when this returns.
+
+        Nothing is published if the guard holds the entry back, or while consumers have a newer model than this run, which has
+        resumed from a checkpoint.
+        """
+        self.settle()
         self.refresh()
+        newer = self._newer()
+        if judged and newer and self._is_behind(newer, course):
+            return
         stats = self.table.stats()
         changed = stats["changed"] if kind == "delta" and self.head is not None else 0
         if judged and (course.undelivered or not self.verdict):  # without a pass since then, the last verdict stays
@@ -238,35 +340,117 @@ class PassPublisher:
             self._hold(kind, self.verdict, step)
             course.undelivered.clear()  # the next entry is judged by the passes to come
             return
+        judged_by, began_at = list(course.undelivered), self.fresh.clock()
+        pending = PendingEntry(kind, step, course, course.position, judged_by, self.fresh.take(), day_over, began_at)
+        course.undelivered.clear()
+        self.due = False
+        if self.calibrator is not None:
+            pending.calibration = self.learner.calibration = self.calibrator.fit_if_due()
+        if newer == [] and self._overlaps(kind, changed):
+            pending.weights = self.learner.dense()
+            if kind == "delta":
+                pending.changes = self.table.take_changes()
+            else:
+                self.before_cut()
+                pending.changes = self.table.cut_changes(base=True)
+            pending.written = self._writer.submit(self._write, pending, pending.changes)
+        else:
+            self.before_cut()
+            try:
+                with self._log_lock():
+                    entry = self.append_entry(kind, step, self._facts(pending))
+                pending.written.set_result((entry, self.fresh.clock()))
+            except CheckpointError as error:
+                pending.written.set_exception(error)
+        self._pending = pending
+
+    def _overlaps(self, kind: Kind, changed: int) -> bool:
+        """Return whether an entry is written while training continues.
+
+        A base that is being read makes the table use its memory differently, which a deterministic run must not.
+        """
+        if kind == "base":
+            return self.overlaps_bases and not self.config.train.deterministic
+        return self.head is not None and self.table.tracking and changed <= TAKEN_ROWS
+
+    def _facts(self, pending: PendingEntry) -> dict[str, Any]:
+        """Return what info.json tells about an entry of this run: its last pass, and the times of its events."""
+        position, times = pending.position, pending.events.times()
+        facts: dict[str, Any] = {} if position is None else {"pass": [position["day"], position["pass"]]}
+        return facts if times is None else {**facts, "events": times}
+
+    def _write(self, pending: PendingEntry, changes: TakenChanges | PendingChanges) -> tuple[Entry, float]:
+        """Write an entry, in the thread of the writer."""
         try:
             with self._log_lock():
-                entry = self.append_entry(kind, step)
-        except CheckpointError as error:
+                head, known = self.log.recover(), self.head
+                if (None if head is None else head.hash) != (None if known is None else known["hash"]):
+                    raise LogMovedError
+                facts = self._facts(pending)
+                content = self.publisher.content(pending.step, pending.weights, pending.calibration, **facts)
+                entry = self.log.append(changes, content)
+            published_at = self.fresh.clock()
+        except BaseException:
+            if not isinstance(changes, TakenChanges):
+                changes.abort()
+            raise
+        if not isinstance(changes, TakenChanges):
+            changes.commit()
+        return entry, published_at
+
+    def settle(self, wait: bool = True) -> None:
+        """Take over the result of the entry that is being written. Without `wait`, do nothing until it is written."""
+        if self._pending is None or (not wait and self.busy):
+            return
+        pending, self._pending = self._pending, None
+        try:
+            entry, published_at = pending.written.result()
+        except (CheckpointError, LogMovedError) as error:
+            self._give_back(pending)
+            if isinstance(error, LogMovedError):  # a rollback by hand: the next entry repairs what it changed
+                return
             if self.config.train.deterministic:  # its log must be reproducible: a restart publishes the same entry
                 raise
             self.problem = str(error)  # the disk is full: training continues
-            self._hold(kind, [self.problem], step)
+            self._hold(pending.kind, [self.problem], pending.step)
             return
         self.head = {"sequence": entry.sequence, "hash": entry.hash}
         self.chain = self.chain.after(entry)
-        self.guard.released(course.undelivered)
-        self.due, self.held, self.verdict = False, 0, []
-        facts = {"sequence": entry.sequence, "entry_kind": entry.manifest["kind"], "step": step}
-        facts |= {"entry_rows": entry.manifest["rows"], "entry_deleted": entry.manifest["deleted"]}
-        facts |= {"entry_bytes": entry.size}
-        ages = self.fresh.published()
-        self.monitor.record("published", {**facts, **ages, "seconds": time.monotonic() - begin})
-        self.monitor.log(
-            f"published {entry.path.name}: {facts['entry_rows']:,} rows, {facts['entry_deleted']:,} deleted, "
-            f"{facts['entry_bytes']:,} bytes in {time.monotonic() - begin:.2f} s{_words(ages)}"
-        )
+        self.guard.released(pending.passes)
+        self.held, self.verdict = 0, []
+        report = EntryReport(entry, pending.step, pending.events, published_at, published_at - pending.began_at)
+        ages = self.reports.published(report)
         self._check_freshness(ages)
-        judged_by = course.undelivered[-1] if course.undelivered else None
-        course.undelivered.clear()
-        self.tell_consumers(lambda done: done.published(entry, course.position, judged_by, day_over))
-        self._prune_and_copy(entry.base)
-        if not day_over and self.chain.is_long(self.config.publish.base_every_deltas):
-            self.release("base", step, course, judged=False)
+        judged_by = pending.passes[-1] if pending.passes else None
+        self.tell_consumers(lambda done: done.published(entry, pending.position, judged_by, pending.day_over))
+        if entry.base:
+            self._writer.submit(self._prune)
+        else:
+            self._copy_soon()
+
+    def _give_back(self, pending: PendingEntry) -> None:
+        """Make what an entry held part of the next one."""
+        if isinstance(pending.changes, TakenChanges):
+            self.table.restore_readers(pending.changes.keys)
+        pending.course.undelivered[:0] = pending.passes
+        self.fresh.give_back(pending.events)
+        self.due = True
+
+    def drop(self) -> None:
+        """Forget the entry that is being written, because the run returns to a checkpoint. It may be in the log."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            wait([pending.written])
+            if not pending.written.cancelled():
+                pending.written.exception()
+
+    def close(self) -> None:
+        """Wait for everything that was begun, and stop the threads."""
+        try:
+            self.settle()
+        finally:
+            self._writer.shutdown()
+            self._copier.shutdown()
 
     def _check_freshness(self, ages: dict[str, float]) -> None:
         """Log when the freshness objective is missed, and when it is met again."""
@@ -275,21 +459,22 @@ class PassPublisher:
             self.stale = late > slo
             verdict = "warning: freshness is missed" if self.stale else "freshness is met again"
             self.monitor.log(
-                f"{verdict}: 99% of events were published within {late:,.0f} s, publish.freshness_slo is {slo:g} s"
+                f"{verdict}: 99% of events were published within {late:,.3g} s, publish.freshness_slo is {slo:g} s"
             )
 
     def _hold(self, kind: Kind, reasons: list[str], step: int) -> None:
         self.held += 1
+        self.reports.flush()
         self.monitor.record("alarm", {"step": step, "entry_kind": kind, "held": self.held, "reasons": reasons})
         for reason in reasons:
             self.monitor.log(f"ALARM: a {kind} is held back: {reason}")
 
-    def append_entry(self, kind: Kind, step: int) -> Entry:
+    def append_entry(self, kind: Kind, step: int, info: Mapping[str, Any] = MappingProxyType({})) -> Entry:
         """Append the next entry. After a restart behind the head of the log, reuse the entry that is there if it is the same."""
         self.log.recover()
-        newer = self._newer(self.log.lines())
+        newer = self._newer()
         if newer is None:  # another log than before: start with a base
-            return self.publisher.publish("base", step)
+            return self.publisher.publish("base", step, **info)
         if newer and self.config.train.deterministic and not self._rolled_back(newer):
             if (entry := self._reproduced(kind, step, newer[0])) is not None:
                 return entry
@@ -298,21 +483,36 @@ class PassPublisher:
             )
         if newer:
             kind = self._repair(kind, newer)
-        return self.publisher.publish(kind, step)
+        return self.publisher.publish(kind, step, **info)
 
-    def _newer(self, lines: list[Line]) -> list[Line] | None:
+    def _newer(self) -> list[Line] | None:
         """Return the lines after the head that this run knows; None if the log does not contain it."""
+        self.log.refresh()
         if self.head is None:
-            return lines
-        for place in reversed(range(len(lines))):
-            if lines[place].hash == self.head["hash"]:
-                return lines[place + 1 :]
-        return lines if lines and lines[0].parent == self.head["hash"] else None
+            return self.log.lines()
+        return self.log.after(self.head["sequence"], self.head["hash"])
+
+    def _is_behind(self, newer: list[Line], course: OnlinePosition) -> bool:
+        """Return whether consumers have later passes than this run has trained since it resumed.
+
+        Entries are published again when it has caught up, so that consumers never go back to an older model. A deterministic run
+        reproduces each entry instead.
+        """
+        if self.config.train.deterministic or self._rolled_back(newer) or not self._is_kept(newer[-1]):
+            return False
+        place = self.log.entry(newer[-1]).info.get("pass")
+        position = course.position
+        return place is not None and (position is None or (position["day"], position["pass"]) < tuple(place))
+
+    def _is_kept(self, line: Line) -> bool:
+        return (self.log.folder / line.name).exists()
 
     def _rolled_back(self, newer: list[Line]) -> bool:
         """Return whether consumers were rolled back to an earlier entry. If so, later changes must be published again."""
-        kept = [line for line in newer if (self.log.folder / line.name).exists()]
-        return any("rollback_to" in self.log.entry(line).info for line in kept)
+        for line in newer:
+            if line.hash not in self._rollbacks:
+                self._rollbacks[line.hash] = self._is_kept(line) and "rollback_to" in self.log.entry(line).info
+        return any(self._rollbacks[line.hash] for line in newer)
 
     def _reproduced(self, kind: Kind, step: int, line: Line) -> Entry | None:
         """Return the entry of a line if this run reproduces it exactly."""
@@ -339,8 +539,8 @@ class PassPublisher:
 
     def _before(self, line: Line) -> Entry | None:
         """Return the entry before a line, if it is kept."""
-        parent = next((other for other in self.log.lines() if other.hash == line.parent), None)
-        return None if parent is None or not (self.log.folder / parent.name).exists() else self.log.entry(parent)
+        before = self.log.find(line.sequence - 1)
+        return None if before is None or not self._is_kept(before) else self.log.entry(before)
 
     def _repair(self, kind: Kind, newer: list[Line]) -> Kind:
         """Return the kind of the next entry. It brings consumers of newer entries to the state of the table."""
@@ -354,18 +554,37 @@ class PassPublisher:
                 self.table.restore_readers(keys)
         return kind
 
-    def _prune_and_copy(self, base: bool) -> None:
-        """Prune old chains after a base, and copy new entries. A failure is only logged: the entry is published."""
+    def _prune(self) -> None:
+        """Prune old chains after a base, and copy what is left. A failure is only logged: the entry is published."""
         try:
-            if base:
-                with self._log_lock():
-                    prune(self.log, self.config.publish.keep_chains)
+            with self._log_lock():
+                prune(self.log, self.config.publish.keep_chains)
+        except (ClickfleetError, OSError) as error:
+            self.monitor.log(f"warning: {error}")
+        self._copy_soon()
+
+    def _copy_soon(self) -> None:
+        """Copy new entries in the background. A copy that has not begun yet will include this entry."""
+        if self.copies is None and self.mirror is None:
+            return
+        with self._copy_lock:
+            if self._copying is None or self._copying.running() or self._copying.done():
+                self._copying = self._copier.submit(self._copy)
+
+    def _copy(self) -> None:
+        """Copy new entries. A failure is only logged: they are copied with the next entry."""
+        try:
             if self.copies is not None:
                 self.copies.bring()
             if self.mirror is not None:
                 self.mirror.push()
         except (ClickfleetError, OSError) as error:
             self.monitor.log(f"warning: {error}")
+
+    def _wait_for_copies(self) -> None:
+        self._writer.submit(int).result()  # after what was submitted before
+        if self._copying is not None:
+            self._copying.result()
 
     def checkpointed(self, course: OnlinePosition, path: Path) -> None:
         """Notify consumers of a checkpoint that is being written to a path."""
@@ -384,7 +603,9 @@ class PassPublisher:
             self.monitor.log(f"warning: {error}")
 
     def state(self) -> PublisherState:
-        return {
+        """Return the state for a checkpoint. Call `settle` first: a checkpoint knows whether an entry was published."""
+        assert self._pending is None
+        state: PublisherState = {
             "head": self.head,
             "chain": list(self.chain),
             "aucs": list(self.guard.aucs),
@@ -393,21 +614,18 @@ class PassPublisher:
             "held": self.held,
             "verdict": self.verdict,
         }
+        if self.calibrator is not None:
+            state["calibrator"] = self.calibrator.state()
+        return state
 
     def restore(self, state: PublisherState) -> None:
         self.head = state["head"]
         self.guard.restore(state["aucs"], state.get("guard"))
         self.chain = Chain(*state.get("chain", ()))
         self.due, self.held, self.verdict = state["due"], state["held"], list(state["verdict"])
-
-
-def _words(ages: dict[str, float]) -> str:
-    if not ages:
-        return ""
-    return "; events " + ", ".join(
-        f"{what} after {ages[f'event_to_{what}_p50']:,.0f} s (99%: {ages[f'event_to_{what}_p99']:,.0f} s)"
-        for what in ("trained", "published")
-    )
+        if self.calibrator is not None and (known := state.get("calibrator")) is not None:
+            self.calibrator.restore(known)
+            self.learner.calibration = self.calibrator.calibration
 
 
 class WindowMetrics(TypedDict):
@@ -539,9 +757,12 @@ class PublishGuard:
 
     def _reasons_of_pass(self, results: PassResults) -> list[str]:
         share, reasons = self.settings.nan_share, []
-        rows, invalid = results["rows"], results["invalid"]
-        if share is not None and invalid > share * (rows + invalid):
-            reasons.append(f"{invalid:,} of {rows + invalid:,} scores are not finite")
+        parts: Mapping[str, Mapping[str, Any]] = results.get("tasks", {"": results})
+        for label, part in parts.items():
+            rows, invalid = part["rows"], part["invalid"]
+            if share is not None and invalid > share * (rows + invalid):
+                what = f"scores of {label}" if label else "scores"
+                reasons.append(f"{invalid:,} of {rows + invalid:,} {what} are not finite")
         window = results.get("window")
         if window is None or not window["judged"]:
             return reasons
@@ -555,8 +776,9 @@ class PublishGuard:
         error = math.sqrt(variance + sum(self._variances) / len(self.aucs) ** 2)
         if mean - auc <= limit + SIGMAS * error:
             return None
+        name = metric_name(self.settings.monitor)
         return (
-            f"AUC {auc:.4f} is {mean - auc:.4f} below the mean {mean:.4f} of the last {len(self.aucs)} windows released "
+            f"{name} {auc:.4f} is {mean - auc:.4f} below the mean {mean:.4f} of the last {len(self.aucs)} windows released "
             f"({window['rows']:,} rows; publish.guard.auc_drop is {limit:g})"
         )
 
@@ -568,7 +790,7 @@ class PublishGuard:
         low, high = self.settings.copc
         clicks, predicted = rows * actual_ctr, rows * predicted_ctr
         if _below(clicks, low * predicted, rows) or _below(-clicks, -high * predicted, rows):
-            return f"COPC {copc:.4f} lies outside of publish.guard.copc {low:g} to {high:g} ({rows:,} rows)"
+            return f"{_copc_name(self.settings.monitor)} {copc:.4f} lies outside of publish.guard.copc {low:g} to {high:g} ({rows:,} rows)"
         return None
 
     def released(self, passes: list[PassResults]) -> None:
@@ -591,16 +813,36 @@ class PublishGuard:
             "variances": list(self._variances),
             "trained": self._trained,
             "since": self._since,
+            "monitor": self.settings.monitor,
         }
 
     def restore(self, aucs: list[float], state: GuardState | None) -> None:
-        """Restore the state of a checkpoint. Earlier versions saved only the AUCs, after the warm-up."""
+        """Restore the state of a checkpoint. Earlier versions saved only the AUCs, after the warm-up.
+
+        If publish.guard.monitor has changed, begin anew: windows of two metrics cannot be compared.
+        """
+        if state is not None and state.get("monitor", "auc") != self.settings.monitor:
+            self.forget()
+            return
         self.aucs = list(aucs)
         if state is None:
             state = {"window": [], "variances": [], "trained": self.warmup_rows if aucs else 0, "since": 0}
         self.window.restore(state["window"])
         self._variances = list(state["variances"]) or [0.0] * len(aucs)
         self._trained, self._since = state["trained"], state["since"]
+
+
+def check_guard(guard: sections.Guard, schema: Schema) -> None:
+    """Refuse a metric that the guard cannot judge."""
+    check_monitor(guard.monitor, schema, key="publish.guard.monitor")
+    if guard.monitor.rpartition(".")[2] not in ("auc", f"auc{GIVEN}"):
+        raise ConfigError(
+            f"the guard judges an AUC, but publish.guard.monitor is {guard.monitor}", "use auc, or LABEL.auc"
+        )
+
+
+def _copc_name(monitor: str) -> str:
+    return metric_name(monitor).replace("AUC", "COPC", 1)
 
 
 def auc_variance(window: WindowMetrics) -> float | None:

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from clickfleet.config.load import Config
 from clickfleet.errors import CheckpointError, ConfigError
-from clickfleet.online.passes import PassPlan, parse_day
+from clickfleet.online.calibrator import forget_state
+from clickfleet.online.passes import PassPlan, Place, parse_day
 from clickfleet.store import atomic, checkpoint, mirror, run_folder
+from clickfleet.store.erasure import ForgottenKeys, rewrite
 from clickfleet.store.lock import Lock
 from clickfleet.store.published import Log
 from clickfleet.store.rollback import rollback
 from clickfleet.store.run_folder import open_folder
 
 INTENT = "rewind.json"
-Place = tuple[int, int]
-"""Day and pass."""
 Report = Callable[[str], None]
 
 
@@ -148,6 +148,9 @@ def complete(folder: Path, report: Report) -> dict[str, str | None]:
     place, step = (int(facts["place"][0]), int(facts["place"][1])), int(facts["step"])
     checkpoints = folder / "checkpoints"
     PassPlan(folder / "passes.jsonl").rewind(place, int(facts["skip"]))
+    forgotten = ForgottenKeys(folder).since(step)
+    if len(forgotten):  # what was forgotten since does not come back
+        rewrite(checkpoint.step_folder(checkpoints, step), forgotten, edit_state=forget_state)
     checkpoint.make_latest(checkpoint.step_folder(checkpoints, step))
     checkpoint.forget_after(checkpoints, step)
     entry = _restore(Log(folder / "published"), facts["sequence"], report)

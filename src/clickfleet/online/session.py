@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,13 +19,15 @@ from clickfleet.data.formats import load as load_format
 from clickfleet.data.memory import Feed
 from clickfleet.data.names import Names, from_files, from_memory
 from clickfleet.errors import CheckpointError
-from clickfleet.online.freshness import Freshness
+from clickfleet.online.calibrator import Calibrator
+from clickfleet.online.freshness import Freshness, seconds
 from clickfleet.online.pass_queue import PassQueue, PassReader, Supplied
-from clickfleet.online.passes import Pass, Position
+from clickfleet.online.passes import GatheredItems, Pass, Place, Position
 from clickfleet.online.publisher import PassPublisher, PassResults, pack, unpack
+from clickfleet.online.reports import PassReport, StreamReports, describe
 from clickfleet.store import checkpoint, run_folder
 from clickfleet.store.run_folder import State
-from clickfleet.store.table import PublishableTable
+from clickfleet.store.table import PublishableTable, size_facts
 from clickfleet.training import predict
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import Arrangement, Job, Session, SessionJob
@@ -82,6 +84,7 @@ class PassJob(Job):
     ) -> None:
         super().__init__(learner, Feed([], learner.schema), metrics, report, **threads)
         self.fresh = fresh
+        self.calibrator: Calibrator | None = None
         self.span_s: tuple[float, float] | None = None
         """The first and last time of a pass whose rows have none."""
 
@@ -99,12 +102,22 @@ class PassJob(Job):
         self.metrics.reset()
 
     def report(self, batch: Batch, result: Result) -> None:
+        if self.calibrator is not None and batch.labels is not None and result.labels is None:
+            now_s = self._stream_time(batch)
+            scores = self.calibrator.learn(batch, result.scores, batch.labels, batch.weights, now_s)
+            result = result._replace(scores=scores)
         super().report(batch, result)
         with self._reporting:
-            if batch.times is not None:
-                self.fresh.trained(batch.times)
-            elif self.span_s is not None:
-                self.fresh.trained(np.linspace(*self.span_s, 16).astype(np.int64), len(batch))
+            told = batch.times is not None and self.fresh.trained(batch.times)
+            if not told and self.span_s is not None:
+                self.fresh.trained_between(self.span_s, len(batch))
+
+    def _stream_time(self, batch: Batch) -> float:
+        """Return the time of a batch: the median of its events, the end of its pass, or the clock's."""
+        times = np.empty(0) if batch.times is None else seconds(batch.times)
+        if len(times):
+            return float(np.median(times))
+        return time.time() if self.span_s is None else self.span_s[1]
 
 
 P = TypeVar("P", bound=PassTraining)
@@ -126,22 +139,38 @@ class PassSession(Session[P]):
     ) -> None:
         super().__init__(config, job, mode, monitor, saver, arrangement)
         self.online, self.queue, self.publisher = config.online, queue, publisher
+        publisher.before_cut = self._wait
+        self.reports: StreamReports = publisher.reports
+        self._overdue = False
+        """Whether a pass was not published yet because the writer was busy with an earlier one."""
+        self._slice_names: Names | None = None
+        """The values behind frequent keys, to name slices by."""
         self.course = OnlinePosition()
         self.now: Supplied | None = None
         """The pass being trained."""
         self.last: Results = {}
         """Metrics of the last pass."""
         self._start_s = self._begin_s = self._waited_s = 0.0
+        self._begun_rows = 0
+        """Rows of the run before the pass."""
         self._reader: SourceState | None = None
         self.validated = Metrics(config.train.metrics.thresholds)
         """Metrics of all passes scored as a whole, except those of the first day."""
         self._first_day: int | None = None
         self._named_at: float | None = None
+        self._kept: dict[int, Place] = {}
+        """Step -> the last pass in the checkpoint of that step."""
+
+    def _start(self) -> None:
+        super()._start()
+        if self.online.pass_ is not None:  # a checkpoint can wait for the end of a micro-pass
+            self.job.stop_when = lambda: self.signal is not None
 
     def epochs(self) -> Iterator[int]:
         """Begin each pass and yield its number."""
         self._start()
         self.monitor.start(self.watched)
+        self.reports.watched = self.watched
         self.publisher.prepare()
         if self.online.first_base and self.course.position is None and self.course.begun is None:
             self.publisher.release("base", self.job.steps, self.course, judged=False)
@@ -180,6 +209,8 @@ class PassSession(Session[P]):
             self._save(last=True)
         elif self._begun:
             self._finish()
+        self.publisher.settle()
+        self.reports.flush()
 
     @property
     @abstractmethod
@@ -207,11 +238,12 @@ class PassSession(Session[P]):
         self.course.begun, self.course.open_day = begun.to_dict(), begun.day
         self.queue.prefetch(begun.position)
         self.job.begin_pass(source, begun.span_s)
-        self._begin_s = time.monotonic()
+        self._begin_s, self._begun_rows = time.monotonic(), self.job.rows
         if fresh:
             self._collect_names(begun)
             self.course.validation = self.course.validation_buckets = None
-            self.monitor.log(f"{begun.name} begins{_amount(begun)}")
+            if not self.reports.together:
+                self.monitor.log(f"{begun.name} begins{_amount(begun)}")
             if self.online.validate == "pass":
                 self._validate()
         return True
@@ -226,13 +258,15 @@ class PassSession(Session[P]):
         if begun.in_files:
             found: Names | None = from_files(begun.data, load_format(self.queue.reading(begun).data.format), schema)
         else:
-            found = from_memory(Feed(begun.data, schema))
+            data = begun.data.items[0] if isinstance(begun.data, GatheredItems) else begun.data
+            found = from_memory(Feed(data, schema))
         try:
             known = None
             with suppress(CheckpointError):  # damaged: replaced
                 known = run_folder.read_names(folder, schema)
             both = found if known is None or found is None else known.merge(found)
             if both is not None:
+                self._slice_names = both
                 run_folder.write_names(folder, both)
         except CheckpointError as error:  # a full disk: the run goes on without names
             self.monitor.log(f"warning: {error}")
@@ -247,7 +281,17 @@ class PassSession(Session[P]):
         return time.monotonic() - self._start_s - self._waited_s
 
     def _stops_waiting(self) -> bool:
-        """Return whether to wait no longer for the next pass. Called several times a second."""
+        """Return whether to wait no longer for the next pass. Called several times a second.
+
+        What ended meanwhile is taken over, so that a quiet stream leaves nothing unpublished, unrecorded or unsaved.
+        """
+        self.publisher.settle(wait=False)
+        if self._overdue and not self.publisher.busy:
+            self._publish()
+        if self.reports.together and not self.publisher.busy:
+            self.reports.flush_if_due()
+            if self._checkpoint_due():
+                self._checkpoint()
         return self.signal is not None
 
     def _interrupted(self) -> bool:
@@ -258,65 +302,84 @@ class PassSession(Session[P]):
         begun, source = self.now
         metrics = self._measure(source)
         self.course.validation = metrics.results()
-        self.course.validation_buckets = pack(metrics.buckets)
+        self.course.validation_buckets = pack(metrics.buckets_of(self.config.publish.guard.monitor))
         self._first_day = self._first_day or begun.day
         if begun.day > self._first_day:
             self.validated.merge(metrics)
-        self.monitor.log(f"{begun.name} before training: {describe(self.course.validation)}")
+        if not self.reports.together:
+            self.monitor.log(f"{begun.name} before training: {describe(self.course.validation)}")
 
     def _measure(self, source: PassReader) -> Metrics:
         return predict.measure(self.job.learner, source.all(), self.arrangement["threads"])
 
     def _end(self) -> None:
         assert self.now is not None
-        job = self.job
+        job, course = self.job, self.course
         (ended, source), self.now = self.now, None
         source.close()
+        self.publisher.settle(wait=self._waits_for_entries)  # an entry is recorded before the pass after it
         seen = job.seen()
         trained = seen.results()
         trained.pop("sliding_auc", None)
-        scored = {"progressive": trained, "none": None, "pass": self.course.validation}
+        scored = {"progressive": trained, "none": None, "pass": course.validation}
         judged: MetricResults | None = scored[self.online.validate]
-        if not trained["rows"]:
+        learned = bool(trained["rows"]) or job.rows > self._begun_rows  # corrections are rows without metrics
+        if not learned:
             self.monitor.log(f"warning: {ended.name} has no rows")
             job.steps += 1  # so that the next checkpoint gets a new name
-        self.monitor.log(f"{ended.name} trained: {describe(trained)}")
-        facts: dict[str, object] = {"day": ended.day, "pass": ended.number, "step": job.steps, **trained}
-        facts["table_rows"] = len(job.table)
-        if judged is not None:
-            facts |= {f"validation_{key}": value for key, value in judged.items()}
+        facts: dict[str, object] = {"table_rows": len(job.table), "run_rows": job.rows}
         bad_lines = job.bad_lines + ended.bad_records
-        facts |= {"seconds": time.monotonic() - self._begin_s, "bad_lines": bad_lines}
         self._judge_lines(trained["rows"], bad_lines)
         if judged is not None and trained["rows"]:
             window = self.publisher.guard.add(self._scored_first(seen))
-            self.course.undelivered.append({**judged, "window": window})
+            course.undelivered.append({**judged, "window": window})
             facts |= {"guard_rows": window["rows"], "guard_auc": window["auc"]}
             facts |= {"guard_calibration": window["calibration"], "guard_warmup_rows": window["warmup_rows"]}
+        if self.publisher.calibrator is not None:
+            facts["slices"] = self.publisher.calibrator.results(self._slice_names)
         if (backlog := self.queue.backlog) is not None:
             facts["backlog"] = backlog
-        self.monitor.point(self.watched)  # so that the curves end where the pass does
-        self.monitor.record("pass", facts)
+        apart = self._scored_first(seen) if self.online.validate == "pass" and judged is not None else None
+        took_s, status = time.monotonic() - self._begin_s, self.queue.source.status
+        self.reports.passed(PassReport(ended, job.steps, seen, apart, judged, took_s, bad_lines, facts, status))
         self.last = dict(trained)
         self.trained_s = self._elapsed()
         job.forget_seen()
-        course = self.course
         course.position, course.begun = ended.position, None
         course.validation = course.validation_buckets = None
         course.passes += 1
-        self.publisher.due |= bool(trained["rows"])
-        if self.publisher.due and ended.number % self.online.delta_every_passes == 0:
-            self._wait()  # a table has one snapshot at a time
-            self.publisher.release("delta", job.steps, course)
+        self.publisher.due |= learned
+        if self.publisher.due and (self._overdue or ended.number % self.online.delta_every_passes == 0):
+            self._publish()
         if ended.last:
             self._end_day()
-        elif ended.number % self.online.checkpoint_every_passes == 0:
+        elif self._saves_after(ended):
             self._checkpoint()
 
+    @property
+    def _waits_for_entries(self) -> bool:
+        """Whether every pass has its own entry. Otherwise a pass that ends while one is being written is part of the next."""
+        return self.config.train.deterministic or self.online.pass_ is None
+
+    def _publish(self) -> None:
+        """Begin to publish what was trained. Training continues meanwhile."""
+        if self.publisher.busy and not self._waits_for_entries:
+            self._overdue = True
+            return
+        self._overdue = False
+        self.publisher.begin(self.publisher.next_kind, self.job.steps, self.course)
+
+    def _saves_after(self, ended: Pass) -> bool:
+        """Return whether a checkpoint is due after a pass."""
+        every = self.online.checkpoint_every_passes
+        if every is None and self.online.pass_ is not None:
+            return self._checkpoint_due()
+        return ended.number % (every or 1) == 0
+
     def _scored_first(self, trained: Metrics) -> Buckets:
-        """Return the scores of the pass that ends, made before it was trained."""
+        """Return the scores that the guard judges of the pass that ends, made before it was trained."""
         if self.online.validate == "progressive":
-            return trained.buckets
+            return trained.buckets_of(self.config.publish.guard.monitor)
         assert self.course.validation_buckets is not None
         return unpack(self.course.validation_buckets, self.config.train.metrics.thresholds)
 
@@ -337,19 +400,21 @@ class PassSession(Session[P]):
         """
         job, day = self.job, self.course.open_day
         assert day is not None
-        self._wait()  # a table has one snapshot at a time
+        self.publisher.settle()
+        self.reports.flush()
         if self.publisher.due:
-            self.publisher.release("delta", job.steps, self.course, day_over=True)  # a base follows anyway
+            self.publisher.release("delta", job.steps, self.course, day_over=True)
+        self._wait()  # a table has one snapshot at a time
         begin = time.monotonic()
         removed = job.table.shrink()
         self.monitor.log(f"{day} ends: shrink removed {removed:,} rows, {len(job.table):,} stay")
         self.publisher.release("base", job.steps, self.course, day_over=True)
         job.table.end_day()
         job.steps += 1
-        self.course.open_day = None
+        self.course.open_day, self._overdue = None, False
         stats = job.table.stats()
-        facts: dict[str, object] = {"day": day, "step": job.steps, "removed": removed, "table_rows": stats["rows"]}
-        facts |= {"table_bytes": stats["bytes"], "evicted": stats["evicted"], "seconds": time.monotonic() - begin}
+        facts: dict[str, object] = {"day": day, "step": job.steps, "removed": removed, **size_facts(stats)}
+        facts |= {"evicted": stats["evicted"], "seconds": time.monotonic() - begin}
         self.monitor.record("day", facts)
         self._checkpoint()
 
@@ -358,14 +423,37 @@ class PassSession(Session[P]):
         self._save()
         folder = Path(self.config.run.dir) / "checkpoints"
         self.publisher.checkpointed(self.course, checkpoint.step_folder(folder, self.job.steps))
+        self._forget_passes(folder)
+
+    def _forget_passes(self, folder: Path) -> None:
+        """Forget the plan of passes before the oldest checkpoint that is kept."""
+        known, self._kept = self._kept, {}
+        try:
+            for step in checkpoint.steps(folder):
+                place = known.get(step)
+                if place is None:
+                    position = run_folder.read_state(checkpoint.step_folder(folder, step))["online"]["position"]
+                    place = (0, 0) if position is None else (position["day"], position["pass"])
+                self._kept[step] = place
+        except CheckpointError:  # only its manifest is here, the rest at the URL of the run
+            return
+        if self._kept:
+            self.queue.forget_before(min(self._kept.values()))
 
     def _finish(self) -> None:
+        if self._overdue:
+            self._overdue = False
+            self.publisher.release(self.publisher.next_kind, self.job.steps, self.course)
         begin = time.monotonic()
         if self._saved_step != self.job.steps:
             self._save(last=True)
         self._wait(last=True)
         self.publisher.tell_consumers(lambda done: done.flush())
         self.trained_s, self.last_save_s = self._elapsed() - (time.monotonic() - begin), time.monotonic() - begin
+
+    def _save(self, epoch: int | None = None, last: bool = False) -> None:
+        self.publisher.settle()  # a checkpoint knows the entries before it
+        super()._save(epoch, last)
 
     def state(self) -> State:
         state = {**super().state(), "online": asdict(self.course), "published": self.publisher.state()}
@@ -395,21 +483,6 @@ class LocalPassSession(PassSession[PassJob]):
     def restore(self, state: State) -> None:
         self.job.steps, self.job.rows = state["step"], state["rows"]
         super().restore(state)
-
-
-def describe(results: Mapping[str, object]) -> str:
-    """Return the metrics of a pass as a line of log, under PaddleRec's names with the spelling corrected."""
-    names = {
-        "auc": "AUC",
-        "bucket_error": "BUCKET_ERROR",
-        "mae": "MAE",
-        "rmse": "RMSE",
-        "actual_ctr": "Actual_CTR",
-        "predicted_ctr": "Predicted_CTR",
-        "calibration": "COPC",
-    }
-    words = [f"{text}={'-' if results[key] is None else format(results[key], '.6f')}" for key, text in names.items()]
-    return f"global {' '.join(words)} rows={results['rows']}"
 
 
 def _amount(begun: Pass) -> str:

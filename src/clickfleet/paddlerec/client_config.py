@@ -126,7 +126,8 @@ def _variable(tokens: Iterator[str], where: str) -> Variable:
 def describe(schema: Schema, outputs: Sequence[str]) -> ClientConfig:
     """Return the variables of a model under the names that clients of Paddle use: slots, then dense values."""
     fields = Fields(schema)
-    aliases = Aliases(fields, outputs)
+    tasks = [label.name for label in schema.tasks]
+    aliases = Aliases(fields, outputs, tasks)
     others = {ours: name for name, ours in aliases.to_dict().items() if re.fullmatch(r"C\d+", name)}
     integers = schema.keys.name == "raw"
     feeds = []
@@ -141,9 +142,19 @@ def describe(schema: Schema, outputs: Sequence[str]) -> ClientConfig:
         feeds.append(Variable(name, DENSE_INPUT, FLOAT, (len(schema.dense),)))
     else:
         feeds += [Variable(item["name"], item["name"], FLOAT, (int(item["values"]),)) for item in numbers]
+    several = len(tasks) > 1 and "score" in outputs
     fetches = [
-        Variable(name, SCORE if name == "score" else name, FLOAT, (1,) if name in ("score", "logit") else ())
+        Variable(ours, name, FLOAT, (1,)) for name, ours in aliases.to_dict().items() if ours in tasks and several
+    ]
+    fetches += [
+        Variable(
+            name,
+            SCORE if name == "score" and not several else name,
+            FLOAT,
+            (len(tasks),) if name in ("score", "logit") else (),
+        )
         for name in outputs
+        if name != "score" or len(fetches) < len(tasks)
     ]
     return ClientConfig(tuple(feeds), tuple(fetches))
 

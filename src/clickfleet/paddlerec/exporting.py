@@ -24,7 +24,7 @@ from safetensors import torch as torch_tensors
 
 from clickfleet._core import PrintColumn, print_rows
 from clickfleet.data.schema import Schema
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.paddlerec.dumps import KIND
 from clickfleet.paddlerec.importing import layer_settings
 from clickfleet.paddlerec.networks import NETWORKS
@@ -89,6 +89,11 @@ class TextLayout:
         named = [layer for layer in self.wanted if layer.kind == "embedding"]
         whole = self.network in (None, "slot_dnn")
         table = learner.table
+        if len(table.classes) > 1:
+            raise ConfigError(
+                "slots with widths, rules or admissions of their own cannot be written as a table of PaddleRec, which has one of each",
+                "train a model without table.dims and table.slots to export it",
+            )
         self.width = Width(table.factors, _known(table.rule), _known(table.embed_rule), whole, len(named) > 1)
         self._has_state = table.rule.name in STATES and table.embed_rule.name in STATES
         self._slots = _slot_numbers(learner.schema)

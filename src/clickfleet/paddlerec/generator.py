@@ -173,7 +173,7 @@ class GeneratorLines(FunctionLines):
                     self._local.generator.init(self.config)
             samples = list(self._local.generator.samples(lines.decode().splitlines()))
             text = "".join(" ".join(_tokens(sample)) + "\n" for sample in samples).encode()
-            has_label = any(name == schema.label for sample in samples[:1] for name, _ in sample)
+            has_label = any(name in schema.label_columns for sample in samples[:1] for name, _ in sample)
             parsed = (labelled if has_label else unlabelled)(text, "stop")
             for bad in parsed.bad:
                 raise DataError(f"{bad.field}: {bad.reason}" if bad.field else bad.reason)

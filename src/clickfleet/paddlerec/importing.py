@@ -15,7 +15,7 @@ import torch
 from clickfleet.config.load import Config, dump
 from clickfleet.data.batch import Batch
 from clickfleet.data.schema import write_schema
-from clickfleet.errors import CheckpointError
+from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.models.word2vec.vocabulary import Vocabulary
 from clickfleet.paddlerec.formulas import score
 from clickfleet.paddlerec.networks import NETWORKS
@@ -148,6 +148,11 @@ def _take_network(
     settings = layer_settings(learner)
     wanted = layers(translated.network, settings, learner.shape)
     table = learner.table
+    if len(table.classes) > 1:
+        raise ConfigError(
+            "a saved model of PaddleRec has one width, rule and admission for all slots",
+            "remove table.dims and table.slots",
+        )
     named = [layer for layer in wanted if layer.kind == "embedding"]
     whole = translated.network == "slot_dnn"
     width = Width(table.factors, table.rule, table.embed_rule, whole, len(named) > 1)

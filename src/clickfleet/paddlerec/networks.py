@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from clickfleet.config.plugins import closest
 from clickfleet.data.schema import Bucket, Dense, KeyRule, Schema, Slot
 from clickfleet.errors import ConfigError
 from clickfleet.paddlerec import field_networks as fields
+from clickfleet.paddlerec import history_networks as events
+from clickfleet.paddlerec import task_networks as tasks
 from clickfleet.paddlerec.catalog import refusal
 from clickfleet.paddlerec.keys import Keys
 
@@ -48,7 +50,10 @@ POLICY_DEFAULTS = {"delta_keep_days": 16.0, "delete_after_unseen_days": 30.0}
 def take_optimizer(keys: Keys, name: str) -> None:
     """Translate the optimizer of the dense weights and of the rows."""
     kind = keys.text(H + "optimizer.class", NETWORKS[name].optimizer)
-    lr = keys.number(H + "optimizer.learning_rate", 0.001)
+    rate = H + (
+        "optimizer.learning_rate" if keys.has(H + "optimizer.learning_rate") else "optimizer.learning_rate_base_lr"
+    )
+    lr = keys.number(rate, 0.001)
     dense = {"sgd": "sgd", "adam": "adam", "adagrad": "adagrad", "adamw": "adamw"}.get(kind.lower())
     if dense is None:
         raise ConfigError(
@@ -63,7 +68,7 @@ def take_optimizer(keys: Keys, name: str) -> None:
         keys.set("dense.eps", 1e-6)
         note += ("; " if note else "") + "each row keeps one sum of squares"
     keys.map(H + "optimizer.class", "dense.optimizer", dense, note)
-    keys.map(H + "optimizer.learning_rate", "dense.lr", lr, "and table.rule.lr")
+    keys.map(rate, "dense.lr", lr, "and table.rule.lr")
     keys.set("table.rule", {**rule, "bounds": UNBOUNDED})
     if keys.has(H + "reg"):
         if dense == "sgd":
@@ -75,15 +80,20 @@ def take_optimizer(keys: Keys, name: str) -> None:
             )
 
 
-def take_tables(keys: Keys, network: Network) -> None:
-    """Translate the settings of the table."""
+def take_tables(keys: Keys, network: Network, schema: Schema) -> None:
+    """Translate the settings of the table. A table with the name of a slot has those of the slot's rows."""
     names = sorted({key.split(".")[1] for key in keys.values if key.startswith(T) and key.count(".") >= 2})
+    slots = {slot.name for slot in schema.slots}
+    for name in names:
+        if name in slots:
+            _take_slot_table(keys, network, name)
+    names = [name for name in names if name not in slots]
     if not names:
         return
     if len(names) > 1:
         raise ConfigError(
             f"{keys.original.path}: table_parameters has several tables ({', '.join(names)}), but a model has only one",
-            "keep the table of the embedding and remove the others",
+            "keep the table of the embedding; give the table of a single slot the name of the slot, and remove the others",
         )
     base = f"{T}{names[0]}.accessor."
     dim = keys.raw["table"]["dim"]
@@ -117,6 +127,21 @@ def take_tables(keys: Keys, network: Network) -> None:
             keys.set(f"table.{ours}", POLICY_DEFAULTS[ours])
 
 
+def _take_slot_table(keys: Keys, network: Network, slot: str) -> None:
+    base, ours = f"{T}{slot}.accessor.", f"slots.{slot}"
+    if keys.has(base + "embedx_dim"):
+        width = keys.integer(base + "embedx_dim", least=0)
+        keys.map(base + "embedx_dim", f"table.{ours}.dim", width + (0 if network.slots_only else 1))
+    if keys.has(base + "embedx_threshold"):
+        score = keys.number(base + "embedx_threshold")
+        keys.map(base + "embedx_threshold", f"table.{ours}.admission", f"score({score:g})" if score > 0 else "birth")
+    for part, rule in (("embedx_sgd_param", "rule"), ("embed_sgd_param", "embed_rule")):
+        _take_rule(keys, f"{base}{part}.", f"{ours}.{rule}")
+    for key in keys.values:
+        if key.startswith(f"{base}ctr_accessor_param."):
+            raise keys.wrong(key, "must stand in the table of all slots: rows of every slot live by the same rules")
+
+
 def _take_rule(keys: Keys, base: str, ours: str) -> None:
     if not keys.has(base + "name"):
         return
@@ -136,6 +161,10 @@ def _take_rule(keys: Keys, base: str, ours: str) -> None:
         elif setting == "initial_g2sum":
             settings["initial_g2sum"] = 0.0
             keys.skip(key, "this rule does not use it")
+        elif setting == "initial_range" and ours not in ("rule", "embed_rule"):
+            raise keys.wrong(
+                key, "must stand in the table of all slots: rows of every slot have the same initial values"
+            )
         elif setting == "initial_range":
             around = keys.number(key)
             start = f"uniform({-around:g}, {around:g})"
@@ -183,6 +212,8 @@ class Network:
     """Whether its reader runs, if there is one. If not, our format reads the data."""
     optimizer: str = "Adam"
     """The optimizer that PaddleRec uses, whatever the configuration says."""
+    files: str | None = None
+    """Which files of a folder of data the reader gets, if it finds the others itself."""
 
 
 def _dcn_v2(keys: Keys, dim: int) -> None:
@@ -237,6 +268,25 @@ def _logistic_regression(keys: Keys, dim: int) -> None:
     keys.skip(H + "reg", "PaddleRec applies it as L1 to the rows; here the rule table.rule.name=ftrl has an L1 term")
 
 
+_BY_ITS_PAPER = Network("", settings=(), original=False)
+_LINES_OF_EVENTS = replace(
+    _BY_ITS_PAPER,
+    model="din",
+    more=events.take_din,
+    dim="item_emb_size",
+    schema=events.din_schema,
+    form=events.din_form,
+    runs_reader=False,
+    optimizer="SGD",
+)
+_CENSUS = replace(
+    _BY_ITS_PAPER,
+    model="share_bottom",
+    more=tasks.take_share_bottom,
+    schema=tasks.census_schema,
+    arrays=tasks.census_arrays,
+    form=tasks.census_form,
+)
 NETWORKS = {
     "dnn": Network("dnn"),
     "fm": Network("fm", settings=()),
@@ -298,6 +348,47 @@ NETWORKS = {
     "autoint": Network("autoint", settings=(), more=_autoint, valued=True, original=False),
     "logistic_regression": Network(
         "lr", padding=True, settings=(), more=_logistic_regression, valued=True, original=False
+    ),
+    "din": _LINES_OF_EVENTS,
+    "dien": replace(_LINES_OF_EVENTS, model="dien", more=events.take_dien),
+    "bst": replace(
+        _LINES_OF_EVENTS,
+        model="bst",
+        more=events.take_bst,
+        schema=events.bst_schema,
+        form=events.bst_form,
+        optimizer="Adagrad",
+    ),
+    "dmr": replace(
+        _BY_ITS_PAPER,
+        model="dmr",
+        more=events.take_dmr,
+        dim="main_embedding_size",
+        schema=events.dmr_schema,
+        arrays=events.dmr_arrays,
+    ),
+    "dsin": replace(
+        _BY_ITS_PAPER,
+        model="bst",
+        more=events.take_dsin,
+        dim="feat_embed_size",
+        schema=events.dsin_schema,
+        arrays=events.dsin_arrays,
+        files="*_label.pkl",
+    ),
+    "share_bottom": _CENSUS,
+    "mmoe": replace(_CENSUS, model="mmoe", more=tasks.take_mmoe),
+    "ple": replace(_CENSUS, model="ple", more=tasks.take_ple),
+    "esmm": replace(
+        _BY_ITS_PAPER, model="esmm", more=tasks.take_esmm, schema=tasks.esmm_schema, arrays=tasks.esmm_arrays
+    ),
+    "aitm": replace(
+        _BY_ITS_PAPER,
+        model="aitm",
+        more=tasks.take_aitm,
+        dim="embedding_size",
+        schema=tasks.aitm_schema,
+        arrays=tasks.aitm_arrays,
     ),
 }
 ALIASES = {"gate_dnn": "gatenet", "gatednn": "gatenet", "gate": "gatenet", "dcnv2": "dcn_v2", "widedeep": "wide_deep"}

@@ -1,6 +1,6 @@
 """Replace the base classes of paddle's readers on machines without paddle, while a file that imports them is loaded.
 
-    paddle.io.IterableDataset
+    paddle.io.IterableDataset, paddle.io.Dataset
     paddle.distributed.fleet, paddle.distributed.fleet.data_generator and paddle.fluid.incubate.data_generator:
         MultiSlotDataGenerator, MultiSlotStringDataGenerator
 
@@ -37,7 +37,6 @@ INSTEAD = {
     "paddle.enable_static": "remove the line: there is no static graph",
     "paddle.set_device": "remove the line: train.device sets the device of the network",
     "paddle.io.DataLoader": "remove it: clickfleet builds the batches (data.batch_size)",
-    "paddle.io.Dataset": "derive from paddle.io.IterableDataset and yield the samples",
     "paddle.io.get_worker_info": "remove it: each reader receives its own files",
     "paddle.distributed": "remove it: clickfleet splits files over workers and starts the processes (clickfleet launch)",
     "paddle.fluid": "only paddle.fluid.incubate.data_generator is available",
@@ -54,10 +53,23 @@ class IterableDataset:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
 
 
+class NumberedDataset:
+    """The base class of a `RecDataset` whose samples have numbers."""
+
+    def __getitem__(self, number: int) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} must define __len__")
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+
 GENERATORS: dict[str, type] = {"MultiSlotDataGenerator": Generator, "MultiSlotStringDataGenerator": TextGenerator}
 NAMES: dict[str, dict[str, type]] = {
     "paddle": {},
-    "paddle.io": {"IterableDataset": IterableDataset},
+    "paddle.io": {"IterableDataset": IterableDataset, "Dataset": NumberedDataset},
     "paddle.distributed": {},
     "paddle.distributed.fleet": GENERATORS,
     "paddle.distributed.fleet.data_generator": GENERATORS,

@@ -100,7 +100,7 @@ def _pipe(keys: Keys, network: Network, schema: Schema) -> tuple[dict[str, objec
         form["order"] = ["show", "click", *(slot.name for slot in schema.slots)]
     else:
         dense = ["dense"] if schema.dense else []
-        form["order"] = ["click", *(slot.name for slot in schema.read_slots), *dense]
+        form["order"] = ["click", *(slot.name for slot in schema.read_columns), *dense]
     form["command"], note = command(keys)
     keys.used(R + "pipe_command", "data.format.command", note)
     for key, ours in (("parse_ins_id", "ins_id"), ("parse_content", "content")):

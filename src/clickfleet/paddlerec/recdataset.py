@@ -2,13 +2,14 @@
 
 Its samples are `label, slot, slot …, dense`. The label is absent if `runner.inference` is set. `show` precedes the label
 if the schema has that column. `arrays` describes samples in another order: for each array the name of its column, the names
-of the columns of its elements, or null for one that is not used.
+of the columns of its elements, or null for one that is not used. A name that comes several times collects the elements. Zeros
+are padding in histories and multi-valued slots, and are left out.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,16 @@ class Samples(Block):
     path: str
     rows: list[Any]
     schema: Schema
+    names: tuple[str, ...] = ()
+    """The name of each array of a sample. Empty: the usual order, in which the number of arrays decides."""
 
     def parse(self, on_bad: OnBad) -> Parsed:
         if self.schema.values:
             return Parsed(self._valued_batch(), len(self.rows))
-        names, labelled = self._names(len(self.rows[0]))
+        if self.names:
+            names, labelled = list(self.names), self.schema.label in self.names
+        else:
+            names, labelled = self._names(len(self.rows[0]))
         batch = self._batch(names, labelled)
         if batch is not None:
             return Parsed(batch, len(self.rows))
@@ -49,7 +55,9 @@ class Samples(Block):
         """Return the samples as a batch if each slot has one id and no number needs a conversion; None otherwise."""
         schema, count = self.schema, len(self.rows)
         plain = all(column.transform.name == "none" for column in schema.dense) and schema.show is None
-        if not plain or schema.keys.name != "raw" or len(schema.read_slots) < len(schema.slots):
+        if not plain or schema.keys.name != "raw" or len(schema.read_columns) < len(schema.slots):
+            return None
+        if schema.histories or schema.labels or any(slot.multi for slot in schema.slots):
             return None
         if any(len(sample) != len(names) for sample in self.rows):
             return None
@@ -98,7 +106,7 @@ class Samples(Block):
     def _names(self, found: int) -> tuple[list[str], bool]:
         """Return the name of each array of a sample, and whether there is a label; the number of arrays decides."""
         schema = self.schema
-        names = [slot.source or slot.name for slot in schema.read_slots] + (["dense"] if schema.dense else [])
+        names = [slot.source or slot.name for slot in schema.read_columns] + (["dense"] if schema.dense else [])
         before = [*([schema.show] if schema.show else []), schema.label]
         if found == len(names):
             return names, False
@@ -106,7 +114,7 @@ class Samples(Block):
             return [*before, *names], True
         if found == len(names) + 1:
             return [schema.label, *names], True
-        wanted = f"{len(schema.read_slots)} slots{' and dense values' if schema.dense else ''}"
+        wanted = f"{len(schema.read_columns)} slots{' and dense values' if schema.dense else ''}"
         raise DataError(
             f"{self.path}: the reader yields {found} arrays per sample, but the network has {wanted}: "
             f"expected {len(names)}, or {len(names) + 1} with a label",
@@ -142,12 +150,18 @@ class RecDatasetRows(Format):
 
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
         samples = self.samples(path, at)
+        first: Any = next(samples, None)
+        names: tuple[str, ...] = ()
+        if first is None:
+            return
+        samples = chain([first], samples)
         if self.arrays is not None:
-            samples = (_ordered(sample, self.arrays, schema, path) for sample in samples)
+            order = SampleOrder(self.arrays, schema, path, len(first))
+            samples, names = map(order.of, samples), order.names
         rows, size = list(islice(samples, BLOCK_ROWS)), os.path.getsize(path)
         while rows:
             following = list(islice(samples, BLOCK_ROWS))
-            yield Samples(at, at + len(rows), 0 if following else size, path, rows, schema)
+            yield Samples(at, at + len(rows), 0 if following else size, path, rows, schema, names)
             at, rows = at + len(rows), following
 
     def samples(self, path: str, at: int = 0) -> Iterator[Any]:
@@ -170,20 +184,52 @@ class RecDatasetRows(Format):
             ) from error
 
 
-def _ordered(sample: Any, arrays: Sequence[Any], schema: Schema, path: str) -> list[Any]:
-    """Return a sample in the usual order: the label, if it has one, then each slot."""
-    if len(sample) == len(arrays) - 1:
-        arrays = [names for names in arrays if names != schema.label]
-    values: dict[str, Any] = {}
-    for names, array in zip(arrays, sample, strict=False):
-        elements = [array] if isinstance(names, str) else np.ravel(array)
-        columns = [names] if isinstance(names, str) else names or []
-        if len(sample) != len(arrays) or (columns and len(elements) != len(columns)):
+class SampleOrder:
+    """Brings the arrays of a sample into the usual order: the labels, if it has them, each column of keys, dense values."""
+
+    def __init__(self, arrays: Sequence[Any], schema: Schema, path: str, found: int) -> None:
+        labels = schema.label_columns
+        if found == len(arrays) - len(labels):
+            arrays = [names for names in arrays if names not in labels]
+        self.arrays, self.path = arrays, path
+        given = {name for names in arrays for name in ([names] if isinstance(names, str) else names or [])}
+        keys = [slot.source or slot.name for slot in schema.read_columns]
+        dense = ["dense"] if "dense" in given else [column.source or column.name for column in schema.dense]
+        self.names = tuple(name for name in (*labels, *keys, *dense) if name in given)
+        self.keys = frozenset(keys)
+        self.histories = [history.columns for history in schema.histories]
+        self.padded = {slot.source or slot.name for slot in schema.slots if slot.multi}
+
+    def of(self, sample: Any) -> list[Any]:
+        """Return the arrays of a sample in the order of `names`."""
+        sizes = [np.size(part) for part in sample]
+        wanted = [None if isinstance(names, str) else len(names or []) for names in self.arrays]
+        if len(sizes) != len(wanted) or any(n and n != size for n, size in zip(wanted, sizes, strict=True)):
             raise DataError(
-                f"{path}: the reader yields {len(sample)} arrays of {[np.size(part) for part in sample]} elements, "
-                f"expected {len(arrays)} of {[1 if isinstance(part, str) else len(part or []) for part in arrays]}",
+                f"{self.path}: the reader yields {len(sizes)} arrays of {sizes} elements, "
+                f"expected {len(wanted)} of {[1 if n is None else n for n in wanted]}",
                 "check the numbers of slots in hyper_parameters",
             )
-        values |= dict(zip(columns, elements, strict=False))
-    names = [name for name in (schema.label, *(slot.name for slot in schema.slots)) if name in values]
-    return [np.ravel(values[name]) for name in names]
+        values: dict[str, list[Any]] = {}
+        for names, array in zip(self.arrays, sample, strict=True):
+            flat = np.ravel(array)
+            if isinstance(names, str):
+                values.setdefault(names, []).append(flat)
+            else:
+                for name, value in zip(names or (), flat, strict=False):
+                    values.setdefault(name, []).append(value)
+        columns = {
+            name: _whole(np.hstack(parts)) if name in self.keys else np.hstack(parts) for name, parts in values.items()
+        }
+        for history in self.histories:
+            if not columns.keys() >= set(history):
+                continue
+            events = np.any([columns[name] != 0 for name in history], 0)
+            columns |= {name: columns[name][events] for name in history}
+        columns |= {name: columns[name][columns[name] != 0] for name in self.padded & columns.keys()}
+        return [columns[name] for name in self.names]
+
+
+def _whole(ids: Any) -> Any:
+    """Return ids as integers, if a reader gives them as floats."""
+    return ids.astype(np.int64) if ids.dtype.kind == "f" and np.all(ids == np.floor(ids)) else ids

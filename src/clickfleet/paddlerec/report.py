@@ -60,6 +60,7 @@ NOT_APPLICABLE = {
     "hyper_parameters.optimizer.strategy": "PaddleRec never reads it; runner.sync_mode sets the mode",
     "hyper_parameters.adam_d2sum": "Adam updates the dense weights, also on a cluster",
     "hyper_parameters.clip_by_norm": "PaddleRec reads but never uses it; dense.clip_norm=… clips by norm",
+    "hyper_parameters.use_DataLoader": "data.format and data.threads say how rows are read",
     "hyper_parameters.is_sparse": "gradients of rows are always sparse",
     "hyper_parameters.dnn_use_bn": "PaddleRec reads but never uses it",
     "hyper_parameters.l2_reg_cross": "PaddleRec reads but never uses it; model.paddlerec=false model.l2=… applies L2 to the cross weights",

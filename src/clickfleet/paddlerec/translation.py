@@ -131,10 +131,11 @@ def translate(
         name, network = find_network(original.folder, wanted)
         schema = take_network(keys, name, network)
         take_optimizer(keys, name)
-        take_tables(keys, network)
+        take_tables(keys, network, schema)
         form, schema, own = take_readers(keys, network, schema)
         keys.set("data.format", form)
-    _take_data(keys, stream, dictionary is not None)
+    part = f"/{network.files}" if dictionary is None and network.files else ""
+    _take_data(keys, stream, dictionary is not None, part)
     _take_training(keys, stream, cluster)
     _take_mode(keys, cluster)
     _take_online(keys, stream)
@@ -150,7 +151,9 @@ def translate(
     if known is not None and "schema" not in keys.raw["data"]:
         keys.set("data.preset", known)
     config = checked(Config, keys.raw, source=str(original.path), base=original.folder)
-    test = None if not keys.has(R + "test_data_dir") else _resolve(original.folder, keys.text(R + "test_data_dir"))
+    test = (
+        None if not keys.has(R + "test_data_dir") else _resolve(original.folder, keys.text(R + "test_data_dir")) + part
+    )
     return Translated(
         original, name, keys.raw, config, schema, known, keys.report, load_path, epochs, test, inputs, dictionary
     )
@@ -161,7 +164,7 @@ def absolute(path: str) -> str:
     return path if "://" in path else str(Path(path).absolute())
 
 
-def _take_data(keys: Keys, stream: bool, words_: bool) -> None:
+def _take_data(keys: Keys, stream: bool, words_: bool, part: str) -> None:
     folder, train = keys.original.folder, keys.text(R + "train_data_dir")
     if stream:
         keys.map(
@@ -172,13 +175,13 @@ def _take_data(keys: Keys, stream: bool, words_: bool) -> None:
         )
         keys.skip(R + "test_data_dir", "each pass is scored before it is trained on (online.validate)")
     else:
-        keys.map(R + "train_data_dir", "data.train", _resolve(folder, train))
+        keys.map(R + "train_data_dir", "data.train", _resolve(folder, train) + part)
         if words_:
             keys.used(R + "test_data_dir", "evaluate", "a file of analogies")
         elif keys.has(R + "test_data_dir"):
             test = _resolve(folder, keys.text(R + "test_data_dir"))
             if "://" in test or os.path.exists(test):
-                keys.map(R + "test_data_dir", "data.test", test, "also used for a test after each epoch")
+                keys.map(R + "test_data_dir", "data.test", test + part, "also used for a test after each epoch")
             else:
                 keys.used(
                     R + "test_data_dir",
@@ -334,16 +337,19 @@ def _take_export(keys: Keys, schema: Schema) -> tuple[str, ...]:
         raise keys.wrong(R + "save_inference_feed_varnames", "must be a list of names")
     for name in wanted:
         plain = str(name)[1:] if str(name)[:1] == "C" and str(name)[1:] in slots else str(name)
+        number = plain.removeprefix("field_")
         if plain in slots:
             names.append(plain)
-        elif plain in ("dense_input", "dense_inputs", "dense_feature"):
+        elif plain != number and number.isdecimal() and int(number) < len(slots):
+            names.append(slots[int(number)])
+        elif plain in ("dense_input", "dense_inputs", "dense_feature") or (plain == "input" and dense):
             names += dense
         elif plain not in ("label", "click"):  # a request for a score has no label
             raise ConfigError(
                 f"{keys.original.path}: unknown input {name!r} in runner.save_inference_feed_varnames",
-                f"inputs are {', '.join(slots[:3])} … {slots[-1]}{' and dense_input' if dense else ''}",
+                f"inputs are {', '.join([*slots[:3], '…', *slots[-1:], *(['dense_input'] if dense else [])])}",
             )
     keys.used(R + "save_inference_feed_varnames", "export", "the columns of a request")
     keys.used(R + "save_inference_fetch_varnames", "export", "the answer has the score and the logit")
-    everything = set(names) >= {slot.name for slot in schema.read_slots} | set(dense)
+    everything = set(names) >= {slot.name for slot in schema.read_columns} | set(dense)
     return () if everything else tuple(names)

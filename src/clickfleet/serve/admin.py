@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from clickfleet.errors import ClickfleetError, ServeError
-from clickfleet.serve import state_folder, uploads
+from clickfleet.serve import loop_status, state_folder, uploads
 from clickfleet.serve.context import Context
 from clickfleet.serve.example import InputHint, example_row, input_hints
 from clickfleet.serve.http import RefusedError, clip, refuse
@@ -71,6 +71,13 @@ def admin_app(context: Context) -> Starlette:
     async def docs(request: Request) -> Response:
         return HTMLResponse((_HERE / "docs.html").read_text("utf-8"), headers=_SECURITY_HEADERS)
 
+    async def loop_page(request: Request) -> Response:
+        return HTMLResponse((_HERE / "loop.html").read_text("utf-8"), headers=_SECURITY_HEADERS)
+
+    async def loop(request: Request) -> Response:
+        facts = await asyncio.to_thread(loop_status.describe, context)
+        return Response(orjson.dumps(facts), media_type="application/json", headers={"cache-control": "no-store"})
+
     async def openapi(request: Request) -> Response:
         return Response(await asyncio.to_thread(openapi_of, context.batcher.version), media_type="application/json")
 
@@ -112,6 +119,8 @@ def admin_app(context: Context) -> Starlette:
         Route("/docs", docs),
         Route("/openapi.json", openapi),
         Route("/v1/example", example),
+        Route("/loop", loop_page),
+        Route("/v1/loop", loop),
         Route("/upload", upload, methods=["POST"]),
         Route("/rec/prediction", prediction, methods=["POST"]),
         Route("/v1/inspect", inspect_lines, methods=["POST"]),
@@ -181,8 +190,10 @@ def _describe_rows(paths: dict[str, Any], inputs: Sequence[InputHint], example: 
         "properties": {**properties, **own},
     }  # a candidate's id and value take precedence
     schema["candidates"]["items"] = candidate
-    features = {name: value for name, value in example.items() if name not in own}
-    content["example"] = {"user": {}, "candidates": [{"id": "a", **features}, {"id": "b"}], "top_k": 10}
+    of_user = {one["name"] for one in inputs if "history" in one}
+    user = {name: value for name, value in example.items() if name in of_user}
+    features = {name: value for name, value in example.items() if name not in own and name not in of_user}
+    content["example"] = {"user": user, "candidates": [{"id": "a", **features}, {"id": "b"}], "top_k": 10}
 
 
 def _property(one: InputHint) -> dict[str, Any]:
@@ -206,7 +217,10 @@ def _property(one: InputHint) -> dict[str, Any]:
     if one["kind"] != "key":
         value = {"type": ["number", "string", "null"]}
     shown = {"examples": one["frequent"][:5]} if one.get("frequent") else {}
-    return {**value, "description": "Text or an integer.", **shown}
+    words = "Text or an integer."
+    if "history" in one:
+        words = f"Past values of {one['slot']}, the oldest first; an input of the history {one['history']}."
+    return {**value, "description": words, **shown}
 
 
 def _error(status: int, what: str, headers: dict[str, str] | None = None) -> Response:
@@ -318,16 +332,13 @@ def inspect(version: Version, lines: bytes, query: Mapping[str, str]) -> bytes:
         raise ServeError(f"cannot inspect {len(batch)} rows at once", f"send at most {MAX_INSPECT_ROWS}")
     if len(batch.keys) > MAX_INSPECT_KEYS:
         raise ServeError(f"cannot inspect {len(batch.keys)} keys at once", f"send at most {MAX_INSPECT_KEYS}")
-    dense, first, factors = version.inputs(batch)
     return orjson.dumps(
         {
             "sequence": version.identity.sequence,
-            "dense": dense,
             "keys": batch.keys,
             "offsets": batch.offsets,
             "rows": version.read(batch.keys),
-            "first": first,
-            "factors": factors,
+            **version.inputs(batch),
             "outputs": {name: np.ascontiguousarray(values) for name, values in version.run(batch).items()},
             "weights": weights(version.entry.graph()),
         },

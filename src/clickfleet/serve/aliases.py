@@ -19,16 +19,16 @@ from clickfleet.serve.features import Fields
 DENSE = ("dense_input", "dense_inputs", "dense_feature")
 """Names of the one input that holds all dense values."""
 SCORE = "sigmoid_0.tmp_0"
-SCORES = re.compile(r"(save_infer_model/scale|sigmoid|softmax)_\d+(\.tmp_\d+)?")
-"""Names that Paddle gives to the output with the probability of a click."""
+SCORES = re.compile(r"(save_infer_model/scale|sigmoid|softmax)_(\d{1,9})(\.tmp_\d+)?")
+"""Names that Paddle gives to the outputs with probabilities: their number is that of the label."""
 
 
 class Aliases:
     """Maps other names to those of the model. A name that the model has is never changed."""
 
-    def __init__(self, fields: Fields, outputs: Sequence[str]) -> None:
-        self._fields, self._outputs = fields, outputs
-        names, slots = set(fields.names), [slot.source or slot.name for slot in fields.schema.read_slots]
+    def __init__(self, fields: Fields, outputs: Sequence[str], tasks: Sequence[str] = ("label",)) -> None:
+        self._fields, self._outputs, self._tasks = fields, outputs, tasks
+        names, slots = set(fields.names), [slot.source or slot.name for slot in fields.schema.read_columns]
         self._inputs = {f"C{slot}": slot for slot in slots if slot.isdigit() and f"C{slot}" not in names}
         self._inputs |= {slot[1:]: slot for slot in slots if re.fullmatch(r"C\d+", slot) and slot[1:] not in names}
         groups = list(fields.dense)
@@ -40,15 +40,23 @@ class Aliases:
     def to_dict(self) -> dict[str, str]:
         """Return the other names and what they mean, for `/v1/model`."""
         found = {**self._inputs, **{name: ", ".join(self._fields.dense) for name in sorted(self._split)}}
-        if "score" in self._outputs and SCORE not in self._outputs:
-            found[SCORE] = "score"
+        for number in range(len(self._tasks)):
+            name = f"sigmoid_{number}.tmp_0"
+            if (ours := self.output(name)) != name:
+                found[name] = ours
         return found
 
     def output(self, name: str) -> str:
-        """Return the model's name of an output."""
-        if name not in self._outputs and "score" in self._outputs and SCORES.fullmatch(name):
+        """Return the model's name of an output: `score` or, of several labels, the one that the name counts."""
+        match = None
+        if name not in self._outputs and name not in self._tasks and "score" in self._outputs:
+            match = SCORES.fullmatch(name)
+        if match is None:
+            return name
+        if len(self._tasks) == 1:
             return "score"
-        return name
+        number = int(match[2])
+        return self._tasks[number] if number < len(self._tasks) and self._tasks[number] not in self._outputs else name
 
     def is_split(self, name: str) -> bool:
         """Return whether an input holds the values of several inputs of the model."""

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from clickfleet.data.batch import Batch, concatenate
-from clickfleet.errors import ClickfleetError
-from clickfleet.serve.predictor import Outputs, Version
+from clickfleet.errors import ClickfleetError, ServeError
+from clickfleet.serve.features import Rows, join
+from clickfleet.serve.predictor import MAX_HISTORY_KEYS, Outputs, Version
 
 WINDOW_S = 0.02
 """Expected work of the requests parsed and scored concurrently. Further requests wait unparsed."""
@@ -131,6 +131,10 @@ INLINE_ROWS = 128
 """A batch up to this size (about a millisecond) is scored on the event loop: a thread would cost more than it saves."""
 QUIET_ROWS = 256
 """The same limit while no other request waits."""
+KEYS_PER_ROW = 256
+"""Keys of histories, after padding, whose attention takes about as long as the rest of a row. They count as one more row."""
+PADDING, SMALL_PADDING = 2, 4096
+"""Requests are scored together if that at most doubles the keys of their histories by padding, or adds only so many."""
 
 _SMALL_ROWS = 16
 
@@ -138,8 +142,8 @@ _SMALL_ROWS = 16
 class BusyError(ClickfleetError):
     """The queue is full; the client may retry after `retry_s`."""
 
-    def __init__(self, retry_s: float) -> None:
-        super().__init__("the server is busy", f"retry in {retry_s:.0f} s")
+    def __init__(self, retry_s: float, what: str = "the server is busy") -> None:
+        super().__init__(what, f"retry in {retry_s:.0f} s")
         self.retry_s = retry_s
 
 
@@ -160,10 +164,18 @@ class ScoreResult:
 
 @dataclass(slots=True)
 class _QueuedRequest:
-    batch: Batch
+    rows: Rows
     version: Version
     future: asyncio.Future[ScoreResult]
     deadline: float
+    history_keys: int
+    """Of each row, after padding."""
+    work: int
+    """Expected work, in rows without a history."""
+
+    @property
+    def alone(self) -> bool:
+        return self.work >= SEPARATE_ROWS
 
 
 @dataclass
@@ -187,7 +199,7 @@ class Batcher:
         self.max_queue_s, self.merge = max_queue_s, merge
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_QueuedRequest] = deque()
-        self._queued_rows = 0
+        self._queued_work = 0
         self._scheduled = False
         self._row_s, self._batch_s = 1e-5, 1e-4  # seconds per row and per small batch, updated by every batch
         self._thread = ThreadPoolExecutor(1, "clickfleet-scorer")
@@ -197,16 +209,23 @@ class Batcher:
     def idle(self) -> bool:
         return not self._queue and not self._scheduled
 
-    def score(self, batch: Batch, version: Version, deadline: float = 0.0) -> asyncio.Future[ScoreResult]:
-        """Queue a batch that was built for `version`. `deadline` is a time of `time.perf_counter`; 0 means none."""
+    def score(self, rows: Rows, version: Version, deadline: float = 0.0) -> asyncio.Future[ScoreResult]:
+        """Queue rows that were built for `version`. `deadline` is a time of `time.perf_counter`; 0 means none."""
         future: asyncio.Future[ScoreResult] = self._loop.create_future()
-        wait = self._queued_rows * self._row_s + (self._queued_rows // MERGED_ROWS + 1) * self._batch_s
+        keys, work = 0, len(rows)
+        if version.histories:
+            keys = version.history_keys(rows)
+            work += work * keys // KEYS_PER_ROW
+            if len(rows) * keys > MAX_HISTORY_KEYS:
+                future.set_exception(_too_long(len(rows), keys))
+                return future
+        wait = self._queued_work * self._row_s + (self._queued_work // MERGED_ROWS + 1) * self._batch_s
         if wait > self.max_queue_s and self._queue:
             self.counts.refused += 1
             future.set_exception(BusyError(max(1.0, wait)))
             return future
-        self._queue.append(_QueuedRequest(batch, version, future, deadline))
-        self._queued_rows += len(batch)
+        self._queue.append(_QueuedRequest(rows, version, future, deadline, keys, work))
+        self._queued_work += work
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
@@ -215,20 +234,22 @@ class Batcher:
     def _take(self) -> list[_QueuedRequest]:
         """Return the next requests to score together. Fail those whose deadline has passed."""
         taken: list[_QueuedRequest] = []
-        rows = 0
+        rows = work = longest = keys = 0
         now = self._now()
         while self._queue:
             item = self._queue[0]
-            size = len(item.batch)
+            size = len(item.rows)
             if taken and (
                 not self.merge
-                or size >= SEPARATE_ROWS
-                or rows + size > MERGED_ROWS
+                or item.alone
+                or work + item.work > MERGED_ROWS
                 or item.version.schema.hash != taken[0].version.schema.hash
+                or (rows + size) * max(longest, item.history_keys)
+                > max(PADDING * (keys + size * item.history_keys), SMALL_PADDING)
             ):
                 break
             self._queue.popleft()
-            self._queued_rows -= size
+            self._queued_work -= item.work
             if item.future.done():  # the client disconnected
                 continue
             if item.deadline and now > item.deadline:
@@ -236,8 +257,9 @@ class Batcher:
                 item.future.set_exception(LateError())
                 continue
             taken.append(item)
-            rows += size
-            if size >= SEPARATE_ROWS:
+            rows, work = rows + size, work + item.work
+            longest, keys = max(longest, item.history_keys), keys + size * item.history_keys
+            if item.alone:
                 break
         return taken
 
@@ -247,7 +269,7 @@ class Batcher:
             self._scheduled = False
             return
         limit = INLINE_ROWS if self._queue else QUIET_ROWS
-        if sum(len(item.batch) for item in items) <= limit and not self.version.blocking:
+        if sum(item.work for item in items) <= limit and not self.version.blocking:
             self._finish(items, *self._run(items))
         else:
             self._loop.create_task(self._flush_on_thread(items))
@@ -262,7 +284,7 @@ class Batcher:
         if version.schema.hash != items[0].version.schema.hash:
             version = items[0].version  # the inputs of the model changed while the requests waited
         try:
-            outputs = version.run(concatenate([item.batch for item in items]))
+            outputs = version.run(join([item.rows for item in items]))
         except Exception as error:
             return error, None, started, self._now()
         return outputs, version, started, self._now()
@@ -270,19 +292,20 @@ class Batcher:
     def _finish(
         self, items: list[_QueuedRequest], outputs: Any, version: Version | None, started: float, ended: float
     ) -> None:
-        rows, counts = sum(len(item.batch) for item in items), self.counts
+        counts = self.counts
+        rows, work = sum(len(item.rows) for item in items), sum(item.work for item in items)
         took = ended - started
         counts.batches += 1
         counts.rows += rows
         counts.requests += len(items)
         counts.compute_s += took
-        if rows < _SMALL_ROWS:
+        if work < _SMALL_ROWS:
             self._batch_s += 0.1 * (took - self._batch_s)
         else:
-            self._row_s += 0.1 * (took / rows - self._row_s)
+            self._row_s += 0.1 * (took / work - self._row_s)
         at = 0
         for item in items:
-            size = len(item.batch)
+            size = len(item.rows)
             if not item.future.done():
                 if version is None:
                     item.future.set_exception(outputs)
@@ -297,3 +320,11 @@ class Batcher:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+
+
+def _too_long(rows: int, keys: int) -> ServeError:
+    return ServeError(
+        f"{rows:,} rows with histories of {keys:,} values are {rows * keys:,} values, more than the server's limit of "
+        f"{MAX_HISTORY_KEYS:,}",
+        "send several smaller requests, or the rows with long histories alone",
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import secrets
 import ssl
 import time
 import zlib
@@ -34,7 +35,7 @@ MAX_REPLY = 256 << 20
 
 
 DATATYPES = {"float32": "FP32", "int64": "INT64", "uint64": "UINT64"}
-"""Datatype of the protocol for each type of array that a client sends."""
+"""Datatype of the protocol for each type of array that a client sends. Every other type is sent as text."""
 
 
 class UnreachableError(ServeError):
@@ -46,6 +47,7 @@ class Scores:
     """The scores of one request, with the times measured by the client and by the server."""
 
     scores: Floats
+    """[rows], or [rows, labels] if the model has several."""
     client_ms: float
     server_ms: float
     version: str
@@ -95,14 +97,28 @@ class Client:
         """Return what is served: sequence, age, lag, inputs, schema."""
         return self._object("GET", "/v1/model")
 
-    def predict(self, rows: Sequence[Mapping[str, Any]]) -> Floats:
-        """Return the scores of rows of named features."""
-        reply = self._send("POST", "/v1/predict", json.dumps({"rows": list(rows)}).encode())[0]
+    def predict(
+        self, rows: Sequence[Mapping[str, Any]], *, request: str | None = None, items: Sequence[str | int] | None = None
+    ) -> Floats | dict[str, Floats]:
+        """Return the scores of rows of named features; by label if the model has several.
+
+        `request` is an id of your own for this request, and `items` are ids of the rows. Feedback names them.
+        """
+        body: dict[str, Any] = {"rows": list(rows)}
+        body |= {} if request is None else {"request": request}
+        body |= {} if items is None else {"items": list(items)}
+        reply = self._send("POST", "/v1/predict", json.dumps(body).encode())[0]
         with self._decoding("/v1/predict"):
-            return _check_count(np.array(json.loads(reply)["scores"], np.float32), len(rows))
+            scores = json.loads(reply)["scores"]
+            if isinstance(scores, dict):
+                return {label: _check_count(np.array(part, np.float32), len(rows)) for label, part in scores.items()}
+            return _check_count(np.array(scores, np.float32), len(rows))
 
     def explain(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return, for each row, its score and the contribution of each of its features, the largest first."""
+        """Return, for each row, its score and the contribution of each of its features, the largest first.
+
+        A history is one feature. With several labels, scores and contributions are mappings from labels to numbers.
+        """
         reply = self._object("POST", "/v1/explain", json.dumps({"rows": list(rows)}).encode())
         with self._decoding("/v1/explain"):
             explanations = [dict(one) for one in reply["explanations"]]
@@ -113,34 +129,54 @@ class Client:
     def rank(
         self, candidates: Sequence[Mapping[str, Any]], user: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        """Rank candidates. The options are those of `POST /v1/rank`: top_k, min_score, exclude, fixed."""
+        """Rank candidates. The options are those of `POST /v1/rank`: by, top_k, min_score, exclude, fixed, request."""
         body = {"user": dict(user or {}), "candidates": list(candidates), **options}
         return self._object("POST", "/v1/rank", json.dumps(body).encode())
+
+    def feedback(self, events: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+        """Send what followed scored rows: one event or several, each `{"request": …, "item": …, "label": {"click": 1}}`.
+
+        Return the number of events in the server's log. Every event gets an id, so that sending it twice is harmless.
+        """
+        given = [events] if isinstance(events, Mapping) else list(events)
+        named = [{"event": secrets.token_urlsafe(12), **event} for event in given]
+        reply = self._object("POST", "/v1/feedback", json.dumps({"events": named}).encode())
+        with self._decoding("/v1/feedback"):
+            return int(reply["accepted"])
+
+    def loop(self) -> dict[str, Any]:
+        """Return what the loop of this server does: rows learned, freshness, alarms. Needs a server of `clickfleet loop`."""
+        return self._object("GET", "/v1/loop")
 
     def score(self, batch: Batch) -> Scores:
         """Score a batch that was read by the model's schema, sent as binary tensors."""
         reply = self.infer({name: values for name, values, _ in tensors_of(batch)}, ["score"])
         with self._decoding("infer"):
-            scores = _check_count(reply.outputs["score"].reshape(-1), len(batch))
+            scores = _check_count(reply.outputs["score"], len(batch))
         return Scores(scores, reply.client_ms, reply.server_ms, reply.version)
 
     def infer(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> InferReply:
-        """Send named arrays (float32, int64 or uint64) by the Open Inference Protocol, and return the named outputs."""
+        """Send named arrays by the Open Inference Protocol, and return the named outputs.
+
+        An input with a different number of values in every row, such as that of a history, is one array of all values, and
+        `NAME.lengths` holds the numbers (int64).
+        """
         if self.model_name is None:
             with self._decoding("/v1/model"):
                 self.model_name = str(self.model()["name"])
+        contents = {name: _content(values) for name, values in inputs.items()}
         tensors = [
             {
                 "name": name,
                 "shape": list(values.shape),
-                "datatype": DATATYPES[values.dtype.name],
-                "parameters": {"binary_data_size": values.nbytes},
+                "datatype": DATATYPES.get(values.dtype.name, "BYTES"),
+                "parameters": {"binary_data_size": len(contents[name])},
             }
             for name, values in inputs.items()
         ]
         wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
         head = json.dumps({"inputs": tensors, "outputs": wanted}).encode()
-        body = head + b"".join(values.tobytes() for values in inputs.values())
+        body = head + b"".join(contents.values())
         headers = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
         if self.compress_requests:
             body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
@@ -186,7 +222,9 @@ class Client:
         seconds = time.perf_counter() - begin
         with self._decoding("/upload"):
             facts = json.loads(reply)
-            scores = np.array(facts["data"], np.float32).reshape(-1)
+            scores = np.array(facts["data"], np.float32)
+            if scores.shape[1:] == (1,):
+                scores = scores.reshape(-1)
             return Scores(scores, 1e3 * seconds, float(facts["server_ms"]), "")
 
     def inspect(self, lines: bytes, form: str) -> dict[str, Any]:
@@ -294,7 +332,8 @@ class GrpcClient:
             raise ServeError(f"{self.address}: {error.details()}") from None
         seconds = time.perf_counter() - begin
         try:
-            scores = _check_count(np.frombuffer(reply.raw_output_contents[0], np.float32), len(batch))
+            values = np.frombuffer(reply.raw_output_contents[0], np.float32).reshape(list(reply.outputs[0].shape))
+            scores = _check_count(values, len(batch))
             server_ms = float(reply.parameters["server_ms"].string_param)
         except (ValueError, IndexError) as error:
             raise ServeError(f"{self.address}: unexpected reply: {error}") from None
@@ -315,9 +354,17 @@ def tensors_of(batch: Batch) -> list[tuple[str, Any, str]]:
     return tensors
 
 
+def _content(values: NDArray[Any]) -> bytes:
+    """Return the bytes of a tensor. Texts are packed: a four-byte length, then the text."""
+    if values.dtype.name in DATATYPES:
+        return values.tobytes()
+    texts = [item if isinstance(item, bytes) else str(item).encode() for item in values.reshape(-1).tolist()]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
 def _check_count(scores: Floats, rows: int) -> Floats:
-    if scores.shape != (rows,):
-        raise ValueError(f"{scores.size} scores for {rows} rows")
+    if scores.ndim not in (1, 2) or len(scores) != rows:
+        raise ValueError(f"scores of the shape {list(scores.shape)} for {rows} rows")
     return scores
 
 
@@ -338,7 +385,8 @@ def _server_ms(headers: Mapping[str, str]) -> float:
     return float(duration or "nan")
 
 
-Show = Callable[[int, list[float], float, float], None]
+Show = Callable[[int, list[float] | dict[str, list[float]], float, float], None]
+"""Called with the number of a batch, its scores (by label if there are several), and the milliseconds of client and server."""
 
 
 def score_files(
@@ -362,22 +410,26 @@ def score_files(
         served = client.model()
         if not isinstance(served.get("schema"), dict):
             raise ServeError(f"{url} is not a clickfleet server: its reply has no schema", "check the address")
+        schema = Schema.from_dict(served["schema"])
         format_ = Plugin(form) if form else Plugin.parse(served.get("format"), "" if trust else url)
         if protocol == "upload":
             replies = (client.upload(lines, format_.name) for lines in groups_of_lines(data, batch_size, limit))
-            return _summarize(replies, show)
-        reader = Reader(list(data), Schema.from_dict(served["schema"]), format_, batch_size)
+            return _summarize(replies, show, schema)
+        reader = Reader(list(data), schema, format_, batch_size)
         batches = islice(reader, None if limit is None else -(-limit // batch_size))
         if protocol == "http":
-            return _summarize((client.score(batch) for batch in batches), show)
+            return _summarize((client.score(batch) for batch in batches), show, schema)
         with GrpcClient(grpc_address or _default_grpc_address(url), str(served["name"]), token) as calls:
-            return _summarize((calls.score(batch) for batch in batches), show)
+            return _summarize((calls.score(batch) for batch in batches), show, schema)
 
 
-def _summarize(replies: Iterator[Scores], show: Show) -> dict[str, Any]:
+def _summarize(replies: Iterator[Scores], show: Show, schema: Schema) -> dict[str, Any]:
     rows, times = 0, []
     for number, reply in enumerate(replies):
-        show(number, reply.scores.tolist(), reply.client_ms, reply.server_ms)
+        scores: Any = reply.scores.tolist()
+        if reply.scores.ndim == 2:
+            scores = dict(zip([task.name for task in schema.tasks], reply.scores.T.tolist(), strict=True))
+        show(number, scores, reply.client_ms, reply.server_ms)
         rows += len(reply.scores)
         times.append(reply.client_ms)
     p50, p99 = np.percentile(times, [50, 99]).tolist() if times else (0.0, 0.0)

@@ -14,6 +14,8 @@ from clickfleet.serve.auth import Tokens
 from clickfleet.serve.batching import AdmissionControl, Batcher
 from clickfleet.serve.counters import Meter
 from clickfleet.serve.features import inputs_of
+from clickfleet.serve.feedback import FeedbackLog
+from clickfleet.serve.show_log import ShowLog
 from clickfleet.serve.state_folder import Status, UpdaterHealth
 from clickfleet.serve.supervisor import Settings
 
@@ -43,6 +45,8 @@ class Context:
     deaths: dict[str, int] = field(default_factory=dict)
     """Number of deaths of each process of this server."""
 
+    shows: ShowLog | None = None
+    feedback: FeedbackLog | None = None
     connections: Callable[[], int] = int
 
     def hold(self, size: int) -> None:
@@ -103,6 +107,7 @@ class Context:
             "step": identity.step,
             "age_s": round(identity.age_s, 3),
             "lag": self.lag,
+            "freshness": self._freshness([self.meter.recent_summary()]),
             "head": self.status.head,
             "rows": identity.rows,
             "layers": len(self.status.layers),
@@ -125,9 +130,13 @@ class Context:
             "graph_optimisation": version.engine.graph,
             "arena": version.engine.arena,
             "factors": version.factors,
+            "row_formats": list(version.rows.row_formats),
             "format": version.format,
             "inputs": inputs_of(version.schema),
-            "outputs": list(version.outputs),
+            "outputs": list(version.output_names),
+            "labels": [
+                {"name": task.name, "loss": task.loss, "given": task.given or None} for task in version.schema.tasks
+            ],
             "aliases": version.aliases.to_dict(),
             "rows_in": self.settings.rows if self.settings.rows in ("mapped", "memory") else "redis",
             "pid": os.getpid(),
@@ -135,7 +144,7 @@ class Context:
 
     def stats(self) -> dict[str, object]:
         """Return the reply of `/v1/stats`: latency and throughput of all workers over the last seconds."""
-        totals, others = self._totals()
+        totals, others = self._over_workers()
         summaries = [self.meter.recent_summary(), *others]
         busiest = max(summaries, key=lambda summary: summary.replies_per_s)
         return {
@@ -145,18 +154,45 @@ class Context:
             "workers": len(summaries),
             "following": not self.updater.broken,
             "lag": self.lag,
+            "freshness": self._freshness(summaries),
             "counts": totals.counts,
         }
 
-    def _totals(self) -> tuple[counters.Totals, list[counters.RecentSummary]]:
+    def _freshness(self, summaries: list[counters.RecentSummary]) -> dict[str, float | None]:
+        """Return the ages of the events that were first served in the last minute, by the slowest worker."""
+        slowest = max(summaries, key=lambda summary: summary.fresh_p99_s or 0.0)
+        newest = self.meter.newest_event_s
+        return {
+            "p50_s": slowest.fresh_p50_s,
+            "p99_s": slowest.fresh_p99_s,
+            "events": round(slowest.events),
+            "newest_event_age_s": None if newest is None else round(max(0.0, time.time() - newest), 3),
+        }
+
+    def totals(self) -> counters.Totals:
+        """Return everything counted by all workers and the recorder."""
+        return self._over_workers()[0]
+
+    def _over_workers(self) -> tuple[counters.Totals, list[counters.RecentSummary]]:
         return counters.over_workers(Path(self.settings.state), self.meter.totals(self.batcher.counts), self.meter.path)
 
     def metrics(self) -> bytes:
         """Return the reply of `/metrics`."""
         identity, lag = self.batcher.version.identity, self.lag
+        totals, others = self._over_workers()
+        fresh = self._freshness([self.meter.recent_summary(), *others])
+        ages = {
+            "freshness_p50_seconds": ("Median age of the events first served in the last minute.", fresh["p50_s"]),
+            "freshness_p99_seconds": ("99th percentile of these ages.", fresh["p99_s"]),
+            "newest_event_age_seconds": (
+                "Time since the newest event that the served model has learned.",
+                fresh["newest_event_age_s"],
+            ),
+        }
         return counters.exposition(
-            self._totals()[0],
-            {
+            totals,
+            {name: (text, value) for name, (text, value) in ages.items() if value is not None}
+            | {
                 "model_sequence": ("Sequence of the served entry.", identity.sequence),
                 "model_age_seconds": ("Time since the served entry was published.", identity.age_s),
                 "model_lag": ("Published entries not served yet; NaN if unknown.", math.nan if lag is None else lag),
@@ -173,9 +209,19 @@ class Context:
                     "Whether a token file cannot be read.",
                     float(self.tokens.problem is not None or self.admin.problem is not None),
                 ),
-                "process_deaths": ("Deaths of the updater and the workers.", sum(self.deaths.values())),
+                "process_deaths": (
+                    "Deaths of the processes of this server, or of its loop.",
+                    sum(self.deaths.values()),
+                ),
                 "updater_deaths": ("Deaths of the updater.", self.deaths.get("updater", 0)),
                 "connections": ("Open HTTP connections of this worker.", self.connections()),
                 "active_requests": ("Requests being answered by this worker.", self.active),
+                **self._log_gauges(),
             },
         )
+
+    def _log_gauges(self) -> dict[str, tuple[str, float]]:
+        if self.shows is None:
+            return {}
+        text = "Bytes of requests that wait for the show log of this worker."
+        return {"show_log_waiting_bytes": (text, self.shows.waiting_bytes)}

@@ -2,18 +2,28 @@
 
 import json
 import os
+import threading
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
 from clickfleet.data.files import replacing
 from clickfleet.serve.batching import Counts
+from clickfleet.store.published import EventTimes
 
 EDGES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Upper bounds of the latency buckets, in seconds."""
+RECORDER = "recorder.json"
+"""File with the counters of the recorder."""
+AGES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+"""Upper bounds of the buckets for the ages of events, in seconds."""
+FRESH_S = 60.0
+"""Seconds over which the freshness is summarised."""
 _RECENT = 512
 _Number = TypeVar("_Number", int, float)
 
@@ -27,13 +37,16 @@ class Totals:
     latency: dict[str, list[float]] = field(default_factory=dict)
     """By route: one count per edge, the count above all edges, the sum of seconds."""
     counts: dict[str, float] = field(default_factory=dict)
+    ages: list[float] = field(default_factory=lambda: [0.0] * (len(AGES) + 2))
+    """Ages of events when they were first served: one count per edge, the count above all edges, the sum of seconds."""
 
     def __add__(self, other: "Totals") -> "Totals":
         latency = dict(self.latency)
         for route, row in other.latency.items():
             before = latency.get(route, [0.0] * len(row))
             latency[route] = [x + y for x, y in zip(before, row, strict=True)]
-        return Totals(_sums(self.replies, other.replies), latency, _sums(self.counts, other.counts))
+        ages = [x + y for x, y in zip(self.ages, other.ages, strict=True)]
+        return Totals(_sums(self.replies, other.replies), latency, _sums(self.counts, other.counts), ages)
 
 
 def _sums(a: dict[str, _Number], b: dict[str, _Number]) -> dict[str, _Number]:
@@ -42,11 +55,14 @@ def _sums(a: dict[str, _Number], b: dict[str, _Number]) -> dict[str, _Number]:
 
 @dataclass(frozen=True)
 class RecentSummary:
-    """Throughput and latency of the last replies."""
+    """Throughput and latency of the last replies, and the ages of the events that were first served in the last minute."""
 
     replies_per_s: float = 0.0
     p50_ms: float | None = None
     p99_ms: float | None = None
+    events: float = 0.0
+    fresh_p50_s: float | None = None
+    fresh_p99_s: float | None = None
 
 
 class Meter:
@@ -58,6 +74,11 @@ class Meter:
         self.latency: dict[str, list[float]] = {}
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # time of the reply, its duration
         self.extra: dict[str, float] = {}
+        self._counting = threading.Lock()
+        self.ages = [0.0] * (len(AGES) + 2)
+        self.fresh: deque[tuple[float, float, float]] = deque()  # when events were first served, their age and number
+        self.newest_event_s: float | None = None
+        """Time of the newest event that is served."""
         saved = _load(path)
         self._previous = Totals() if saved is None else saved[0]
 
@@ -72,12 +93,28 @@ class Meter:
         self.recent.append((time.monotonic(), seconds))
 
     def count(self, name: str, by: float = 1) -> None:
-        self.extra[name] = self.extra.get(name, 0) + by
+        """Add to a counter, from any thread."""
+        with self._counting:
+            self.extra[name] = self.extra.get(name, 0) + by
+
+    def serve_events(self, entries: Iterable[EventTimes], now: float | None = None) -> None:
+        """Note that entries with these events are served from now on. Ages are by this machine's clock, and never negative."""
+        now, moment = time.time() if now is None else now, time.monotonic()
+        for events in entries:
+            share = events["rows"] / max(len(events["times"]), 1)
+            for happened in events["times"]:
+                age = max(0.0, now - happened)
+                self.fresh.append((moment, age, share))
+                self.ages[bisect_left(AGES, age)] += share
+                self.ages[-1] += age * share
+            self.newest_event_s = max(self.newest_event_s or 0.0, events["newest"])
+        while self.fresh and moment - self.fresh[0][0] > FRESH_S:
+            self.fresh.popleft()
 
     def totals(self, counts: Counts) -> Totals:
         """Return everything counted by this worker and its predecessors."""
         replies = {f"{route} {status}": n for (route, status), n in self.replies.items()}
-        return Totals(replies, self.latency, asdict(counts) | self.extra) + self._previous
+        return Totals(replies, self.latency, asdict(counts) | self.extra, self.ages) + self._previous
 
     def save(self, counts: Counts) -> None:
         facts = asdict(self.totals(counts)) | {"pid": os.getpid(), "recent": asdict(self.recent_summary())}
@@ -85,25 +122,41 @@ class Meter:
             temporary.write_text(json.dumps(facts))
 
     def recent_summary(self) -> RecentSummary:
-        """Return throughput and latency of the last ten seconds."""
+        """Return throughput and latency of the last ten seconds, and the freshness of the last minute."""
         now = time.monotonic()
         window = [(at, seconds) for at, seconds in self.recent if now - at < 10]
+        fresh = sorted((age, events) for at, age, events in self.fresh if now - at < FRESH_S)
+        ages = sum(events for _, events in fresh), _quantile(fresh, 0.5), _quantile(fresh, 0.99)
         if not window:
-            return RecentSummary()
+            return RecentSummary(0.0, None, None, *ages)
         durations = sorted(seconds for _, seconds in window)
         span = max(now - window[0][0], 0.5)
         return RecentSummary(
             len(window) / span,
             1e3 * durations[len(durations) // 2],
             1e3 * durations[min(len(durations) - 1, len(durations) * 99 // 100)],
+            *ages,
         )
+
+
+def _quantile(weighted: list[tuple[float, float]], share: float) -> float | None:
+    """Return the smallest of sorted values that a fraction `share` of the weights does not exceed."""
+    wanted, reached = share * sum(weight for _, weight in weighted), 0.0
+    for value, weight in weighted:
+        reached += weight
+        if reached >= wanted - 1e-9:
+            return round(value, 4)
+    return None
 
 
 def _load(path: Path) -> tuple[Totals, RecentSummary] | None:
     """Return what a worker saved, or None if the file is missing or broken."""
     try:
         facts = json.loads(path.read_text())
-        return Totals(facts["replies"], facts["latency"], facts["counts"]), RecentSummary(**facts["recent"])
+        totals = Totals(facts["replies"], facts["latency"], facts["counts"])
+        if len(facts.get("ages", ())) == len(totals.ages):  # other versions have other edges, or none
+            totals.ages = facts["ages"]
+        return totals, RecentSummary(**facts["recent"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -115,6 +168,8 @@ def over_workers(state: Path, totals: Totals, path: Path) -> tuple[Totals, list[
         if other != path and (saved := _load(other)) is not None:
             totals += saved[0]
             summaries.append(saved[1])
+    if (saved := _load(state / RECORDER)) is not None:
+        totals += saved[0]
     return totals, summaries
 
 
@@ -134,12 +189,15 @@ def exposition(totals: Totals, gauges: dict[str, tuple[str, float]]) -> bytes:
             yield replies
             times = HistogramMetricFamily("clickfleet_reply_seconds", "Time from request to reply.", labels=["route"])
             for route, row in sorted(totals.latency.items()):
-                below, buckets = 0.0, []
-                for edge, count in zip([*map(str, EDGES), "+Inf"], row[:-1], strict=True):
-                    below += count
-                    buckets.append((edge, below))
-                times.add_metric([route], buckets, row[-1])
+                times.add_metric([route], *_cumulated(EDGES, row))
             yield times
+            if totals.ages[-1]:
+                fresh = HistogramMetricFamily(
+                    "clickfleet_event_to_served_seconds",
+                    "Time from an event until the first entry that has learned it is served.",
+                )
+                fresh.add_metric([], *_cumulated(AGES, totals.ages))
+                yield fresh
             for name, total in sorted(totals.counts.items()):
                 family = CounterMetricFamily(f"clickfleet_{name}", _COUNTS.get(name, name))
                 family.add_metric([], total)
@@ -152,6 +210,12 @@ def exposition(totals: Totals, gauges: dict[str, tuple[str, float]]) -> bytes:
     return generate_latest(registry)
 
 
+def _cumulated(edges: Sequence[float], row: Sequence[float]) -> tuple[list[tuple[str, float]], float]:
+    """Return the buckets of a histogram as Prometheus counts them, and the sum of its values."""
+    counts = accumulate(row[:-1])
+    return list(zip([*map(str, edges), "+Inf"], counts, strict=True)), row[-1]
+
+
 _COUNTS = {
     "batches": "Batches scored.",
     "rows": "Rows scored.",
@@ -160,4 +224,8 @@ _COUNTS = {
     "late": "Requests whose deadline passed in the queue.",
     "compute_s": "Seconds spent scoring.",
     "switches": "Switches to a new version.",
+    "shows_logged": "Scored rows written to the show log.",
+    "shows_dropped": "Scored rows missing in the show log: the disk was full, or the log too slow.",
+    "feedback_logged": "Events of feedback acknowledged, and in the log.",
+    "feedback_refused": "Events of feedback refused, because they could not be stored.",
 }

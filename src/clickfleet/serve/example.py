@@ -2,7 +2,10 @@
 
 from typing import Any, cast
 
-from clickfleet.data.names import MISSING, keys_of, undo
+from clickfleet.data.batch import Batch
+from clickfleet.data.histories import history_columns
+from clickfleet.data.names import MISSING, Names, keys_of, undo
+from clickfleet.data.schema import Schema
 from clickfleet.errors import ClickfleetError
 from clickfleet.serve.features import InputSpec, inputs_of
 from clickfleet.serve.predictor import Version
@@ -11,6 +14,8 @@ FREQUENT = 50
 """Frequent values shown per input."""
 MOST_FREQUENT = 3000
 """Frequent values shown of all inputs together."""
+EVENTS = 3
+"""Events of a history in the example."""
 
 
 class InputHint(InputSpec, total=False):
@@ -26,7 +31,8 @@ def example_row(version: Version) -> dict[str, Any]:
     """Return a row that can be sent: the first golden request, in the terms of the data.
 
     A key is replaced by the value behind it or, if that is unknown, by the most frequent value of its slot. A dense value is the
-    median of the training data, if it is known. Inputs without a known value are left out, which means missing.
+    median of the training data, if it is known. A history has a few events. Inputs without a known value are left out, which means
+    missing.
     """
     try:
         golden = version.golden(version.entry)
@@ -54,7 +60,31 @@ def example_row(version: Version) -> dict[str, Any]:
             values = [str(key) for key in keys[:1]]
         if values:
             row[slot.source_name] = values if slot.multi else values[0]
+    row |= _events(schema, names, None if golden is None else golden[0])
     return row if _is_accepted(version, row) else {}
+
+
+def _events(schema: Schema, names: Names | None, golden: Batch | None) -> dict[str, list[str]]:
+    """Return a few events of each history, by input. A history with an unknown value is left out: it has no events."""
+    row: dict[str, list[str]] = {}
+    for history, first in history_columns(schema):
+        keys: list[list[int]] = []
+        if golden is not None:
+            counts = golden.offsets[first + 1 :: golden.slots] - golden.offsets[first : -1 : golden.slots]
+            chosen = int(abs(counts - EVENTS).argmin())
+            keys = [keys_of(golden[chosen : chosen + 1], first + i).tolist() for i in range(len(history.slots))]
+        columns = []
+        for i, slot in enumerate(history.slots):
+            known = [] if names is None else list(names.values.get(slot, {}))
+            values = [None if names is None else names.name(slot, key) for key in (keys[i] if keys else ())]
+            if not keys or any(value is None or value == MISSING for value in values):
+                values = [known[event % len(known)] for event in range(len(values) or EVENTS)] if known else []
+            if not values and keys and schema.keys.name == "raw":
+                values = [str(key) for key in keys[i]]
+            columns.append([value for value in values if value is not None])
+        if columns[0] and all(len(column) == len(columns[0]) for column in columns):
+            row |= dict(zip(history.columns, columns, strict=True))
+    return row
 
 
 def _is_accepted(version: Version, row: dict[str, Any]) -> bool:
@@ -78,8 +108,11 @@ def input_hints(version: Version) -> list[InputHint]:
         known = None if names is None or len(places) != 1 else names.ranges.get(schema.dense[places[0]].name)
         if known is not None:
             hint |= {"low": known.low, "high": known.high, "whole": known.whole}
-        for slot in schema.read_slots:
-            if names is not None and slot.source_name == one["name"] and names.values.get(slot.name):
-                hint["frequent"] = list(names.values[slot.name])[:most]
+        for slot in schema.read_columns:
+            values = None
+            if names is not None and slot.source_name == one["name"]:
+                values = names.values.get(slot.name) or names.values.get(slot.rows_of)
+            if values:
+                hint["frequent"] = list(values)[:most]
         hints.append(hint)
     return hints

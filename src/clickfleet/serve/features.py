@@ -12,13 +12,14 @@ clickfleet.errors.ServeError: row 0: the model has no input 'town'
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from clickfleet import _core
-from clickfleet.data.batch import Batch, concatenate
-from clickfleet.data.parsing.layout import dense_groups, layout
+from clickfleet.data.batch import Batch, Floats, Integers, Keys, concatenate
+from clickfleet.data.histories import keep_events
+from clickfleet.data.parsing.layout import dense_groups, request_fields
 from clickfleet.data.schema import Schema
 from clickfleet.errors import DataError, ServeError
 
@@ -36,14 +37,11 @@ class Fields:
         self.schema = schema
         self.dense = dense_groups(schema)
         """Dense columns behind each name."""
-        self.names = list(dict.fromkeys([*self.dense, *(slot.source or slot.name for slot in schema.read_slots)]))
+        self.names = list(dict.fromkeys([*self.dense, *(slot.source or slot.name for slot in schema.read_columns)]))
         """Every input of a request, dense ones first. A column with several uses appears once."""
-        buckets = {slot.name: i for i, slot in enumerate(slot for slot in schema.slots if slot.bucket)}
-        self._native = _core.Fields(
-            layout(schema, label=False),
-            list(self.dense.items()),
-            [(slot.source or slot.name, buckets.get(slot.name, -1)) for slot in schema.slots],
-        )
+        self.jagged = frozenset(item["name"] for item in inputs_of(schema) if item["values"] == "any")
+        """Inputs that may have any number of values in a row."""
+        self._native = request_fields(schema)
 
     def rows(self, rows: list[Any]) -> Batch:
         """Convert one mapping per row. Absent features count as missing; unknown names are refused."""
@@ -70,7 +68,7 @@ class Fields:
 
     def encoded(self, dense: Any, keys: Any, offsets: Any = None, values: Any = None) -> Batch:
         """Convert keys and dense values that need no transform: dense[B, F], keys[B, S], or keys[N] with offsets[B·S + 1]."""
-        schema, slots = self.schema, len(self.schema.slots)
+        schema, slots = self.schema, len(self.schema.key_columns)
         if dense.ndim != 2 or dense.shape[1] != len(schema.dense):
             raise ServeError(f"dense must have the shape [rows, {len(schema.dense)}], not {list(dense.shape)}")
         if not np.isfinite(dense).all():
@@ -88,7 +86,7 @@ class Fields:
         if values is not None and not np.isfinite(values).all():
             raise ServeError("values contains a number that is not finite")
         try:
-            return Batch(dense, keys.reshape(-1), slots, offsets, values=values)
+            return keep_events(Batch(dense, keys.reshape(-1), slots, offsets, values=values), schema)
         except DataError as error:
             raise ServeError(str(error)) from None
 
@@ -98,7 +96,7 @@ class Fields:
     def _batch(self, rows: int, dense: Any, keys: Any, offsets: Any, values: Any) -> Batch:
         # The core's 64-bit integers are C's long long, which NumPy reads as the same bytes.
         shaped = dense.reshape(rows, len(self.schema.dense))
-        return Batch(shaped, keys, len(self.schema.slots), offsets, values=values)
+        return Batch(shaped, keys, len(self.schema.key_columns), offsets, values=values)
 
 
 def _is_ascending(offsets: Any, count: int, last: int) -> bool:
@@ -115,6 +113,10 @@ class InputSpec(TypedDict):
     kind: Literal["number", "key", "number and key"]
     values: int | Literal["any"]
     missing: NotRequired[float]
+    history: NotRequired[str]
+    """The history it belongs to. All inputs of a history have the same number of values in a row."""
+    slot: NotRequired[str]
+    """The slot whose rows the values of a history use."""
 
 
 def inputs_of(schema: Schema) -> list[InputSpec]:
@@ -123,13 +125,16 @@ def inputs_of(schema: Schema) -> list[InputSpec]:
         name: {"name": name, "kind": "number", "values": len(places), "missing": schema.dense[places[0]].missing}
         for name, places in dense_groups(schema).items()
     }
-    for slot in schema.read_slots:
+    for slot in schema.read_columns:
         name = slot.source or slot.name
         item = inputs.setdefault(name, {"name": name, "kind": "key", "values": "any"})
         if item["kind"] == "number":
             item["kind"] = "number and key"
         elif item["kind"] == "key" and not slot.multi:
             item["values"] = 1
+    for history in schema.histories:
+        for slot_name, name in zip(history.slots, history.columns, strict=True):
+            inputs[name] |= {"history": history.name, "slot": slot_name}
     return list(inputs.values())
 
 
@@ -137,6 +142,26 @@ def check_keys(keys: int, cells: int) -> None:
     """Raise `ServeError` if a request multiplies its keys, such as a user's long list by many candidates."""
     if keys > cells + MAX_EXTRA_KEYS:
         raise ServeError(f"the request expands to {keys:,} keys, which is too many", "send several smaller requests")
+
+
+def features_of(fields: Fields) -> dict[str, tuple[str, ...]]:
+    """Return what a row can be explained by, with its inputs: every input, and every history with all its inputs together.
+
+    Histories that read the same input are one feature: without the input, neither has events.
+    """
+    groups: list[tuple[list[str], set[str]]] = []  # names of histories, and their inputs
+    for history in fields.schema.histories:
+        names, inputs = [history.name], set(history.columns)
+        for group in [one for one in groups if one[1] & inputs]:
+            groups.remove(group)
+            names, inputs = group[0] + names, group[1] | inputs
+        groups.append((names, inputs))
+    others = [name for name in fields.names if not any(name in inputs for _, inputs in groups)]
+    features: dict[str, tuple[str, ...]] = {name: (name,) for name in others}
+    for names, inputs in groups:  # an input of the same name is a feature of its own
+        name = " and ".join(names)
+        features[f"{name} (history)" if name in features else name] = tuple(n for n in fields.names if n in inputs)
+    return features
 
 
 def pick(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
@@ -147,10 +172,80 @@ def pick(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
     return list(names)
 
 
-def overlay(fields: Fields, user: Batch, candidates: Batch, names: set[str]) -> Batch:
+@dataclass(slots=True, eq=False)
+class SharedBatch:
+    """Rows that share keys: row b has the keys [starts[b * slots + s], ends[b * slots + s]) in slot s.
+
+    The keys of a user are there once, whatever the number of candidates.
+    """
+
+    dense: Floats  # [B, F]
+    keys: Keys  # [N]
+    slots: int
+    starts: Integers  # [B * slots]
+    ends: Integers  # [B * slots]
+    values: Floats | None = None  # [N]
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+    def __getitem__(self, rows: slice) -> "SharedBatch":
+        start, stop, _ = rows.indices(len(self))
+        cells = slice(start * self.slots, stop * self.slots)
+        return SharedBatch(
+            self.dense[start:stop], self.keys, self.slots, self.starts[cells], self.ends[cells], self.values
+        )
+
+    def apart(self) -> Batch:
+        """Return the same rows, each with keys of its own."""
+        lengths = self.ends - self.starts
+        check_keys(int(lengths.sum()), len(lengths))
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        where = np.repeat(self.starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        values = None if self.values is None else self.values[where]
+        return Batch(self.dense, self.keys[where], self.slots, offsets, values=values)
+
+
+Rows = Batch | SharedBatch
+"""The rows of a request."""
+
+
+def cells(rows: Rows) -> tuple[Integers, Integers]:
+    """Return where the keys of every slot of every row start and end."""
+    return (rows.offsets[:-1], rows.offsets[1:]) if isinstance(rows, Batch) else (rows.starts, rows.ends)
+
+
+def join(requests: Sequence[Rows]) -> Rows:
+    """Return the rows of several requests, in order."""
+    if len(requests) == 1:
+        return requests[0]
+    batches = [rows for rows in requests if isinstance(rows, Batch)]
+    if len(batches) == len(requests):
+        return concatenate(batches)
+    firsts = np.cumsum([0] + [len(rows.keys) for rows in requests])
+    starts, ends = (
+        np.concatenate([part + first for part, first in zip(parts, firsts[:-1], strict=True)])
+        for parts in zip(*map(cells, requests), strict=True)
+    )
+    values = None
+    if any(rows.values is not None for rows in requests):
+        values = np.concatenate(
+            [np.ones(len(rows.keys), np.float32) if rows.values is None else rows.values for rows in requests]
+        )
+    dense, keys = (np.concatenate([getattr(rows, name) for rows in requests]) for name in ("dense", "keys"))
+    return SharedBatch(dense, keys, requests[0].slots, starts, ends, values)
+
+
+def most_keys(rows: Rows, slot: int) -> int:
+    """Return the largest number of keys that a row has in a slot."""
+    starts, ends = cells(rows)
+    return int((ends[slot :: rows.slots] - starts[slot :: rows.slots]).max(initial=0))
+
+
+def share(fields: Fields, user: Batch, candidates: Batch, names: set[str]) -> Rows:
     """Return the candidates' rows, with the user's dense values and keys in the columns named for the user."""
     schema = fields.schema
-    n, slots = len(candidates), len(schema.slots)
+    n, slots = len(candidates), len(schema.key_columns)
     dense = candidates.dense.copy()
     columns = [place for name, places in fields.dense.items() if name in names for place in places]
     dense[:, columns] = user.dense[0, columns]
@@ -158,20 +253,24 @@ def overlay(fields: Fields, user: Batch, candidates: Batch, names: set[str]) -> 
     from_user = np.array(
         [
             slot.bucket.column in derived if slot.bucket else (slot.source or slot.name) in names
-            for slot in schema.slots
+            for slot in schema.key_columns
         ],
         bool,
     )
     if user.one_each and candidates.one_each:
         keys = np.where(from_user, user.keys.reshape(1, slots), candidates.keys.reshape(n, slots))
         return Batch(dense, keys.reshape(-1), slots)
-    both = concatenate([user, candidates])
-    counts = np.diff(both.offsets).reshape(n + 1, slots)
-    source = np.where(from_user, 0, np.arange(1, n + 1)[:, None])  # row of `both` that each cell comes from
-    cells = (source * slots + np.arange(slots)).reshape(-1)
-    lengths = counts.reshape(-1)[cells]
-    check_keys(int(lengths.sum()), n * slots)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    where = np.repeat(both.offsets[cells] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    values = None if both.values is None else both.values[where]
-    return Batch(dense, both.keys[where], slots, offsets, values=values)
+    starts, ends = (
+        np.where(from_user, of_user, of_candidates.reshape(n, slots) + len(user.keys)).reshape(-1)
+        for of_user, of_candidates in zip(cells(user), cells(candidates), strict=True)
+    )
+    values = None
+    if user.values is not None and candidates.values is not None:
+        values = np.concatenate([user.values, candidates.values])
+    return SharedBatch(dense, np.concatenate([user.keys, candidates.keys]), slots, starts, ends, values)
+
+
+def overlay(fields: Fields, user: Batch, candidates: Batch, names: set[str]) -> Batch:
+    """As `share`, but every row has keys of its own."""
+    rows = share(fields, user, candidates, names)
+    return rows if isinstance(rows, Batch) else rows.apart()

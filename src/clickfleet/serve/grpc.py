@@ -15,6 +15,7 @@ from clickfleet.serve.batching import BusyError, LateError
 from clickfleet.serve.connection import log_fault
 from clickfleet.serve.context import Context
 from clickfleet.serve.http import clip
+from clickfleet.serve.show_log import new_request
 from clickfleet.serve.supervisor import Settings
 
 _CONTENTS = {
@@ -152,7 +153,7 @@ class Service:
     async def _metadata(self, request: Any, stream: Any) -> Any:
         self._check_model(request.name, request.version)
         facts = open_inference.metadata(self.context.batcher.version)
-        fields = {name: value for name, value in facts.items() if name != "ready_inputs"}
+        fields = {name: value for name, value in facts.items() if name in open_inference.STANDARD}
         return protobuf.message("ModelMetadataResponse")(**fields)
 
     async def _infer(self, request: Any, stream: Any) -> Any:
@@ -160,12 +161,19 @@ class Service:
         self._check_model(request.model_name, request.model_version)
         version = self.context.batcher.version
         open_inference.check_size(len(request.inputs), request.id)
-        names = open_inference.pick_outputs([output.name for output in request.outputs], version) or version.outputs
-        batch = open_inference.batch(_tensors(request), version, self.context.settings.max_rows)
+        names = (
+            open_inference.pick_outputs([output.name for output in request.outputs], version) or version.output_names
+        )
+        tensors, shows = _tensors(request), self.context.shows
+        batch = open_inference.batch(tensors, version, self.context.settings.max_rows)
         time_left = min(stream.time_remaining() or 1e9, self.context.settings.max_time_ms / 1e3)
         done = await self.context.batcher.score(batch, version, started + time_left)
+        request_id = request.id
+        if shows is not None:
+            request_id = request_id or new_request()
+            shows.infer(request_id, tensors, batch, version, done)
         reply = protobuf.message("ModelInferResponse")(
-            model_name=request.model_name, model_version=done.version.version, id=request.id
+            model_name=request.model_name, model_version=done.version.version, id=request_id
         )
         for name in names:
             values = np.ascontiguousarray(open_inference.output_of(name, done.outputs, done.version), np.float32)
@@ -182,11 +190,11 @@ def _parse(kind: Any, content: bytes) -> Any:
         raise ServeError("cannot decode the message") from None
 
 
-def _tensors(request: Any) -> list[open_inference.RawTensor | open_inference.ListTensor]:
+def _tensors(request: Any) -> list[open_inference.AnyTensor]:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise ServeError(f"the request has {len(raw)} raw contents for {len(request.inputs)} inputs")
-    tensors: list[open_inference.RawTensor | open_inference.ListTensor] = []
+    tensors: list[open_inference.AnyTensor] = []
     for i, item in enumerate(request.inputs):
         shape = list(item.shape)
         if raw:

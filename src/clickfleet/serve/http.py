@@ -8,11 +8,14 @@ from typing import Any
 
 import orjson
 
+from clickfleet.data.events import id_of
 from clickfleet.errors import ClickfleetError, MissingError, ServeError, hide
 from clickfleet.serve import json_api, open_inference
 from clickfleet.serve.batching import SMALL_BYTES, BusyError, LateError
 from clickfleet.serve.connection import PAUSE, log_fault
 from clickfleet.serve.context import Context
+from clickfleet.serve.feedback import read_feedback
+from clickfleet.serve.show_log import new_request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -27,7 +30,7 @@ BINARY = (b"content-type", b"application/octet-stream")
 HEADER_LENGTH = b"inference-header-content-length"
 PUBLIC = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")
 """Routes that need no token: health checks have none."""
-PAGES = ("/", "/docs")
+PAGES = ("/", "/docs", "/loop")
 """Pages without facts of the model: their requests carry the token that the user enters."""
 COMPRESS_FROM = 1 << 14
 
@@ -80,6 +83,7 @@ class App:
             "/v1/predict": self._predict,
             "/v1/rank": self._rank,
             "/v1/explain": self._explain,
+            "/v1/feedback": self._feedback,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -264,11 +268,14 @@ class App:
         request, tensors = open_inference.read(body, None if length is None else int(length))
         names = open_inference.requested_outputs(request, version)
         batch = open_inference.batch(tensors, version, self.context.settings.max_rows)
+        request_id = self._request_id(headers, request.id or None)
         deadline = self._deadline(headers, started, request.parameters.get("timeout"))
         done = await self.context.batcher.score(batch, version, deadline)
         if done.version is not version:
             names = open_inference.requested_outputs(request, done.version)
-        reply, head = open_inference.reply(request.id, done.version, done.outputs, names)
+        reply, head = open_inference.reply(request_id, done.version, done.outputs, names)
+        if self.context.shows is not None:
+            self.context.shows.infer(request_id, tensors, batch, version, done)
         answer: Headers = JSON if head is None else [BINARY, (HEADER_LENGTH, b"%d" % head)]
         return _pack(headers, reply, answer)
 
@@ -277,18 +284,26 @@ class App:
         request = json_api.read_predict(body)
         open_inference.check_rows(len(request.rows), self.context.settings.max_rows)
         batch = version.fields.rows(request.rows)
+        request_id, items = self._request_id(headers, request.request), json_api.item_ids(request)
         done = await self.context.batcher.score(batch, version, self._deadline(headers, started))
-        return _pack(headers, json_api.predict_reply(request, done, time.perf_counter() - started), JSON)
+        reply = json_api.predict_reply(request, done, time.perf_counter() - started, request_id)
+        if self.context.shows is not None:
+            self.context.shows.predict(request_id, body, items, done)
+        return _pack(headers, reply, JSON)
 
     async def _rank(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
         version = self.context.batcher.version
         request = json_api.read_rank(body)
         rank = json_api.Ranking(request, version, self.context.settings.max_candidates)
-        deadline = self._deadline(headers, started)
+        request_id, deadline = self._request_id(headers, request.request), self._deadline(headers, started)
         if rank.batch is None:
-            return 200, rank.reply(None, version, time.perf_counter() - started), JSON
+            return 200, rank.reply(None, version, time.perf_counter() - started, request_id), JSON
         done = await self.context.batcher.score(rank.batch, version, deadline)
-        return _pack(headers, rank.reply(done.outputs, done.version, time.perf_counter() - started), JSON)
+        reply = rank.reply(done.outputs, done.version, time.perf_counter() - started, request_id)
+        if self.context.shows is not None:
+            items = [str(item) for item in rank.ids]
+            self.context.shows.rank(request_id, body, items, rank.places, rank.ranked, done)
+        return _pack(headers, reply, JSON)
 
     async def _explain(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
         version = self.context.batcher.version
@@ -298,6 +313,24 @@ class App:
         ablations = json_api.Ablations(request.rows, version, max_rows)
         done = await self.context.batcher.score(ablations.batch, version, self._deadline(headers, started))
         return _pack(headers, ablations.reply(done), JSON)
+
+    async def _feedback(self, headers: dict[bytes, bytes], body: bytes, started: float) -> Answer:
+        log = self.context.feedback
+        if log is None:
+            raise RefusedError(403, "feedback is disabled; start the server with --feedback FOLDER")
+        events = read_feedback(body)
+        return 200, await log.store(events, len(body), self._deadline(headers, started) - started), JSON
+
+    def _request_id(self, headers: dict[bytes, bytes], given: str | int | None) -> str:
+        """Return the id that the client gave, in the request or in x-request-id; else a new one if shows are logged."""
+        if given is None and (header := headers.get(b"x-request-id")) is not None:
+            given = header.decode("utf-8", "replace")
+        if given is None:
+            return "" if self.context.shows is None else new_request()
+        try:
+            return id_of(given, "id of the request")
+        except ValueError as error:
+            raise ServeError(str(error)) from None
 
     def _ready(self) -> Answer:
         ready, details = self.context.ready()
@@ -330,7 +363,10 @@ def _route_name(path: str) -> str:
     """Return the route's label in the metrics. Unknown paths share one label."""
     if path.startswith("/v2/models/"):
         return "/v2/infer" if path.endswith("/infer") else "/v2/models"
-    return path if path in ("/v1/predict", "/v1/rank", "/v1/explain", "/v1/model", "/metrics") else "other"
+    return path if path in _ROUTES else "other"
+
+
+_ROUTES = ("/v1/predict", "/v1/rank", "/v1/explain", "/v1/feedback", "/v1/model", "/metrics")
 
 
 def _unpack(packed: bytes, body: bytes, limit: int) -> bytes:

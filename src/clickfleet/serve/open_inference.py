@@ -1,8 +1,12 @@
 """The Open Inference Protocol v2: named tensors to Batch, outputs to tensors. REST (JSON, binary tensors) and gRPC share it.
 
-A request has one of two forms. Raw: one tensor per input, [rows] or [rows, values]. Encoded, which needs no transform: `dense` FP32
-[rows, F] and `keys` UINT64 [rows, S]. If a slot has several keys or none, `keys` is [N] with `offsets` INT64 [rows·S + 1].
-If keys have values, `values` is FP32 [N].
+A request has one of two forms. Raw: one tensor per input, [rows] or [rows, values]. An input with any number of values, such as that
+of a history, can also be [N], all values one after another, with `NAME.lengths` [rows]; or [rows, values] with `NAME.lengths`, which
+leaves out the padding. Encoded, which needs no transform: `dense` FP32 [rows, F] and `keys` UINT64 [rows, C], where C counts the
+slots and the inputs of histories. If a column has several keys or none, `keys` is [N] with `offsets` INT64 [rows·C + 1]. If keys have
+values, `values` is FP32 [N].
+
+The outputs are those of the network. With several labels, the score of each is one more output, by its name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,6 +45,10 @@ MAX_SIZE = 1 << 31
 """Maximum of one dimension. The bytes of a body bound the product of all."""
 MAX_TEXT = 1024
 """Maximum characters of a name, datatype or id."""
+MAX_VALUES = 65536
+"""Maximum of values per row in a tensor [rows, values]."""
+LENGTHS = ".lengths"
+"""Ends the name of the input with the numbers of values per row of another input."""
 _NUMBER_TYPES = {int, float, bool}
 
 
@@ -109,9 +117,12 @@ class ListTensor:
         kind = NUMBERS.get(self.datatype)
         if kind is None:
             raise _unknown_datatype(self.name, self.datatype)
-        flat = self._flat()
-        if not set(map(type, flat)) <= _NUMBER_TYPES:
+        flat = self.flat()
+        types = set(map(type, flat))
+        if not types <= _NUMBER_TYPES:
             raise ServeError(f"{self.name}: the data must be numbers")
+        if float in types and np.dtype(kind).kind in "ui" and not all(float(item).is_integer() for item in flat):
+            raise ServeError(f"{self.name}: the data does not fit {self.datatype}")
         try:
             return np.array(flat, kind).reshape(self.shape)
         except (OverflowError, ValueError, TypeError):
@@ -120,9 +131,10 @@ class ListTensor:
     def column(self, width: int) -> Any:
         if self.datatype != "BYTES" and self.datatype not in NUMBERS:
             raise _unknown_datatype(self.name, self.datatype)
-        return _core.RequestColumn.of_list(self._flat(), width)
+        return _core.RequestColumn.of_list(self.flat(), width)
 
-    def _flat(self) -> list[Any]:
+    def flat(self) -> list[Any]:
+        """Return the values in one list."""
         flat = list(self.data)
         for _ in self.shape:
             if not flat or not isinstance(flat[0], list):
@@ -133,6 +145,9 @@ class ListTensor:
         if len(flat) != self.count:
             raise ServeError(f"{self.name}: {len(flat)} values do not match the shape {list(self.shape)}")
         return flat
+
+
+AnyTensor = RawTensor | ListTensor
 
 
 def _number_column(array: NDArray[Any], width: int) -> Any:
@@ -162,7 +177,7 @@ def _count(name: str, datatype: str, shape: Sequence[int]) -> int:
     return count
 
 
-def read(body: bytes | memoryview, header_length: int | None) -> tuple[InferRequest, list[RawTensor | ListTensor]]:
+def read(body: bytes | memoryview, header_length: int | None) -> tuple[InferRequest, list[AnyTensor]]:
     """Return the envelope of a REST request and its tensors."""
     view = memoryview(body)
     if header_length is not None and not 0 <= header_length <= len(view):
@@ -173,7 +188,7 @@ def read(body: bytes | memoryview, header_length: int | None) -> tuple[InferRequ
         raise ServeError(f"cannot parse the request: {error}") from None
     check_size(len(request.inputs), request.id)
     at = len(view) if header_length is None else header_length
-    tensors: list[RawTensor | ListTensor] = []
+    tensors: list[AnyTensor] = []
     for item in request.inputs:
         size = item.parameters.get("binary_data_size")
         if size is None:
@@ -197,37 +212,99 @@ def check_size(inputs: int, request_id: str) -> None:
         raise ServeError(f"the id of the request exceeds {MAX_TEXT} characters")
 
 
-def batch(tensors: Sequence[RawTensor | ListTensor], version: Version, max_rows: int) -> Batch:
+def _is_encoded(by_name: Mapping[str, AnyTensor], version: Version) -> bool:
+    """Return whether inputs have the encoded form, which needs no transform."""
+    names = version.fields.names
+    if "keys" in by_name and all(name in ENCODED for name in by_name) and not set(by_name) <= set(names):
+        return True
+    return "dense" in by_name and "dense" not in names and not version.schema.slots
+
+
+def features_of(tensors: Sequence[AnyTensor], version: Version) -> dict[str, AnyTensor] | None:
+    """Return the tensors of a valid request by the names of the model's inputs; None if they are encoded, or come with lengths."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    if any(name.endswith(LENGTHS) and name not in version.fields.names for name in by_name):
+        return None
+    return None if _is_encoded(by_name, version) else _by_our_names(by_name, version)
+
+
+def batch(tensors: Sequence[AnyTensor], version: Version, max_rows: int) -> Batch:
     """Convert the tensors of a request into a batch."""
     by_name = {tensor.name: tensor for tensor in tensors}
     if len(by_name) != len(tensors):
         raise ServeError("an input appears twice")
     if not by_name:
         raise ServeError("the request has no inputs", f"inputs: {', '.join(version.fields.names)}")
-    if "keys" in by_name and all(name in ENCODED for name in by_name) and not set(by_name) <= set(version.fields.names):
+    if _is_encoded(by_name, version):
         return _encoded_batch(by_name, version, max_rows)
-    if "dense" in by_name and "dense" not in version.fields.names and not version.schema.slots:
-        return _encoded_batch(by_name, version, max_rows)
-    by_name = _by_our_names(by_name, version)
-    rows = 0
-    columns = {}
+    lengths = {
+        name.removesuffix(LENGTHS): by_name.pop(name)
+        for name in list(by_name)
+        if name.endswith(LENGTHS) and name not in version.fields.names
+    }
+    by_name, lengths = _by_our_names(by_name, version), version.aliases.inputs(lengths)
+    for name in lengths:
+        if name not in version.fields.jagged:
+            raise ServeError(f"{name}{LENGTHS}: the model has no input {name!r} with any number of values per row")
+        if name not in by_name:
+            raise ServeError(f"{name}{LENGTHS}: the request has no input {name!r}")
+    columns, rows = {}, -1
     for name, tensor in by_name.items():
-        if not tensor.shape or len(tensor.shape) > 2:
-            raise ServeError(f"{name}: the shape must be [rows] or [rows, values], not {list(tensor.shape)}")
-        rows, width = tensor.shape[0], tensor.shape[1] if len(tensor.shape) == 2 else 1
-        check_rows(rows, max_rows)
-        if width < 1 or width > 65536:
-            raise ServeError(f"{name}: {width} values per row; from 1 to 65536 are allowed")
-        columns[name] = tensor.column(width)
-    for name, tensor in by_name.items():
-        if tensor.shape[0] != rows or columns[name].size != tensor.count:
-            raise ServeError(f"{name}: expected {rows} rows like the other inputs")
+        columns[name], found = _column(name, tensor, lengths.get(name), version, max_rows)
+        rows = found if rows < 0 else rows
+        if found != rows:
+            raise ServeError(f"{name}: expected {rows} rows like the other inputs, not {found}")
     return version.fields.columns(columns, rows)
 
 
-def _by_our_names(by_name: dict[str, RawTensor | ListTensor], version: Version) -> dict[str, RawTensor | ListTensor]:
+def _column(
+    name: str,
+    tensor: AnyTensor,
+    lengths: AnyTensor | None,
+    version: Version,
+    max_rows: int,
+) -> tuple[Any, int]:
+    """Return the values of an input, and the number of rows."""
+    shape = tensor.shape
+    if not shape or len(shape) > 2:
+        raise ServeError(f"{name}: the shape must be [rows] or [rows, values], not {list(shape)}")
+    counts = None if lengths is None else _lengths(lengths)
+    padded = len(shape) == 2
+    rows, width = len(counts) if counts is not None and not padded else shape[0], shape[1] if padded else 1
+    check_rows(rows, max_rows)
+    least = 0 if name in version.fields.jagged else 1
+    if not least <= width <= MAX_VALUES:
+        raise ServeError(f"{name}: {width} values per row; from {least} to {MAX_VALUES} are allowed")
+    column = tensor.column(width)
+    if column.size != tensor.count:
+        raise ServeError(f"{name}: {column.size} values do not match the shape {list(shape)}")
+    if counts is None and not width:
+        counts = np.zeros(rows, np.int64)
+    if counts is not None:
+        try:
+            column.split(counts, padded)
+        except ValueError as error:
+            raise ServeError(f"{name}{LENGTHS}: {error}") from None
+    return column, rows
+
+
+def _lengths(tensor: AnyTensor) -> NDArray[np.int64]:
+    """Return the numbers of values per row."""
+    if len(tensor.shape) != 1 or tensor.datatype in ("BYTES", "BOOL"):
+        raise ServeError(
+            f"{tensor.name}: expected integers of the shape [rows], not {tensor.datatype} {list(tensor.shape)}"
+        )
+    counts = tensor.array()
+    if counts.dtype.kind not in "ui":
+        raise ServeError(f"{tensor.name}: expected integers, not {tensor.datatype}")
+    if counts.max(initial=0) > MAX_SIZE:
+        raise ServeError(f"{tensor.name}: a length exceeds {MAX_SIZE}")
+    return np.ascontiguousarray(counts, np.int64)
+
+
+def _by_our_names(by_name: dict[str, AnyTensor], version: Version) -> dict[str, AnyTensor]:
     """Return the tensors under the names of the model's inputs. One of all dense values may become several."""
-    parts: dict[str, RawTensor | ListTensor] = {}
+    parts: dict[str, AnyTensor] = {}
     for name, tensor in by_name.items():
         if not version.aliases.is_split(name):
             parts[name] = tensor
@@ -241,7 +318,7 @@ def _by_our_names(by_name: dict[str, RawTensor | ListTensor], version: Version) 
     return version.aliases.inputs(parts)
 
 
-def _encoded_batch(by_name: Mapping[str, RawTensor | ListTensor], version: Version, max_rows: int) -> Batch:
+def _encoded_batch(by_name: Mapping[str, AnyTensor], version: Version, max_rows: int) -> Batch:
     for name, tensor in by_name.items():
         if name not in ENCODED:
             raise version.fields.unknown(name)
@@ -256,7 +333,7 @@ def _encoded_batch(by_name: Mapping[str, RawTensor | ListTensor], version: Versi
         if offsets.dtype.kind not in "ui":
             raise ServeError("offsets must be INT64")
         offsets = np.ascontiguousarray(offsets.reshape(-1), np.int64)
-    slots, width = len(version.schema.slots), len(version.schema.dense)
+    slots, width = len(version.schema.key_columns), len(version.schema.dense)
     if "dense" in arrays:
         dense = arrays["dense"]
         check_rows(len(dense), max_rows)
@@ -287,14 +364,14 @@ def requested_outputs(request: InferRequest, version: Version) -> list[tuple[str
     """Return the requested outputs (default: all), each with whether it is sent as binary."""
     binary = bool(request.parameters.get("binary_data_output", False))
     if not request.outputs:
-        return [(name, binary) for name in version.outputs]
+        return [(name, binary) for name in version.output_names]
     pick_outputs([output.name for output in request.outputs], version)
     return [(output.name, bool(output.parameters.get("binary_data", binary))) for output in request.outputs]
 
 
 def pick_outputs(names: Sequence[str], version: Version) -> list[str]:
     """Return the requested outputs. Each must be known and named only once, which bounds the reply."""
-    known = version.outputs
+    known = version.output_names
     names = list(names[: len(known) + 1])
     picked = pick([version.aliases.output(name) for name in names], known, "output")
     if len(set(picked)) < len(picked):
@@ -305,7 +382,8 @@ def pick_outputs(names: Sequence[str], version: Version) -> list[str]:
 def output_of(name: str, outputs: Outputs, version: Version) -> NDArray[np.float32]:
     """Return the values of a requested output. Clients of Paddle's names expect one column."""
     ours = version.aliases.output(name)
-    return outputs[ours] if ours == name else outputs[ours].reshape(len(outputs[ours]), -1)
+    values = version.output(ours, outputs)
+    return values if ours == name else values.reshape(len(values), -1)
 
 
 def reply(
@@ -347,25 +425,50 @@ class ModelMetadata(TypedDict):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+    optional_inputs: list[TensorMetadata]
+    """Lengths of inputs with a different number of values in every row."""
     ready_inputs: list[TensorMetadata]
+    key_columns: list[str]
+    """What each column of `keys` holds: slots, then the inputs of histories."""
+
+
+STANDARD = ("name", "versions", "platform", "inputs", "outputs")
+"""What the protocol defines of it, and gRPC has a place for."""
 
 
 def metadata(version: Version) -> ModelMetadata:
     """Return the names, datatypes and shapes of the model's tensors."""
     inputs: list[TensorMetadata] = []
+    optional: list[TensorMetadata] = []
     for item in inputs_of(version.schema):
         shape = [-1] if item["values"] == 1 else [-1, -1 if item["values"] == "any" else item["values"]]
         inputs.append(
             {"name": item["name"], "datatype": "FP32" if item["kind"] == "number" else "BYTES", "shape": shape}
         )
+        if item["values"] == "any" and (lengths := item["name"] + LENGTHS) not in version.fields.names:
+            optional.append({"name": lengths, "datatype": "INT64", "shape": [-1]})
+    shapes = {
+        item.name: [n if isinstance(n, int) else -1 for n in item.shape] for item in version.session.get_outputs()
+    }
+    columns = version.schema.key_columns
+    ready: list[TensorMetadata] = [
+        {"name": "dense", "datatype": "FP32", "shape": [-1, len(version.schema.dense)]},
+        {"name": "keys", "datatype": "UINT64", "shape": [-1, len(columns)]},
+    ]
+    if any(slot.multi for slot in columns):
+        ready[1]["shape"] = [-1]
+        ready.append({"name": "offsets", "datatype": "INT64", "shape": [-1]})
+    if version.schema.values:
+        ready.append({"name": "values", "datatype": "FP32", "shape": [-1]})
     return {
         "name": version.identity.name,
         "versions": [version.version],
         "platform": "clickfleet",
         "inputs": inputs,
-        "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in version.outputs],
-        "ready_inputs": [
-            {"name": "dense", "datatype": "FP32", "shape": [-1, len(version.schema.dense)]},
-            {"name": "keys", "datatype": "UINT64", "shape": [-1, len(version.schema.slots)]},
+        "outputs": [
+            {"name": name, "datatype": "FP32", "shape": shapes.get(name, [-1])} for name in version.output_names
         ],
+        "optional_inputs": optional,
+        "ready_inputs": ready,
+        "key_columns": [slot.name for slot in columns],
     }

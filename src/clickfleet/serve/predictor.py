@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.data.batch import Batch, Floats, Keys
+from clickfleet.data.histories import history_columns
 from clickfleet.data.names import Names
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError
 from clickfleet.serve import overlays
 from clickfleet.serve.aliases import Aliases
-from clickfleet.serve.features import Fields
+from clickfleet.serve.features import Fields, Rows, cells, most_keys
 from clickfleet.store import run_folder
 from clickfleet.store.onnx import CPU, Engine, fill_with_nan
 from clickfleet.store.published import Entry
@@ -29,12 +31,33 @@ INT8_TOLERANCE = 0.05
 """Largest accepted difference of a quantized golden score."""
 
 Outputs = dict[str, Floats]
+NetworkInputs = dict[str, NDArray[Any]]
+MAX_HISTORY_KEYS = 1 << 23
+"""Keys that the histories of a request may have after padding: its rows, times the keys of the longest history."""
+RUN_HISTORY_KEYS = 1 << 18
+"""The same for one run of the network. More rows run in pieces, which bounds the memory."""
 
 
 class RowSource(Protocol):
     """A source of rows: layers in memory or mapped, or Redis."""
 
-    def inputs(self, keys: Any, offsets: Any, values: Any, mean: Any, first: Any, factors: Any) -> None: ...
+    @property
+    def row_formats(self) -> Sequence[str]:
+        """The formats of its rows."""
+        ...
+
+    def inputs(
+        self,
+        keys: Any,
+        starts: Any,
+        ends: Any,
+        values: Any,
+        mean: Any,
+        histories: Any,
+        limit: int,
+        first: Any,
+        factors: Any,
+    ) -> Any: ...
     def read(self, keys: Any, out: Any) -> None: ...
     def known(self, keys: Any, out: Any) -> None: ...
 
@@ -84,7 +107,14 @@ class Version:
         self.blocking = bool(getattr(rows, "blocking", False))
         """Whether reading rows may block on I/O, so that it must not run on the event loop."""
         self.outputs: tuple[str, ...] = tuple(manifest["outputs"])
-        self.aliases = Aliases(self.fields, self.outputs)
+        """Outputs of the network. With several labels, `score` and `logit` have a column for each."""
+        self.tasks: tuple[str, ...] = tuple(label.name for label in self.schema.tasks)
+        """Names of the labels."""
+        several = len(self.tasks) > 1 and "score" in self.outputs
+        self._columns = {name: i for i, name in enumerate(self.tasks) if several and name not in self.outputs}
+        self.output_names: tuple[str, ...] = (*self._columns, *self.outputs)
+        """What a request may ask for: the score of each of several labels, and the outputs of the network."""
+        self.aliases = Aliases(self.fields, self.outputs, self.tasks)
         self.identity = ModelIdentity(
             name or str(manifest["model"].get("name", "clickfleet")),
             entry.sequence,
@@ -101,32 +131,75 @@ class Version:
         self.drift: float | None = None
         """Largest difference of a quantized golden score."""
         self.engine = engine
-        mean = np.array([slot.pooling == "mean" for slot in self.schema.slots], np.uint8)
-        self._mean = mean if mean.any() else None
-        self.session = self._load(entry)
+        same = like is not None and like.entry.hash == entry.hash and like.engine == engine
+        self.session: Any = like.session if like is not None and same else self._load(entry)
         self._inputs = [item.name for item in self.session.get_inputs()]
+        self.histories = self._read_histories()
+        """Histories that the network reads: name, first key column, number of columns. Others are pooled."""
+        pooled = self.schema.key_columns[: len(self.schema.slots) if self.histories else None]
+        mean = np.array([slot.pooling == "mean" for slot in pooled], np.uint8)
+        self._slots, self._mean = len(pooled), mean if mean.any() else None
+        calibration = entry.calibration()
+        self.calibration = calibration
+        """What maps the scores of the network to those that are served; None if they are the same."""
+        self._calibrate = None if calibration is None or "score" not in self.outputs else calibration.of(self.schema)
         self._check_graph(entry)
         self._check_golden(entry)
 
-    def run(self, batch: Batch) -> Outputs:
-        """Return all outputs of a batch."""
-        return self.run_inputs(*self.inputs(batch))
+    def run(self, rows: Rows) -> Outputs:
+        """Return all outputs for some rows. The score is calibrated."""
+        size = len(rows)
+        if self.histories:
+            size = max(1, RUN_HISTORY_KEYS // max(1, self.history_keys(rows)))
+        if size >= len(rows):
+            outputs = self.run_inputs(self.inputs(rows))
+        else:
+            parts = [self.run_inputs(self.inputs(rows[at : at + size])) for at in range(0, len(rows), size)]
+            outputs = {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
+        if self._calibrate is not None:
+            outputs["score"] = self._calibrate(outputs["score"], rows)
+        return outputs
 
-    def inputs(self, batch: Batch) -> tuple[Floats, Floats, Floats]:
-        """Return the inputs of the network: dense, first and factors."""
-        n, slots = len(batch), batch.slots
-        first = np.empty((n, slots), np.float32)
-        factors = np.empty((n, slots, self.factors), np.float32)
-        self.rows.inputs(batch.keys, batch.offsets, batch.values, self._mean, first, factors)
-        return batch.dense, first, factors
+    def history_keys(self, rows: Rows) -> int:
+        """Return the keys that each row has in the histories that the network reads, all as long as the longest."""
+        return sum(most_keys(rows, first) * columns for _, first, columns in self.histories)
 
-    def run_inputs(self, dense: Floats, first: Floats, factors: Floats) -> Outputs:
-        outputs = self.session.run(None, self._feed(dense, first, factors))
+    def output(self, name: str, outputs: Outputs) -> Floats:
+        """Return an output by its name: one of the network, or the score of one of several labels."""
+        column = self._columns.get(name)
+        return outputs[name] if column is None else np.ascontiguousarray(outputs["score"][:, column])
+
+    def by_task(self, values: Floats) -> Floats | dict[str, Floats]:
+        """Return scores or logits of several labels by their names; of one label, as they are."""
+        if len(self.tasks) == 1:
+            return values
+        return dict(zip(self.tasks, np.ascontiguousarray(values.T), strict=True))
+
+    def inputs(self, rows: Rows) -> NetworkInputs:
+        """Return the inputs of the network by name: dense, first and factors, and three arrays for each history it reads."""
+        n = len(rows)
+        first = np.empty((n, self._slots), np.float32)
+        factors = np.empty((n, self._slots, self.factors), np.float32)
+        places = [(start, columns) for _, start, columns in self.histories]
+        starts, ends = cells(rows)
+        events = self.rows.inputs(
+            rows.keys, starts, ends, rows.values, self._mean, places, MAX_HISTORY_KEYS, first, factors
+        )
+        arrays: NetworkInputs = {"dense": rows.dense, "first": first, "factors": factors}
+        for (name, _, _), (event_factors, length, row) in zip(self.histories, events, strict=True):
+            arrays |= {f"{name}.factors": event_factors, f"{name}.length": length, f"{name}.row": row}
+        return arrays
+
+    def run_inputs(self, arrays: NetworkInputs) -> Outputs:
+        """Return the outputs of the network."""
+        outputs = self.session.run(None, {name: arrays[name] for name in self._inputs})
         return dict(zip(self.outputs, outputs, strict=True))
 
-    def _feed(self, dense: Floats, first: Floats, factors: Floats) -> dict[str, Floats]:
-        arrays = {"dense": dense, "first": first, "factors": factors}
-        return {name: arrays[name] for name in self._inputs}
+    def _read_histories(self) -> list[tuple[str, int, int]]:
+        """Return the histories of a network that reads them."""
+        every = [(history.name, first, len(history.slots)) for history, first in history_columns(self.schema)]
+        parts = ("factors", "length", "row")
+        return every if any(f"{name}.{part}" in self._inputs for name, _, _ in every for part in parts) else []
 
     def read(self, keys: Keys) -> Floats:
         """Return the rows of keys; zeros for unknown ones."""
@@ -148,8 +221,14 @@ class Version:
 
     def _check_graph(self, entry: Entry) -> None:
         """Check that the network takes the inputs of the schema and returns the outputs in the manifest."""
-        slots = len(self.schema.slots)
-        widths = {"dense": [len(self.schema.dense)], "first": [slots], "factors": [slots, self.factors]}
+        slots = self._slots
+        widths: dict[str, list[Any]] = {
+            "dense": [len(self.schema.dense)],
+            "first": [slots],
+            "factors": [slots, self.factors],
+        }
+        for name, _, columns in self.histories:
+            widths |= {f"{name}.factors": ["", columns, self.factors], f"{name}.length": [], f"{name}.row": []}
         for item in self.session.get_inputs():
             shape = list(item.shape[1:])
             expected = widths.get(item.name)
@@ -175,19 +254,19 @@ class Version:
         golden = entry.golden()
         if not golden.num_rows:
             return None
+        columns = len(self.schema.key_columns)
         try:
-            counts = np.array(golden["counts"].to_pylist(), np.int64).reshape(golden.num_rows * len(self.schema.slots))
-            keys = np.concatenate(
-                [np.empty(0, np.uint64), *(np.array(row, np.uint64) for row in golden["keys"].to_pylist())]
-            )
-            dense = np.array(golden["dense"].to_pylist(), np.float32).reshape(golden.num_rows, len(self.schema.dense))
-            answers = {name: np.array(golden[name].to_pylist(), np.float32) for name in self.outputs}
+            rows = golden.num_rows
+            counts = _values(golden, "counts", np.int64).reshape(rows * columns)
+            keys = _values(golden, "keys", np.uint64)
+            dense = _values(golden, "dense", np.float32).reshape(rows, len(self.schema.dense))
+            answers = {name: _values(golden, name, np.float32).reshape(rows, -1) for name in self.outputs}
             if counts.sum() != len(keys):
                 raise ValueError(f"it counts {counts.sum()} keys but holds {len(keys)}")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
             raise CheckpointError(f"{entry.path / 'golden.arrow'} does not fit the schema: {error}") from error
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        return Batch(dense, keys, len(self.schema.slots), offsets), answers
+        return Batch(dense, keys, columns, offsets), answers
 
     def _check_golden(self, entry: Entry) -> None:
         """Check that the golden requests of the entry give the same outputs as at publication."""
@@ -197,7 +276,8 @@ class Version:
         batch, expected = golden
         try:
             if not self.engine.int8:  # int8 cannot represent the NaN
-                fill_with_nan(self.session, self._feed(*self.inputs(batch)), rows=4 * len(batch))
+                arrays = self.inputs(batch)
+                fill_with_nan(self.session, {name: arrays[name] for name in self._inputs}, rows=4 * len(batch))
             outputs = self.run(batch)
             first = {} if self.engine.int8 else self.run(batch[:1])  # with int8, a single row has another scale
         except Exception as error:  # ONNX Runtime raises many kinds
@@ -213,8 +293,10 @@ class Version:
                 raise CheckpointError(
                     f"{entry.path}: its golden requests give {values.size} values of {name}, not {expected.size}"
                 )
-            scale = 1.0 if name == "score" else max(1.0, float(np.abs(expected).max(initial=0.0)))
-            worst = float(np.abs(values.reshape(expected.shape) - expected).max(initial=0.0)) / scale
+            scale = np.maximum(1.0, np.abs(expected).max(axis=0, initial=0.0))
+            if name == "score":  # probabilities are compared as they are, numbers and counts by their size
+                scale = np.where([label.loss == "log" for label in self.schema.tasks], 1.0, scale)
+            worst = float((np.abs(values.reshape(expected.shape) - expected) / scale).max(initial=0.0))
             if name == "score":
                 self.drift = worst if self.engine.int8 else None
             limit = INT8_TOLERANCE if self.engine.int8 else tolerance * (1 if name == "score" else 10)
@@ -223,6 +305,15 @@ class Version:
                     f"{entry.path}: its golden requests give a different {name} than at publication (by {worst:.2g})",
                     "the rows or the network are damaged, or this machine computes differently; publish a base again",
                 )
+
+
+def _values(table: pa.Table, name: str, kind: type[np.generic]) -> Any:
+    """Return all values of a list column, or of a plain one, one after another."""
+    column = table.column(name).combine_chunks()
+    values = column.flatten() if pa.types.is_list(column.type) else column
+    if column.null_count or values.null_count:
+        raise ValueError(f"{name} has missing values")
+    return values.to_numpy(zero_copy_only=False).astype(kind)
 
 
 def open_version(

@@ -29,6 +29,7 @@ class RedisRows:
                 f"Redis holds {held}, not entry {entry.sequence}", f"fill it with clickfleet publish … --to {url}"
             )
         self._prefix = head["prefix"]
+        self.row_formats = redis_rows.row_formats(head)
         self._lock = threading.Lock()
         self._cache: dict[int, Any] = {}
 
@@ -39,11 +40,21 @@ class RedisRows:
     def known(self, keys: Any, out: Any) -> None:
         out[:] = redis_rows.read(self._client, self._prefix, keys, self.factors)[1]
 
-    def inputs(self, keys: Any, offsets: Any, values: Any, mean: Any, first: Any, factors: Any) -> None:
-        n = len(keys)
-        distinct, where = np.empty(n, np.uint64), np.empty(n, np.uint32)
+    def inputs(
+        self,
+        keys: Any,
+        starts: Any,
+        ends: Any,
+        values: Any,
+        mean: Any,
+        histories: Any,
+        limit: int,
+        first: Any,
+        factors: Any,
+    ) -> Any:
+        distinct, where = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint32)
         rows = self._rows(distinct[: _core.unique_into(np.ascontiguousarray(keys), distinct, where)])
-        _core.pool(offsets, where, values, mean, rows, first, factors)
+        return _core.assemble(where, rows, starts, ends, values, mean, histories, limit, first, factors)
 
     def _rows(self, keys: Any) -> Any:
         import redis

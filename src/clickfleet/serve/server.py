@@ -24,9 +24,11 @@ from clickfleet.serve.batching import AdmissionControl, Batcher
 from clickfleet.serve.connection import Limits, limited, sweep
 from clickfleet.serve.context import Context
 from clickfleet.serve.counters import Meter
+from clickfleet.serve.feedback import FeedbackLog
 from clickfleet.serve.http import App
 from clickfleet.serve.overlays import Layer
 from clickfleet.serve.predictor import Version, open_version
+from clickfleet.serve.show_log import ShowLog
 from clickfleet.serve.state_folder import Status, UpdaterHealth, VersionWatch
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.published import Entry
@@ -115,6 +117,10 @@ async def serve(settings: Settings, number: int, listener: socket.socket) -> Non
         AdmissionControl(settings.max_queue_ms / 1e3, batcher.counts),
         UpdaterHealth(settings.stale_s),
     )
+    if settings.log is not None:
+        context.shows = ShowLog(settings.frames, context.meter, settings.log_sample)
+    if settings.feedback is not None:
+        context.feedback = FeedbackLog(settings.target(settings.feedback), context.meter)
     limits = Limits(
         settings.max_header_bytes,
         settings.header_timeout_s,
@@ -161,6 +167,8 @@ async def serve(settings: Settings, number: int, listener: socket.socket) -> Non
             task.cancel()
         if grpc_server is not None:
             await grpc_server.stop(DRAIN_S)
+        logs = [log for log in (context.shows, context.feedback) if log is not None]
+        await asyncio.to_thread(lambda: [log.close() for log in logs])
         context.save_counts()
         batcher.close()
         gc.unfreeze()  # otherwise the core would report every object as leaked

@@ -5,6 +5,7 @@ updater.json      updater to workers: the time of its last successful poll of th
 commands/         worker to updater: commands of an administrator, one file each, executed in order
 answers/          updater to the worker that sent the command
 children.json     supervisor to workers: how often each process died
+trainer.json      trainer of a loop to workers: why it ended
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +24,16 @@ from typing import TYPE_CHECKING, Any
 from clickfleet.data.files import replacing
 from clickfleet.errors import CheckpointError, ClickfleetError
 from clickfleet.serve.connection import log_fault
+from clickfleet.store.file_events import FileEvents
+from clickfleet.store.published import EventTimes
 
 if TYPE_CHECKING:
     from clickfleet.serve.context import Context
     from clickfleet.serve.predictor import Version
 
 WATCH_S = 0.05
+ACTIVE_WATCH_S = 0.5
+"""Time between two looks where the system tells of a new version."""
 SAVE_S = 1.0
 MAX_PAUSE_S = 5.0
 
@@ -64,12 +70,37 @@ class VersionWatch:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        await asyncio.gather(self._supervise(self._follow, WATCH_S), self._supervise(self._refresh, SAVE_S))
+        with FileEvents([self.state], [VERSION]) as events:
+            woken = asyncio.Event()
 
-    async def _supervise(self, step: Callable[[], Awaitable[None]], period_s: float) -> None:
+            def wake() -> None:
+                if events.take():
+                    woken.set()
+
+            loop, period_s = asyncio.get_running_loop(), WATCH_S
+            if events.active:
+                period_s = ACTIVE_WATCH_S
+                loop.add_reader(events.fileno(), wake)
+            try:
+                await asyncio.gather(
+                    self._supervise(self._follow, period_s, woken), self._supervise(self._refresh, SAVE_S)
+                )
+            finally:
+                if events.active:
+                    loop.remove_reader(events.fileno())
+
+    async def _supervise(
+        self, step: Callable[[], Awaitable[None]], period_s: float, woken: asyncio.Event | None = None
+    ) -> None:
+        """Repeat a step: periodically, and when it is woken. After a fault, only periodically."""
         health, pause, fault = self.context.updater, period_s, None
         while True:
-            await asyncio.sleep(pause)
+            if woken is None or fault is not None:
+                await asyncio.sleep(pause)
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), pause)
+                woken.clear()
             try:
                 await step()
             except Exception:
@@ -103,9 +134,14 @@ class VersionWatch:
                 context.problem = str(error)
                 await asyncio.sleep(SAVE_S)
                 return False
+            served = context.batcher.version.identity.sequence
             context.batcher.version = version
             context.problem = None
             context.meter.count("switches")
+            if status.following and not status.pinned:
+                context.meter.serve_events(
+                    events for sequence, events in status.events.items() if int(sequence) > served
+                )
         context.status = status
         return True
 
@@ -122,7 +158,7 @@ class VersionWatch:
         context.save_counts()
 
 
-VERSION, HEARTBEAT, CHILDREN = "version.json", "updater.json", "children.json"
+VERSION, HEARTBEAT, CHILDREN, TRAINER = "version.json", "updater.json", "children.json", "trainer.json"
 COMMANDS, ANSWERS = "commands", "answers"
 MAX_ANSWER_AGE_S = 60.0
 """Age at which an answer that was not fetched is removed."""
@@ -144,6 +180,8 @@ class Status:
     """Increases with every status that the updater writes (`told` in the file)."""
     following: bool = False
     """Whether it is from a log that may grow."""
+    events: dict[str, EventTimes] = field(default_factory=dict)
+    """By sequence: the times of the events in the entries applied last."""
 
     def lag(self, sequence: int) -> int | None:
         """Return how many entries were published after `sequence`, or None if unknown."""
@@ -236,9 +274,15 @@ def send_command(state: Path, command: Command) -> str:
     global _commands_sent
     _commands_sent += 1
     name = f"{time.time_ns():020d}-{os.getpid()}-{_commands_sent}.json"
-    (state / COMMANDS).mkdir(exist_ok=True)
+    commands(state)
     write_json(state / COMMANDS / name, {} if command.sequence is None else asdict(command))
     return name
+
+
+def commands(state: Path) -> Path:
+    """Return the folder of the commands."""
+    (state / COMMANDS).mkdir(exist_ok=True)
+    return state / COMMANDS
 
 
 def withdraw_command(state: Path, name: str) -> bool:

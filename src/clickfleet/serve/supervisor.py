@@ -1,5 +1,6 @@
 """Start the updater and the workers on one listening socket, restart processes that die, and stop without losing a request."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,14 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from clickfleet.config.machine import WINDOWS
+from clickfleet.config.sections import Serve
 from clickfleet.data import files
+from clickfleet.data.events import topic_of
 from clickfleet.errors import ConfigError, MissingError, ServeError
 from clickfleet.serve import state_folder
+from clickfleet.serve.event_queue import LogTarget
 from clickfleet.store.onnx import Engine
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -71,6 +76,59 @@ class Settings:
     upload_dir: str | None = None
     results_redis: str | None = None
     """Redis URL for the results of /upload?re_model=redis."""
+    log: str | None = None
+    """Folder or kafka://BROKERS/TOPIC for every scored row."""
+    log_sample: float = 1.0
+    """Fraction of the requests that are logged."""
+    feedback: str | None = None
+    """Folder or kafka://BROKERS/TOPIC for the events of /v1/feedback."""
+    log_rotate_bytes: int = 64 * MIB
+    log_rotate_s: float = 300.0
+    """Size and age at which a file of a log is completed."""
+    kafka_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    run: str | None = None
+    """Run folder of the trainer that runs beside this server, in a loop."""
+
+    @classmethod
+    def of_section(cls, section: Serve, model: Path, state: Path) -> "Settings":
+        """Return the settings that a configuration names."""
+        return cls(
+            str(model),
+            str(state),
+            host=section.host,
+            port=section.port,
+            grpc_port=section.grpc_port,
+            workers=section.workers,
+            engine=Engine(section.engine, section.threads, section.graph_optimization, section.arena),
+            max_queue_ms=section.max_queue_ms,
+            token_file=section.token_file,
+            log=section.log,
+            log_sample=section.log_sample,
+            feedback=section.feedback,
+            log_rotate_bytes=section.log_rotate_size,
+            log_rotate_s=section.log_rotate_every,
+            kafka_options=section.kafka_options,
+        )
+
+    @property
+    def log_folder(self) -> str | None:
+        """The folder of the show log; None if it is a topic, or there is none."""
+        return None if self.log is None or topic_of(self.log) else self.log
+
+    @property
+    def frames(self) -> list[Path]:
+        """The folders through which workers hand what they scored to the recorder: in memory, or else in the log or the state.
+
+        The next server that writes the log takes over what a killed one left behind.
+        """
+        beside = Path(self.log_folder or self.state).resolve() / ".frames"
+        name = hashlib.blake2b(str(beside).encode(), digest_size=8).hexdigest()
+        memory = files.in_memory(f"frames-{name}")
+        return [*([] if memory is None else [memory]), beside]
+
+    def target(self, where: str) -> LogTarget:
+        """Return how to write the log at a place."""
+        return LogTarget(where, self.log_rotate_bytes, self.log_rotate_s, self.kafka_options)
 
     def write(self) -> None:
         """Write settings.json, readable by the owner only: a Redis URL may contain a password."""
@@ -86,7 +144,9 @@ class Settings:
 
 
 @dataclass
-class _Child:
+class ChildProcess:
+    """A process that is restarted when it dies."""
+
     command: list[str]
     descriptors: tuple[int, ...] = ()
     process: "subprocess.Popen[bytes] | None" = None
@@ -94,6 +154,8 @@ class _Child:
     deaths: int = 0
     quick_deaths: int = 0
     restart_at: float | None = None
+    stop_s: float = STOP_S
+    """How long it may take to stop."""
 
     def start(self) -> None:
         self.started, self.restart_at = time.monotonic(), None
@@ -125,7 +187,7 @@ class Supervisor:
     settings: Settings
     listener: socket.socket
     reserved: socket.socket | None
-    children: dict[str, _Child] = field(default_factory=dict)
+    children: dict[str, ChildProcess] = field(default_factory=dict)
     stopping: bool = False
 
     @property
@@ -140,10 +202,12 @@ class Supervisor:
         for old in [*state.glob("ready-*"), state / state_folder.CHILDREN, state / state_folder.HEARTBEAT]:
             old.unlink(missing_ok=True)  # left by an earlier server
         run = [sys.executable, "-m"]
-        self.children["updater"] = _Child([*run, "clickfleet.serve.updater", str(state)])
+        self.children["updater"] = ChildProcess([*run, "clickfleet.serve.updater", str(state)])
         for number in range(self.settings.workers):
             command = [*run, "clickfleet.serve.server", str(state), str(number), str(self.listener.fileno())]
-            self.children[f"worker {number}"] = _Child(command, (self.listener.fileno(),))
+            self.children[f"worker {number}"] = ChildProcess(command, (self.listener.fileno(),))
+        if self.settings.log is not None:
+            self.children["recorder"] = ChildProcess([*run, "clickfleet.serve.recorder", str(state)])
         for child in self.children.values():
             child.start()
         deadline = time.monotonic() + START_S
@@ -163,7 +227,7 @@ class Supervisor:
 
     def supervise(self, log: Callable[[str], None]) -> None:
         """Restart processes that die, until `stopping` is set. Without an updater, workers keep serving their version."""
-        workers = [child for name, child in self.children.items() if name != "updater"]
+        workers = [child for name, child in self.children.items() if name.startswith("worker")]
         while not self.stopping:
             for name, child in self.children.items():
                 if child.alive or self.stopping:
@@ -179,33 +243,40 @@ class Supervisor:
                     child.start()
             time.sleep(0.05)
 
-    def _handle_death(self, name: str, child: _Child, log: Callable[[str], None]) -> None:
+    def _handle_death(self, name: str, child: ChildProcess, log: Callable[[str], None]) -> None:
         assert child.process is not None
         pause = child.record_death()
         when = f"restarting it in {pause:.1f} s" if pause else "restarting it"
         log(f"the {name} died (status {child.process.returncode}); {when}")
         deaths = {name: child.deaths for name, child in self.children.items() if child.deaths}
-        state_folder.write_json(Path(self.settings.state) / state_folder.CHILDREN, deaths)
+        with suppress(OSError):  # a full disk must not end the supervision; the next death is written again
+            state_folder.write_json(Path(self.settings.state) / state_folder.CHILDREN, deaths)
 
     def stop(self) -> None:
-        """Stop all processes. Workers finish the requests they have begun."""
+        """Stop all processes. Workers finish the requests they have begun, and then the recorder writes what they scored."""
         self.stopping = True
-        for child in self.children.values():
-            if child.alive:
-                assert child.process is not None
-                child.process.terminate()
-        deadline = time.monotonic() + STOP_S
-        for child in self.children.values():
-            if child.process is None:
-                continue
-            try:
-                child.process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+        recorder = [child for name, child in self.children.items() if name == "recorder"]
+        stop([child for child in self.children.values() if child not in recorder])
+        stop(recorder)
         self.listener.close()
         if self.reserved is not None:
             self.reserved.close()
+
+
+def stop(children: Sequence[ChildProcess]) -> None:
+    for child in children:
+        if child.alive:
+            assert child.process is not None
+            child.process.terminate()
+    begin = time.monotonic()
+    for child in children:
+        if child.process is None:
+            continue
+        try:
+            child.process.wait(max(0.1, begin + child.stop_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
 
 
 def create(settings: Settings) -> Supervisor:
@@ -226,6 +297,16 @@ def create(settings: Settings) -> Supervisor:
             raise ConfigError(f"cannot read {file}")
     if settings.rows not in ("mapped", "memory"):
         _require("redis", "redis")
+    if not 0 < settings.log_sample <= 1:
+        raise ConfigError(f"log_sample is {settings.log_sample}", "give a fraction above 0, up to 1")
+    if settings.log is not None and settings.log == settings.feedback:
+        raise ConfigError("the show log and the feedback cannot be in one place", "give each a folder or topic")
+    for where in filter(None, (settings.log, settings.feedback)):
+        settings.target(where).check()
+    if settings.log is not None:
+        beside = settings.frames[-1]
+        beside.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.check_private(beside)
     listener = _listen(settings.host, settings.port)
     settings = replace(settings, port=listener.getsockname()[1])
     reserved = None
@@ -287,4 +368,6 @@ def run(settings: Settings, log: Callable[[str], None], ready: Callable[[Supervi
             server.stop()
     finally:
         if temporary:
-            shutil.rmtree(folder, ignore_errors=True)
+            handed = replace(settings, state=folder).frames if settings.log_folder is None else []
+            for path in [Path(folder), *handed]:
+                shutil.rmtree(path, ignore_errors=True)

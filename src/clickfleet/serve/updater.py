@@ -1,4 +1,6 @@
-"""The updater: a low-priority process that follows a published log and tells the workers which version to serve.
+"""The updater: a process that follows a published log and tells the workers which version to serve.
+
+It is woken by the line of a new entry (inotify), and looks at the log every `poll_ms` where the system does not tell.
 
 python -m clickfleet.serve.updater STATE
 """
@@ -8,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,19 @@ from clickfleet.errors import CheckpointError, ClickfleetError, hide
 from clickfleet.serve import overlays, state_folder
 from clickfleet.serve.connection import log_fault
 from clickfleet.serve.overlays import Stack
-from clickfleet.serve.predictor import open_version
+from clickfleet.serve.predictor import Version, open_version
 from clickfleet.serve.state_folder import Command, CommandResult, Status
 from clickfleet.serve.supervisor import Settings
-from clickfleet.store.published import LOG, Entry, Line, Log, since_base
+from clickfleet.store.file_events import FileEvents
+from clickfleet.store.published import LOG, Entry, EventTimes, Line, Log
 from clickfleet.store.redis_rows import RedisHead
 
 HEARTBEAT_S = 0.5
 MAX_PAUSE_S = 5.0
+NICENESS = 5
+"""Requests have priority, but a new entry must not wait for all of them. Large merges have a lower priority still."""
+ENTRIES_TOLD = 16
+"""Entries whose event times are part of a status, so that a worker that skips a status misses none."""
 
 
 def main() -> None:
@@ -43,23 +51,28 @@ def main() -> None:
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    os.nice(10)  # from here on, requests have priority
+    os.nice(NICENESS)
     logged, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
+    events = FileEvents([updater.folder, state_folder.commands(updater.state)])
     while not stopped and os.getppid() == parent:
         try:
             updater.poll()
             pause = settings.poll_ms / 1e3
         except Exception:  # whatever happens, the workers keep the last good version
-            updater.report_problem(f"the updater failed: {log_fault()}", log_unreadable=True)
+            with suppress(OSError):  # a full disk, perhaps the reason itself
+                updater.report_problem(f"the updater failed: {log_fault()}", log_unreadable=True)
             pause = min(MAX_PAUSE_S, 2 * pause)
         if updater.polled_at > heartbeat_at + HEARTBEAT_S:
             heartbeat_at = updater.polled_at
-            state_folder.write_heartbeat(updater.state)
+            with suppress(OSError):
+                state_folder.write_heartbeat(updater.state)
         problem = updater.status.problem if updater.status else None
         if problem != logged and problem is not None:
             print(f"updater: {problem}", file=sys.stderr, flush=True)
         logged = problem
-        time.sleep(pause)
+        events.add(updater.folder)  # it may have been replaced
+        events.wait(pause)
+    updater.close()
 
 
 RETRY_S, MAX_RETRY_S = 2.0, 60.0
@@ -75,8 +88,6 @@ class Updater:
         self.folder = Path(settings.model)
         self.following = (self.folder / LOG).is_file()
         self.log = Log(self.folder)
-        self.lines: list[Line] = []
-        """The lines of the log at the last read."""
         self.stack = Stack(self.state)
         self.rows: overlays.Rows = "memory" if settings.rows == "memory" else "mapped"
         self.redis = None if settings.rows in ("mapped", "memory") else settings.rows
@@ -86,20 +97,28 @@ class Updater:
         """Time of the last successful poll of the log."""
         self._revision = 0
         self._retry_at, self._retry_s = 0.0, RETRY_S
+        self._unwritten = False
+        """Whether the last status could not be written: the disk was full."""
         self._client: Any = None
+        self._checked: Version | None = None
+        """The version whose golden requests were tried last."""
+        self._factors = 0
+        self._events: dict[int, EventTimes] = {}
+        """By sequence: the events of the entries applied last."""
 
     def start(self) -> Status:
         """Announce the first version. Raise `CheckpointError` if there is none."""
         before = self._previous_status()
         self._revision = 0 if before is None else before.revision
         if self.following:
-            self._read_log()
+            self.log.refresh()
             if before is not None and before.pinned:
                 self._load_sequence(int(Path(before.entry).name.partition("-")[0]))
                 return self._announce(None, pinned=True)
             problem = self._to_head()
             if self.serving is None:
                 raise CheckpointError(problem or f"{self.folder} has no published base")
+            self._events.clear()  # they were published before this server was there to serve them
             return self._announce(problem)
         entry = Entry(self.folder)
         entry.verify()
@@ -128,26 +147,51 @@ class Updater:
             return bool(commands)
         pinned = self.status is not None and self.status.pinned
         try:
-            changed = self._read_log() or self._redis_moved()
-            if not self.lines:
+            changed = self.log.refresh() or self._redis_moved()
+            if self.log.head is None:
                 raise CheckpointError(f"{self.log.path} is missing or has no entries")
             self.polled_at = time.monotonic()
-            if not changed and not self._retry_due():
+            if changed or self._retry_due():
+                self._follow(pinned)
+            elif self.stack.take_merged():
+                self._announce(None if self.status is None else self.status.problem, pinned)
+            else:
                 return False
-            self._announce(None if pinned else self._to_head(), pinned)
         except ClickfleetError as error:
             return self.report_problem(str(error), log_unreadable=True)
         return True
 
-    def _read_log(self) -> bool:
-        """Read new lines of the log. Return whether it changed."""
-        if not self.log.refresh():
-            return False
-        self.lines = self.log.lines()
-        return True
+    def _follow(self, pinned: bool) -> None:
+        """Announce the head of the log, unless an earlier version is pinned.
+
+        Every worker tries the golden requests of a version before it serves it. So an entry is announced as soon as its rows are
+        verified, and its network is checked here while the workers open it. If it does not fit, what is before it is announced.
+        """
+        refused = self.status is not None and self.status.problem is not None
+        before = list(self.stack.folders), self.serving
+        lines = [] if pinned or self.redis is not None else self._missing()
+        if isinstance(lines, str) or refused or not lines:
+            self._announce(None if pinned else self._to_head(), pinned)
+            return
+        self._announce(self._apply(lines, check=False))
+        served = self.serving
+        if served is None or served is before[1]:
+            return
+        try:
+            self._check(self.log.entry(served))
+        except Exception as error:  # a foreign file can be broken in ways that no check anticipates
+            problem = _refusal(served, error)
+            self.stack.folders, self.serving = before
+            self._events.pop(served.sequence, None)
+            self._apply([line for line in lines if line.sequence < served.sequence])
+            self._announce(problem)
+            return
+        self.stack.tidy(self._factors, self.rows)
 
     def _retry_due(self) -> bool:
-        """Return whether it is time to retry a refused entry."""
+        """Return whether it is time to retry a refused entry, or a status that could not be written."""
+        if self._unwritten:
+            return True
         return self.status is not None and self.status.problem is not None and time.monotonic() > self._retry_at
 
     def _redis_moved(self) -> bool:
@@ -175,7 +219,7 @@ class Updater:
         try:
             if not self.following:
                 raise CheckpointError("this server serves a single entry, not a log: it cannot roll back or follow")
-            self._read_log()
+            self.log.refresh()
             if command.sequence is None:
                 self._announce(self._to_head(accept_fork=True))
             else:
@@ -196,79 +240,107 @@ class Updater:
 
     def _to_head(self, accept_fork: bool = False) -> str | None:
         """Apply every entry up to the head. Return why one was refused, or None. `accept_fork` allows a log whose past changed."""
-        lines = self.lines
         if self.redis is not None:
             return self._to_redis_head()
-        if self.serving is not None and self.serving not in lines:
-            compacted = bool(lines) and lines[0].sequence > self.serving.sequence  # retention dropped its line
+        lines = self._missing(accept_fork)
+        return lines if isinstance(lines, str) else self._apply(lines)
+
+    def _missing(self, accept_fork: bool = False) -> list[Line] | str:
+        """Return the entries to apply: those after the served one, or from the last base on. A text tells why there are none."""
+        served, head = self.serving, self.log.head
+        newer = None if served is None else self.log.after(served.sequence, served.hash)
+        if served is not None and newer is None:
+            first = self.log.first
+            compacted = first is not None and first.sequence > served.sequence  # retention dropped its line
             if not accept_fork and not compacted:
                 return (
-                    f"{self.log.path} no longer contains the served entry {self.serving.sequence} (a fork); "
+                    f"{self.log.path} no longer contains the served entry {served.sequence} (a fork); "
                     "POST /admin/follow accepts the log as it is now"
                 )
-            return self._apply(since_base(lines))
-        at = -1 if self.serving is None else lines.index(self.serving)
-        newer = lines[at + 1 :]
-        return self._apply(since_base(newer) or newer)
+        chain = self.log.chain()
+        if newer is None or (chain and head is not None and chain[0].sequence > head.sequence - len(newer)):
+            return chain
+        return newer
 
     def _to_redis_head(self) -> str | None:
         """Serve the entry whose rows Redis holds."""
         head = self._redis_head()
-        line = next((line for line in self.lines if head is not None and line.hash == head["hash"]), None)
-        if line is None:
+        line = None if head is None else self.log.find(head["sequence"])
+        if line is None or head is None or line.hash != head["hash"]:
             held = "nothing" if head is None else f"entry {head['sequence']} of another log"
             return f"{self.redis} holds {held}; fill it with clickfleet publish … --to {self.redis}"
         self.log.entry(line).verify()
         self.serving = line
         return None
 
-    def _apply(self, lines: Sequence[Line]) -> str | None:
-        """Add entries one by one. Stop at the first invalid one and return why it was refused."""
+    def _apply(self, lines: Sequence[Line], check: bool = True) -> str | None:
+        """Add entries one by one. Stop at the first invalid one and return why it was refused.
+
+        Of all but the last, only the rows matter: their networks are not even read. Without `check`, nor is that of the last.
+        """
         for line in lines:
             before, served = list(self.stack.folders), self.serving
             try:
                 entry = self.log.entry(line)
-                entry.verify()
+                entry.verify(rows_only=True)
                 if entry.base:
                     self.stack.start(entry, self.rows)
                 elif served is None or line.parent != served.hash or line.chain != served.chain:
                     raise CheckpointError(f"entry {line.sequence} does not follow the served entry")
                 else:
                     self.stack.push(entry, self.rows)
-                self.serving = line
-                if line is lines[-1]:
-                    self._check_golden(entry)
+                self.serving, self._factors = line, int(entry.manifest["factors"])
+                self._note_events(entry)
+                if line is not lines[-1]:
+                    self.stack.tidy(self._factors, self.rows)
+                elif check:
+                    self._check(entry)
+                    self.stack.tidy(self._factors, self.rows)
             except Exception as error:  # a foreign file can be broken in ways that no check anticipates
-                reason = str(error) if isinstance(error, ClickfleetError) else f"{line.name}: {log_fault()}"
                 self.stack.folders, self.serving = before, served
-                return f"entry {line.sequence} was refused: {reason}"
+                self._events.pop(line.sequence, None)
+                return _refusal(line, error)
         return None
 
+    def _check(self, entry: Entry) -> None:
+        """Check every byte of an entry, and try its golden requests in this process."""
+        entry.verify()
+        self._check_golden(entry)
+
     def _check_golden(self, entry: Entry) -> None:
-        """Try the golden requests in this process before any worker sees the version."""
-        open_version(entry, self.stack.folders, self.rows, opened=dict(self.stack.opened))
+        opened = dict(self.stack.opened)
+        self._checked = open_version(entry, self.stack.folders, self.rows, opened=opened, like=self._checked)
+
+    def _note_events(self, entry: Entry) -> None:
+        """Remember the times of the events that an entry has learned."""
+        events = entry.info.get("events")
+        if events is not None:
+            self._events[entry.sequence] = events
+        for sequence in sorted(self._events)[:-ENTRIES_TOLD]:
+            del self._events[sequence]
 
     def _load_sequence(self, sequence: int) -> None:
         """Load the model as it was at a sequence."""
-        lines = self.lines
-        if sequence not in [line.sequence for line in lines]:
-            known = f"{lines[0].sequence} to {lines[-1].sequence}" if lines else "none"
+        if self.log.find(sequence) is None:
+            first, last = self.log.first, self.log.head
+            known = "none" if first is None or last is None else f"{first.sequence} to {last.sequence}"
             raise CheckpointError(f"the log has no entry {sequence}", f"entries: {known}")
         if self.redis is not None:
             raise CheckpointError(
                 "cannot roll back rows in Redis, which holds a single entry", "run publish --rollback and fill it again"
             )
         before = list(self.stack.folders), self.serving
-        problem = self._apply(since_base([line for line in lines if line.sequence <= sequence]))
+        problem = self._apply(self.log.chain(sequence))
         if problem is not None:
             self.stack.folders, self.serving = before
             raise CheckpointError(problem)
 
     def _announce(self, problem: str | None, pinned: bool = False) -> Status:
         assert self.serving is not None
-        head = self.lines[-1].sequence if self.lines else None
-        path = str(self.folder / self.serving.name)
-        status = self._write(Status(path, list(self.stack.folders), head, problem, pinned, following=True))
+        head = None if self.log.head is None else self.log.head.sequence
+        path, events = str(self.folder / self.serving.name), {str(key): value for key, value in self._events.items()}
+        status = Status(path, list(self.stack.folders), head, problem, pinned, following=True, events=events)
+        status = self._write(status)
         self.stack.remove_unused()
         return status
 
@@ -291,14 +363,23 @@ class Updater:
         else:
             self._back_off()
         if self.status is None or replace(status, revision=self._revision) != self.status:
-            self._revision += 1
-            self.status = replace(status, revision=self._revision)
-            state_folder.write_status(self.status, self.state)
+            new = replace(status, revision=self._revision + 1)
+            self._unwritten = True
+            state_folder.write_status(new, self.state)
+            self._revision, self.status, self._unwritten = new.revision, new, False
         return self.status
+
+    def close(self) -> None:
+        self.stack.close()
 
     def _back_off(self) -> None:
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
+
+
+def _refusal(line: Line, error: Exception) -> str:
+    reason = str(error) if isinstance(error, ClickfleetError) else f"{line.name}: {log_fault()}"
+    return f"entry {line.sequence} was refused: {reason}"
 
 
 if __name__ == "__main__":

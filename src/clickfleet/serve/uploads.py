@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from clickfleet.errors import ClickfleetError, ConfigError, MissingError, ServeE
 from clickfleet.serve import open_inference
 from clickfleet.serve.context import Context
 from clickfleet.serve.json_api import Row
-from clickfleet.serve.predictor import Version
+from clickfleet.serve.predictor import RUN_HISTORY_KEYS, Version
 
 TEXT_FORMATS = ("slots", "criteo", "feasign", "libffm", "libsvm", "vw", "multislot", "csv", "jsonl")
 """Formats accepted for uploads. User-defined formats are not, because they run code."""
@@ -51,8 +52,8 @@ async def score_all(context: Context, batch: Batch, version: Version) -> Floats:
     """Score many rows in pieces, so that other requests are not delayed."""
     deadline = time.perf_counter() + max(60.0, context.settings.max_time_ms / 1e3)
     parts = []
-    for at in range(0, len(batch), PIECE_ROWS):
-        done = await context.batcher.score(batch[at : at + PIECE_ROWS], version, deadline)
+    for piece in _pieces(batch, version):
+        done = await context.batcher.score(piece, version, deadline)
         if done.version.version != version.version:  # a reply must come from one version
             return await asyncio.to_thread(_score_by, version, batch)
         parts.append(done.outputs["score"])
@@ -60,8 +61,18 @@ async def score_all(context: Context, batch: Batch, version: Version) -> Floats:
 
 
 def _score_by(version: Version, batch: Batch) -> Floats:
-    pieces = (batch[at : at + PIECE_ROWS] for at in range(0, len(batch), PIECE_ROWS))
-    return np.concatenate([version.run(piece)["score"] for piece in pieces])
+    return np.concatenate([version.run(piece)["score"] for piece in _pieces(batch, version)])
+
+
+def _pieces(batch: Batch, version: Version) -> Iterator[Batch]:
+    """Yield the rows in pieces that take a few milliseconds each. Long histories make them shorter."""
+    at = 0
+    while at < len(batch):
+        piece = batch[at : at + PIECE_ROWS]
+        fitting = RUN_HISTORY_KEYS // max(1, version.history_keys(piece))
+        piece = piece[: max(1, fitting)]
+        yield piece
+        at += len(piece)
 
 
 def is_true(text: str | None) -> bool:
@@ -95,7 +106,7 @@ async def upload(context: Context, query: Any, content: bytes | None) -> tuple[i
     scored = time.perf_counter()
     if is_true(query.get("save")):
         _save(Path(str(context.settings.upload_dir)), content)
-    rows = [[score] for score in scores.tolist()]
+    rows = scores.reshape(len(batch), -1).tolist()
     batches = [rows[at : at + int(size)] for at in range(0, len(rows), int(size))]
     if target == "redis":
         return await _to_redis(str(context.settings.results_redis), user, batches)
@@ -106,6 +117,8 @@ async def upload(context: Context, query: Any, content: bytes | None) -> tuple[i
         "user_id": user,
         "server_ms": round(1e3 * (scored - begin), 3),
     }
+    if len(version.tasks) > 1:
+        facts["labels"] = version.tasks
     if is_true(query.get("debug")):
         facts["timing_ms"] = {"parse": 1e3 * (parsed - begin), "score": 1e3 * (scored - parsed)}
     return 200, orjson.dumps(facts), "application/json"
@@ -171,7 +184,7 @@ def _feed_batch(feed: Row, version: Version, max_rows: int) -> Batch:
     open_inference.check_rows(rows, max_rows)
     if "keys" in feed and set(feed) <= {"keys", "dense"} and "keys" not in version.fields.names:
         kinds = {"keys": "UINT64", "dense": "FP32"}
-        widths = {"keys": len(version.schema.slots), "dense": len(version.schema.dense)}
+        widths = {"keys": len(version.schema.key_columns), "dense": len(version.schema.dense)}
         tensors = [
             open_inference.ListTensor(name, kinds[name], [rows, widths[name]], values) for name, values in feed.items()
         ]

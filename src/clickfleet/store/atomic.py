@@ -18,14 +18,14 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Self, TypedDict
 
 import xxhash
 
-from clickfleet.data.files import flush, inside, move, replacing
+from clickfleet.data.files import exchange, flush, inside, move, replacing
 from clickfleet.errors import CheckpointError, ClickfleetError
 
 MANIFEST = "manifest.json"
@@ -126,6 +126,8 @@ class FolderWriter:
     def __init__(self, path: Path, kind: str, replaces: bool = False) -> None:
         self.path, self.kind, self.replaces = path, kind, replaces
         self.facts: dict[str, object] = {}
+        self.ready: Callable[[str], None] = lambda manifest_hash: None
+        """Called with the hash of the manifest before the folder gets its name."""
         self.hidden = path.parent / f".{path.name}.writing"
         self._files: dict[str, HashedFile] = {}
         self._adopted: dict[str, FileFacts] = {}
@@ -189,6 +191,7 @@ class FolderWriter:
             self.put(name, seal({**facts, "entry": manifest_hash}))
         self.put(MANIFEST, canonical({**manifest, "hash": manifest_hash}))
         flush(self.hidden)
+        self.ready(manifest_hash)
         if self.replaces and os.path.lexists(self.path):
             check_ours(self.path, self.kind)
             remove(self.path, self.hidden)
@@ -337,13 +340,16 @@ def write_error(error: OSError, path: Path) -> CheckpointError:
 def remove(folder: Path, successor: Path | None = None) -> None:
     """Remove a folder or file, and move its successor to its place. Hide it first, so that a crash never leaves a part of it.
 
-    A symbolic link is removed, not what it leads to.
+    Where the system can exchange two names, one of both is there at any moment. A symbolic link is removed, not what it leads to.
     """
     hidden = folder.parent / f".{folder.name}.removing"
     _discard(hidden)
-    move(folder, hidden)
-    if successor is not None:
-        move(successor, folder)
+    if successor is not None and exchange(successor, folder):
+        move(successor, hidden)
+    else:
+        move(folder, hidden)
+        if successor is not None:
+            move(successor, folder)
     _discard(hidden)
 
 

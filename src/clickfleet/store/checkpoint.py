@@ -2,14 +2,15 @@
 
     <folder>/step-000000001200/  manifest.json  rows-00000-of-00008.arrow …  changed.arrow
                                  dense.safetensors  optimizer.safetensors  metrics.safetensors  state.json  config.yaml
-    <folder>/LATEST              name of the newest checkpoint, and the hash of its manifest
+    <folder>/LATEST              name of the newest checkpoint, and the hash of its manifest; two while it is being replaced
     <folder>/EPOCH-0003          the same for the end of epoch 3 (counted from 0); this checkpoint is kept
     <folder>/BEST                the same for the best test AUC so far; this checkpoint is kept
 
 Row files are Arrow IPC files, so DuckDB, Polars or pandas can query a model. Row file i of n holds the virtual shards `span(i, n)`: those
 from i·1024/n to (i+1)·1024/n. n is a power of two up to 32; a cluster with more shards writes one file per shard. The virtual shard of a
 row is mix64(key) mod 1024. A record batch holds either short rows (without
-factors) or full rows; each kind ascends by mix64(key) through the file. Columns, all without nulls:
+factors) or full rows, of slots with the same width, rules and admission; each kind ascends by mix64(key) through the file. Columns,
+all without nulls:
 
     key uint64 · slot uint16 (65535: none) · show float64 · click float64 · unseen_days uint16 · delta_score float32
     published uint8 (1: consumers of the published log have the row) · embed_w float32 · embed_state list<float32>
@@ -17,7 +18,8 @@ factors) or full rows; each kind ascends by mix64(key) through the file. Columns
 
 `changed.arrow` holds what the next publication must contain: key uint64, deleted bool. The manifest holds the table's description, its
 numbers of rows and whether anything was published. Under a memory limit it also holds how each shard used its memory (`memory`). With
-the same limit and number of shards, a resumed run then evicts the same rows as an uninterrupted one.
+the same limit and number of shards, a resumed run then evicts the same rows as an uninterrupted one. Which rows were in memory and
+which on disk is not saved: a checkpoint loads into any table, with or without rows on disk.
 
 A checkpoint of a training run also has these files, all of the same moment between two steps:
 
@@ -32,8 +34,10 @@ checksums (atomic.py). Loading and saving it again gives the same bytes.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +50,7 @@ from clickfleet.data.arrow_ipc import FLOATS, batches, columns
 from clickfleet.data.files import inside
 from clickfleet.errors import CheckpointError
 from clickfleet.store import atomic
-from clickfleet.store.table import Columns, Snapshot, Table, mix64
+from clickfleet.store.table import MAX_CLASSES, NO_SLOT, Columns, Snapshot, Table, mix64
 
 LATEST, BEST = "LATEST", "BEST"
 MAX_SHARDS = _core.VIRTUAL_SHARDS
@@ -75,6 +79,10 @@ ROWS = columns(
 CHANGED = columns({"key": pa.uint64(), "deleted": pa.bool_()})
 MEMORY = ("memory_limit", "snapshot_reserve")
 """Settings in a table's description that bound its memory."""
+DISK = ("disk", "disk_limit")
+"""Settings of the machine that holds the table."""
+LOADED_ROWS = 1 << 20
+"""Rows that are loaded at once into a table with rows on disk. Each time makes new files."""
 _LISTS = ("embed_state", "embedx", "embedx_state")
 
 
@@ -101,15 +109,35 @@ def save(
         counts = write_rows(out.file, rows, files, range(files))
         write_changed(out, rows.changed, rows.deleted)
         out.facts = {
-            "table": table.describe(),
-            "short_rows": counts[0],
-            "full_rows": counts[1],
+            "table": portable(table.describe()),
+            **count_facts([counts]),
             "row_files": files,
             "tracking": rows.tracking,
             **memory_facts([rows.memory]),
             **facts,
         }
     return path
+
+
+def portable(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the manifest holds of a table's description. With rows on disk, a memory limit has no influence on the rows.
+
+    >>> portable({"factors": 1, "memory_limit": 8, "snapshot_reserve": 1, "disk": "/x", "disk_limit": None})
+    {'factors': 1, 'memory_limit': None, 'snapshot_reserve': 0}
+    """
+    kept = {key: value for key, value in description.items() if key not in DISK and value != {}}
+    return kept if "disk" not in description else {**kept, "memory_limit": None, "snapshot_reserve": 0}
+
+
+def count_facts(of_shards: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return the manifest's numbers of rows, from those of each kind on each shard.
+
+    >>> count_facts([[1, 2], [3, 4]]), count_facts([[1, 2, 3, 4]])
+    ({'short_rows': 4, 'full_rows': 6}, {'short_rows': 4, 'full_rows': 6, 'kind_rows': [1, 2, 3, 4]})
+    """
+    counts = [sum(kind) for kind in zip_longest(*of_shards, fillvalue=0)]
+    kinds = {"kind_rows": counts} if len(counts) > 2 else {}
+    return {"short_rows": sum(counts[::2]), "full_rows": sum(counts[1::2]), **kinds}
 
 
 def memory_facts(of_shards: list[list[int] | None]) -> dict[str, list[list[int] | None]]:
@@ -169,18 +197,22 @@ def _load(path: Path, manifest: atomic.Manifest, shard: int, shards: int, change
     if not isinstance(files, int) or not 1 <= files <= MAX_SHARDS:
         raise CheckpointError(f"{path} is damaged: it claims {files} row files")
     stored = sum(facts["bytes"] for facts in manifest["files"].values())
-    if not all(0 <= manifest[kind] <= stored for kind in ("short_rows", "full_rows")):
+    counts = manifest.get("kind_rows") or [manifest["short_rows"], manifest["full_rows"]]
+    if len(counts) > 2 * MAX_CLASSES or not all(0 <= rows <= stored for rows in counts):
         raise CheckpointError(f"{path} is damaged: it claims more rows than its files can hold")
     same_limits = all(changes.get(key, manifest["table"][key]) == manifest["table"][key] for key in MEMORY)
-    memory = manifest["memory"][shard] if same_limits and len(manifest.get("memory", ())) == shards else None
+    in_memory = table.disk is None and len(manifest.get("memory", ())) == shards
+    memory = manifest["memory"][shard] if same_limits and in_memory else None
     if memory is not None:
         table.core.prepare(memory)
     else:
-        table.core.reserve(
-            *(manifest[kind] * (last - first) // _core.VIRTUAL_SHARDS for kind in ("short_rows", "full_rows"))
-        )
+        wanted = [0] * len(table.core.kinds)
+        for kind, rows in zip(_kinds(manifest["table"], table, len(counts)), counts, strict=True):
+            wanted[kind] += rows * (last - first) // _core.VIRTUAL_SHARDS
+        table.core.reserve(wanted)
     for file in files_within(first, last, files):
-        for batch in batches(path / _name(file, files), ROWS):
+        read = batches(path / _name(file, files), ROWS)
+        for batch in read if table.disk is None else _joined(table, read):
             _restore(table, batch, first, last)
     changed = pa.Table.from_batches(batches(path / "changed.arrow", CHANGED), CHANGED)
     if manifest["tracking"]:
@@ -191,6 +223,30 @@ def _load(path: Path, manifest: atomic.Manifest, shard: int, shards: int, change
     if memory is not None:
         table.core.settle(memory)
     return table
+
+
+def _kinds(saved: Mapping[str, Any], table: Table, kinds: int) -> list[int]:
+    """Return the kind in a table of each kind of saved rows. Settings of slots may have changed since."""
+    before = Table.like(saved).class_of(np.arange(NO_SLOT + 1).astype(np.uint16))
+    slots = [int(np.argmax(before == row_class)) if row_class else NO_SLOT for row_class in range((kinds + 1) // 2)]
+    after = table.class_of(np.array(slots, np.uint16)).tolist()
+    return [2 * after[kind // 2] + kind % 2 for kind in range(kinds)]
+
+
+def _joined(table: Table, read: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join batches of the same kind of rows to larger ones."""
+    waiting: defaultdict[tuple[int, int], list[pa.RecordBatch]] = defaultdict(list)
+    for batch in read:
+        if not batch.num_rows:
+            continue
+        kind = int(table.class_of(batch.column("slot").to_numpy()[:1])[0]), len(batch.column("embedx").flatten())
+        kind = kind[0], kind[1] // batch.num_rows
+        waiting[kind].append(batch)
+        if sum(one.num_rows for one in waiting[kind]) >= LOADED_ROWS:
+            yield from pa.Table.from_batches(waiting[kind]).combine_chunks().to_batches()
+            waiting[kind] = []
+    for rest in waiting.values():
+        yield from pa.Table.from_batches(rest).combine_chunks().to_batches() if rest else ()
 
 
 def verify(path: Path | str) -> atomic.Manifest:
@@ -265,6 +321,20 @@ def _label(path: Path, label: str) -> None:
     atomic.write_file(path.parent / label, f"{path.name} {atomic.digest(manifest)}\n".encode())
 
 
+def relabel(path: Path, labels: Iterable[str], *hashes: str) -> None:
+    """Point labels at a checkpoint that is being replaced: at any of these hashes, or at what it is now."""
+    for label in labels:
+        if hashes:
+            atomic.write_file(path.parent / label, f"{path.name} {' '.join(hashes)}\n".encode())
+        else:
+            _label(path, label)
+
+
+def is_step(name: str) -> bool:
+    """Return whether a folder of that name is a checkpoint."""
+    return _STEP.match(name) is not None
+
+
 def is_label(name: str) -> bool:
     """Return whether a file of that name points at a checkpoint."""
     return name in (LATEST, BEST) or _EPOCH.match(name) is not None
@@ -274,12 +344,12 @@ def labelled(folder: Path | str, label: str) -> Path:
     """Return the checkpoint that LATEST, BEST or EPOCH-… names, after checking its manifest."""
     folder = Path(folder)
     try:
-        name, _, manifest_hash = (folder / label).read_text().strip().partition(" ")
+        name, *hashes = (folder / label).read_text().split()
     except FileNotFoundError:
         raise CheckpointError(f"{folder} holds no checkpoint yet") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / label} is damaged: {error}") from error
-    if not _STEP.match(name) or atomic.digest(atomic.read_manifest(folder / name, "checkpoint")) != manifest_hash:
+    if not _STEP.match(name) or atomic.digest(atomic.read_manifest(folder / name, "checkpoint")) not in hashes:
         known = ", ".join(step_folder(folder, step).name for step in steps(folder)) or "none"
         raise CheckpointError(
             f"{folder / label} is damaged: it names no valid checkpoint", f"existing checkpoints: {known}"
@@ -369,8 +439,8 @@ def _name(file: int, files: int) -> str:
 def write_rows(
     file: Callable[[str], atomic.HashedFile], rows: Iterable[Columns], files: int, wanted: Iterable[int]
 ) -> list[int]:
-    """Write the wanted row files, in ascending order. Return the numbers of short and full rows. `rows` must not belong to other files."""
-    counts = [0, 0]
+    """Write the wanted row files, in ascending order. Return the number of rows of each kind. `rows` must not belong to other files."""
+    counts: list[int] = [0, 0]
     batches = iter(rows)
     columns = next(batches, None)
     for number in wanted:
@@ -378,7 +448,8 @@ def write_rows(
         with pa.ipc.new_file(sink, ROWS) as writer:
             while columns is not None and columns["file"] == number:
                 writer.write_batch(_to_batch(columns))
-                counts[columns["full"]] += len(columns["key"])
+                counts += [0] * (columns["kind"] // 2 * 2 + 2 - len(counts))
+                counts[columns["kind"]] += len(columns["key"])
                 columns = next(batches, None)
         sink.close()
     assert columns is None
@@ -445,17 +516,28 @@ def _restore(table: Table, batch: pa.RecordBatch, first: int, last: int) -> None
 
 def put(table: Table, columns: Columns, first: int = 0, last: int = _core.VIRTUAL_SHARDS) -> None:
     """Add the rows of the given virtual shards to a table. All rows must be short, or all full; the columns are those of row files."""
-    full = len(columns["embedx"]) > 0 or table.factors == 0
     rows = len(columns["key"])
-    widths = {
-        "embed_state": table.core.embed_state,
-        "embedx": table.factors * full,
-        "embedx_state": table.core.embedx_state * full,
-    }
-    for name, width in widths.items():
+    row_classes = table.class_of(columns["slot"])
+    if rows and (row_classes != row_classes[0]).any():
+        for row_class in np.unique(row_classes):
+            put(table, _picked(columns, row_classes == row_class), first, last)
+        return
+    row_class = int(row_classes[0]) if rows else 0
+    full = len(columns["embedx"]) > 0 or table.classes[row_class].factors == 0
+    kind = 2 * row_class + full
+    for name, width in zip(("embedx", "embed_state", "embedx_state"), table.core.kinds[kind][:3], strict=True):
         if len(columns[name]) != rows * width:
             raise CheckpointError(f"the checkpoint's {name} does not fit the table: expected {width} floats per row")
-    table.core.restore(full, *(columns[name] for name in ROWS.names), first, last)
+    table.core.restore(kind, *(columns[name] for name in ROWS.names), first, last)
+
+
+def _picked(columns: Columns, wanted: Any) -> Columns:
+    """Return some of the rows."""
+    rows = len(wanted)
+    return {
+        name: np.ascontiguousarray(values.reshape(rows, -1)[wanted].reshape(-1) if name in _LISTS else values[wanted])
+        for name, values in columns.items()
+    }
 
 
 def batches_of(path: Path, key: int, files: int) -> Iterator[pa.RecordBatch]:

@@ -77,10 +77,12 @@ class Engine:
         ort = _runtime()
         provider = self.provider
         options = self.options()
-        parse(graph)
+        if any(word in graph for word in _REACHING):
+            parse(graph)
         try:
             run = ort.InferenceSession(graph, options, providers=list(dict.fromkeys((provider, CPU))))
         except Exception as error:  # ONNX Runtime's errors have no common base class
+            parse(graph)  # tells what is wrong with bytes that are no graph
             reason = str(error).partition("\n")[0][:200]
             raise CheckpointError(
                 f"cannot open the network's graph (dense.onnx): {reason}", "export or publish the model again"
@@ -111,13 +113,20 @@ def providers() -> tuple[list[str], list[str]]:
     return present, [name for name in ort.get_all_providers() if name not in (*present, CPU)]
 
 
-def fill_with_nan(session: Any, inputs: Mapping[str, NDArray[np.float32]], rows: int = 64) -> None:
+def fill_with_nan(session: Any, inputs: Mapping[str, NDArray[Any]], rows: int = 64) -> None:
     """Fill the memory of a new session with NaN. A check that follows then fails if a result depends on old memory.
 
     The memory of a new session is mostly zeros, so a graph that reads it would pass by luck. `rows` must be several times
     those of the check.
     """
-    session.run(None, {name: np.full((rows, *x.shape[1:]), np.nan, np.float32) for name, x in inputs.items()})
+    shapes = {name: (rows, *x.shape[1:]) for name, x in inputs.items()}
+    session.run(
+        None,
+        {
+            name: np.full(shapes[name], np.nan, np.float32) if x.dtype == np.float32 else np.resize(x, shapes[name])
+            for name, x in inputs.items()
+        },
+    )
 
 
 @lru_cache(maxsize=1)
@@ -138,6 +147,10 @@ def quantised(graph: bytes) -> bytes:
         finally:
             logging.disable(logging.NOTSET)
         return small.read_bytes()
+
+
+_REACHING = (b"location", b"EPContext")
+"""A graph without these words cannot read other files or run compiled parts, wherever in it they would stand."""
 
 
 def parse(graph: bytes) -> Any:

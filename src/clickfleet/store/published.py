@@ -4,7 +4,7 @@
     <published>/LOG.jsonl      a header, then a line per entry, in order
 
 `rows.arrow` is an Arrow IPC file with the rows to set: key uint64 · slot uint16 (65535: none) · embed_w float32 · embedx list<float32>
-(empty in a short row), all without nulls. A record batch holds only full rows or only short rows. Each kind ascends by mix64(key) through
+(empty in a short row), all without nulls. A record batch holds only rows of one width. Each width ascends by mix64(key) through
 the file, and every batch of a kind except its last has exactly 2^20 rows. A client that maps the file finds row r of a kind in that
 kind's batch r >> 20. A model without factors has one kind. `deleted.arrow` has the keys to delete. An entry sets a key once or deletes
 it once, never both. `golden.arrow` has requests and their expected results: dense list<float32> · keys list<uint64> · counts
@@ -15,6 +15,13 @@ delta may refer to the last whole network of its chain instead (format version 2
 size and checksum of the file. Without `dense.xor` the network is the same. With it, the network is the XOR of the unpacked `dense.xor`
 and that file, and `network` has its size and checksum. `dense.xor` holds every fourth byte beginning with the first, then every fourth
 beginning with the second and so on (zeros pad the last four), compressed by zstd.
+
+Rows in a small format (format version 4, `row_format` in the manifest) are records instead of lists: the widest rows in `rows.arrow`,
+narrower ones in `rows-W.arrow` and `short.arrow`, each in the same order as above. store/row_format.py describes them. Golden requests
+are answered with the rows as they are published. The entries of a chain may differ in their format.
+
+`calibration.json`, where there is one (format version 3), maps the scores of the network to those that are served: see
+store/calibration.py. Golden scores are calibrated; the output `logit` is not.
 
 The manifest covers all files except info.json, which tells when, where and by which versions the entry was written; in a base it may
 hold the values behind frequent keys (`names`). So a replay gives equal hashes. info.json holds the manifest's hash and its own. The
@@ -31,9 +38,13 @@ one in order. The next writer adds that line. Nothing here needs torch.
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import json
 import os
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,38 +56,52 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from clickfleet.data import arrow_ipc
-from clickfleet.data.arrow_ipc import FLOATS, batches, columns
+from clickfleet.data.arrow_ipc import FLOATS, batches, columns, numbers
 from clickfleet.data.files import inside
 from clickfleet.errors import CheckpointError
-from clickfleet.store import atomic
+from clickfleet.store import atomic, row_format
+from clickfleet.store.calibration import FILE as CALIBRATION
+from clickfleet.store.calibration import Calibration
+from clickfleet.store.row_format import FULL, ROWS, RecordBatch, RowFormat
 from clickfleet.store.table import Columns, Floats, Keys, mix64
+
+_ZSTD = pa.Codec("zstd", compression_level=-5)
+"""A fast level: half the bytes of a difference are noise, which no level makes smaller."""
 
 
 def make_difference(new: bytes, old: bytes) -> bytes:
     """Return the content of `dense.xor` for two networks of the same length."""
-    planes = np.ascontiguousarray((_padded(new) ^ _padded(old)).reshape(-1, 4).T)
-    packed: bytes = pa.compress(planes.tobytes(), codec="zstd", asbytes=True)
+    words = _words(new) ^ _words(old)
+    planes = np.empty((4, len(words)), np.uint8)
+    for place, plane in enumerate(planes):
+        np.copyto(plane, words >> np.uint32(8 * place), casting="unsafe")
+    packed: bytes = _ZSTD.compress(planes, asbytes=True)
     return packed
 
 
 def apply_difference(difference: bytes, old: bytes, path: Path) -> bytes:
     """Return the new network. `path` is where the difference was read from, for errors."""
-    before = _padded(old)
+    words = _words(old).copy()
+    wide = np.empty_like(words)
     try:
-        raw = pa.decompress(difference, decompressed_size=len(before), codec="zstd", asbytes=True)
-        planes = np.frombuffer(raw, np.uint8).reshape(4, -1)
-        return (np.ascontiguousarray(planes.T).reshape(-1) ^ before).tobytes()[: len(old)]
+        raw = _ZSTD.decompress(difference, decompressed_size=4 * len(words))
+        for place, plane in enumerate(np.frombuffer(raw, np.uint8).reshape(4, -1)):
+            np.copyto(wide, plane)
+            wide <<= np.uint32(8 * place)
+            words ^= wide
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
+    return words.tobytes()[: len(old)]
 
 
-def _padded(content: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(content + bytes(-len(content) % 4), np.uint8)
+def _words(content: bytes) -> NDArray[np.uint32]:
+    """Return bytes as little-endian words. Zeros pad the last one."""
+    return np.frombuffer(content + bytes(-len(content) % 4), "<u4")
 
 
 LOG = "LOG.jsonl"
 KIND = "published"
-VERSION = 2
+VERSION = 4
 """Newest readable format of an entry."""
 BATCH_ROWS = 1 << 20
 NAME = re.compile(r"(\d{6,})-(base|delta)")
@@ -86,8 +111,20 @@ LARGE_NETWORK = 1 << 16
 WORTH = 0.85
 """A difference is used if it takes at most this fraction of the whole network."""
 
-ROWS = columns({"key": pa.uint64(), "slot": pa.uint16(), "embed_w": pa.float32(), "embedx": FLOATS})
 DELETED = columns({"key": pa.uint64()})
+
+
+class EventTimes(TypedDict):
+    """The times of the events that an entry has learned, in seconds since 1970, by the clock of whoever wrote them.
+
+    It is `events` in info.json; an entry without it has learned no events with a time.
+    """
+
+    rows: int
+    oldest: float
+    newest: float
+    times: list[float]
+    """At even steps from the oldest to the newest event: each stands for as many events."""
 
 
 class NetworkFile(TypedDict, total=False):
@@ -121,6 +158,11 @@ class Sample:
         self.deleted: Keys = np.empty(0, np.uint64)
         self._left = self.ROWS
 
+    @property
+    def left(self) -> int:
+        """Rows that it still looks at."""
+        return self._left
+
     def add(self, columns: Columns, width: int) -> None:
         """Keep a few of these rows, which have `width` factors each."""
         size = min(len(columns["key"]), self._left)
@@ -146,6 +188,10 @@ class Content:
     info: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
     """Further facts for the manifest."""
+    calibration: Calibration | None = None
+    """What maps the scores of the network to those that are served."""
+    row_format: RowFormat = "float32"
+    """How rows are stored."""
     names: Mapping[str, object] | None = None
     """The values behind frequent keys. They are part of the info.json of a base, so they change no hash."""
 
@@ -161,6 +207,8 @@ class Entry:
         self.path = Path(path)
         self.manifest = atomic.read_manifest(self.path, KIND, VERSION)
         self.hash = atomic.digest(self.manifest)
+        self._network: bytes | None = None
+        """The network that `verify` has put together, until it is asked for."""
 
     def __repr__(self) -> str:
         return f"Entry({self.path.name}, {self.manifest['rows']:,} rows)"
@@ -178,17 +226,57 @@ class Entry:
         """Size of its files in bytes."""
         return sum(int(file["bytes"]) for file in self.manifest["files"].values())
 
-    def verify(self) -> atomic.Manifest:
-        """Check every byte. Return the manifest."""
-        atomic.verify_files(self.path, self.manifest)
-        if DENSE not in self.manifest["files"]:
-            self.graph()
+    @property
+    def row_format(self) -> RowFormat:
+        """How its rows are stored."""
+        found = self.manifest.get("row_format", "float32")
+        if found not in row_format.FORMATS:
+            raise CheckpointError(f"{self.path / atomic.MANIFEST} names an unknown row_format: {found}")
+        return cast(RowFormat, found)
+
+    @property
+    def row_files(self) -> tuple[str, ...]:
+        """Names of the files with its rows."""
+        return tuple(row_format.widths_of(self.manifest["files"], int(self.manifest["factors"])))
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of its rows in bytes."""
+        return sum(int(self.manifest["files"][name]["bytes"]) for name in self.row_files)
+
+    def describe_rows(self) -> str:
+        """Return a line about its rows: format, bytes, and how far the format moves golden scores."""
+        return row_format.describe(
+            self.row_format, self.row_bytes, int(self.manifest["rows"]), self.info.get("golden_drift")
+        )
+
+    def verify(self, rows_only: bool = False) -> atomic.Manifest:
+        """Check every byte, or only those of the rows. Return the manifest."""
+        if rows_only:
+            files = {name: self.manifest["files"][name] for name in (*self.row_files, "deleted.arrow")}
+            atomic.verify_files(self.path, {**self.manifest, "files": files})
+        else:
+            atomic.verify_files(self.path, self.manifest)
+            if DENSE not in self.manifest["files"]:
+                self._network = self.graph()
         _ = self.info
         return self.manifest
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, mapped from the file."""
-        return batches(self.path / "rows.arrow", ROWS)
+        """Yield the rows in float32: mapped from the file, or unpacked."""
+        form = self.row_format
+        if form == "float32":
+            yield from batches(self.path / FULL, ROWS)
+            return
+        for factors, part in self.records():
+            yield row_format.as_floats(form, part, factors)
+
+    def records(self) -> Iterator[tuple[int, RecordBatch]]:
+        """Yield the rows in their small format, each record batch with the number of factors of its rows."""
+        widths = row_format.widths_of(self.manifest["files"], int(self.manifest["factors"]))
+        for name, width in sorted(widths.items(), key=lambda item: -item[1]):
+            for part in row_format.read_records(self.path / name, self.row_format, width):
+                yield width, part
 
     def deleted(self) -> Any:
         """Return the keys that consumers must delete."""
@@ -204,6 +292,9 @@ class Entry:
 
     def graph(self) -> bytes:
         """Return the network: from this entry, or from the entry it refers to, with the difference applied if there is one."""
+        if self._network is not None:
+            network, self._network = self._network, None
+            return network
         whole = self.whole_network()
         if XOR not in self.manifest["files"]:
             return whole
@@ -215,7 +306,10 @@ class Entry:
     def whole_network(self) -> bytes:
         """Return the last whole network of the chain."""
         if DENSE in self.manifest["files"]:
-            return self._bytes(DENSE)
+            content = self._bytes(DENSE)
+            if atomic.checksum(content) != self.manifest["files"][DENSE]:
+                raise CheckpointError(f"{self.path / DENSE} is damaged: its checksum differs")
+            return content
         dense = self.dense()
         if not NAME.fullmatch(str(dense.get("entry"))):
             raise CheckpointError(f"{self.path / atomic.MANIFEST} does not name the entry with its network")
@@ -230,6 +324,15 @@ class Entry:
         if atomic.checksum(content) != {key: dense.get(key) for key in ("bytes", "xxh3_128")}:
             raise CheckpointError(f"{file} is damaged: it is not the network of {self.path.name}")
         return content
+
+    def calibration(self) -> Calibration | None:
+        """Return the map from the scores of the network to those that are served; None if they are the same."""
+        if CALIBRATION not in self.manifest["files"]:
+            return None
+        content = self._bytes(CALIBRATION)
+        if atomic.checksum(content) != self.manifest["files"][CALIBRATION]:
+            raise CheckpointError(f"{self.path / CALIBRATION} is damaged: its checksum differs")
+        return Calibration.from_bytes(content, self.path / CALIBRATION)
 
     def golden(self) -> pa.Table:
         """Return the golden requests with their expected results."""
@@ -314,11 +417,12 @@ class Line:
     @classmethod
     def parse(cls, text: bytes, path: Path) -> Line:
         try:
-            line = cls(**atomic.unseal(text.removesuffix(b"\n"), "line"))
+            facts = atomic.unseal(text.removesuffix(b"\n"), "line")
+            line = cls(**{**facts, "chain": sys.intern(facts["chain"])})  # equal in many lines
             if line.kind not in ("base", "delta") or line.name != name_of(line.sequence, line.kind):
                 raise ValueError(f"{line.name!r} is not a name of entry {line.sequence}")
             return line
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(f"{path} has a damaged line: {error}", HOW_TO_REPAIR) from error
 
     def follows(self, before: Line) -> bool:
@@ -339,11 +443,16 @@ def since_base(lines: Sequence[Line]) -> Sequence[Line]:
 
 
 class Log:
-    """A published folder, for any number of consumers and one writer, which must hold the lock. Each line is read and checked once."""
+    """A published folder, for any number of consumers and one writer, which must hold the lock. Each line is read and checked once.
+
+    Threads may share it: a trainer looks for newer entries while another thread appends one.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.path = self.folder / LOG
+        self._reading = threading.RLock()
+        """Held while lines are added or looked up."""
         self._forget()
         self._swept: tuple[int, int] | None = None
         """Inode and size of the log when every entry was known to have its line."""
@@ -351,12 +460,18 @@ class Log:
     def _forget(self) -> None:
         self.header: Header | None = None
         self._lines: list[Line] = []
+        self._bases: list[int] = []
+        """Places of the bases in `_lines`."""
         self._stamp: tuple[int, int, int] | None = None
         self._size = 0  # of all whole lines
         self._last = b""
 
     def refresh(self) -> bool:
         """Read the lines added since the last call. Return whether anything changed. A log that was rewritten is read from the start."""
+        with self._reading:
+            return self._read()
+
+    def _read(self) -> bool:
         try:
             if _stamp(os.stat(self.path)) == self._stamp:
                 return False
@@ -393,6 +508,8 @@ class Log:
                     f"{self.path}: entry {line.sequence} does not follow entry {self._lines[-1].sequence}",
                     HOW_TO_REPAIR,
                 )
+            if line.kind == "base":
+                self._bases.append(len(self._lines))
             self._lines.append(line)
         self._last = text + b"\n"
         self._size += len(self._last)
@@ -404,8 +521,45 @@ class Log:
 
     def lines(self) -> list[Line]:
         """Return all lines, oldest first; each names the one before as its parent."""
-        self.refresh()
-        return list(self._lines)
+        with self._reading:
+            self.refresh()
+            return list(self._lines)
+
+    @property
+    def head(self) -> Line | None:
+        """The last line, as of the last `refresh`."""
+        with self._reading:
+            return self._lines[-1] if self._lines else None
+
+    @property
+    def first(self) -> Line | None:
+        """The first line, as of the last `refresh`."""
+        with self._reading:
+            return self._lines[0] if self._lines else None
+
+    def find(self, sequence: int) -> Line | None:
+        """Return the line of a sequence, as of the last `refresh`. Sequences are consecutive."""
+        with self._reading:
+            place = sequence - self._lines[0].sequence if self._lines else -1
+            return self._lines[place] if 0 <= place < len(self._lines) else None
+
+    def after(self, sequence: int, entry_hash: str) -> list[Line] | None:
+        """Return the lines after an entry, as of the last `refresh`; None if the log does not continue it."""
+        with self._reading:
+            line = self.find(sequence)
+            if line is not None:
+                return self._lines[sequence - self._lines[0].sequence + 1 :] if line.hash == entry_hash else None
+            return list(self._lines) if self._lines and self._lines[0].parent == entry_hash else None
+
+    def chain(self, upto: int | None = None) -> list[Line]:
+        """Return the last base and the deltas after it, as of the last `refresh`; empty if there is no base.
+
+        With `upto`, the model of that sequence.
+        """
+        with self._reading:
+            end = len(self._lines) if upto is None else upto - self._lines[0].sequence + 1 if self._lines else 0
+            base = bisect.bisect_left(self._bases, max(end, 0))
+            return self._lines[self._bases[base - 1] : max(end, 0)] if base else []
 
     def kept(self) -> list[Line]:
         """Return the lines whose folders must exist."""
@@ -427,7 +581,8 @@ class Log:
 
     def newest(self) -> list[Entry]:
         """Return the newest base and the deltas after it: the newest published model."""
-        lines = since_base(self.lines())
+        self.refresh()
+        lines = self.chain()
         if not lines:
             raise CheckpointError(f"{self.folder} holds no published base")
         return [self.entry(line) for line in lines]
@@ -476,7 +631,7 @@ class Log:
         self.refresh()
         if self._stamp is None or self._swept != self._stamp[:2]:
             self._sweep()  # another process wrote to the log, or was killed while writing
-        return self._lines[-1] if self._lines else None
+        return self.head
 
     def _sweep(self) -> None:
         last = self._lines[-1].sequence if self._lines else self._first()[0] - 1
@@ -525,11 +680,14 @@ class Log:
         assert self._stamp is not None
         self._swept = (self._stamp[0], self._size)
 
-    def text(self) -> bytes:
-        """Return the header and lines, for a copy of the log."""
-        self.refresh()
-        header = b"" if self.header is None else self.header.text()
-        return header + b"".join(line.text() for line in self._lines)
+    def text(self) -> bytes | None:
+        """Return the header and all lines as of the last `refresh`, for a copy of the log; None if it was rewritten since."""
+        try:
+            with self._reading, self.path.open("rb") as file:
+                same = self._stamp is not None and os.fstat(file.fileno()).st_ino == self._stamp[0]
+                return file.read(self._size) if same else None
+        except FileNotFoundError:
+            return None
 
 
 def _stamp(facts: os.stat_result) -> tuple[int, int, int]:
@@ -566,15 +724,24 @@ def write(
         raise CheckpointError(f"{path} is an entry of a published log, which is not replaced", "choose another name")
     with atomic.write_folder(path, KIND, replaces) as out:
         network = _write_network(out, content.graph, None if rows.base else before)
-        sample = Sample()
-        written = _write_rows(out, rows, content.factors, sample)
-        deleted = sample.deleted = rows.deleted
+        if content.calibration is not None:
+            out.put(CALIBRATION, content.calibration.to_bytes())
+            network["version"] = 3
+        small = content.row_format != "float32"
+        sample, exact = Sample(), Sample()
+        written = _write_rows(out, rows, content, sample, exact)
+        deleted = sample.deleted = exact.deleted = rows.deleted
         if len(np.unique(deleted)) != len(deleted):
             raise CheckpointError(f"{path} would delete a key twice", "this is a bug in clickfleet; please report it")
         write_table(out, "deleted.arrow", pa.table({"key": pa.array(deleted, pa.uint64())}, DELETED))
-        write_table(out, "golden.arrow", content.golden(sample))
+        golden = content.golden(sample)
+        write_table(out, "golden.arrow", golden)
+        drift: dict[str, object] = {}
+        if small:
+            network = {**network, "version": VERSION, "row_format": content.row_format}
+            drift = {"golden_drift": _largest_gap(golden, content.golden(exact))}
         names = {"names": content.names} if rows.base and content.names is not None else {}
-        out.beside(INFO, {**content.info, **names})
+        out.beside(INFO, {**drift, **content.info, **names})
         out.facts = {
             "kind": "base" if rows.base else "delta",
             **content.identity(),
@@ -593,31 +760,50 @@ def _write_network(out: atomic.FolderWriter, graph: bytes, before: Entry | None)
     """Write the whole network, or its difference from the last whole one. Return facts for the manifest."""
     dense: NetworkFile = {} if before is None else before.dense()
     if dense.items() >= (checksum := atomic.checksum(graph)).items():
-        return {"version": VERSION, "dense": dense}
+        return {"version": 2, "dense": dense}
     if before is not None and len(graph) >= LARGE_NETWORK and dense.get("bytes") == len(graph):
         content = make_difference(graph, before.whole_network())
         if len(content) <= WORTH * len(graph):
             out.put(XOR, content)
-            return {"version": VERSION, "dense": dense, "network": checksum}
+            return {"version": 2, "dense": dense, "network": checksum}
     out.put(DENSE, graph)
     return {}
+
+
+def _largest_gap(found: pa.Table, exact: pa.Table) -> float | None:
+    """Return the largest difference of a golden score, or of a logit; None if there is neither."""
+    name = next((name for name in ("score", "logit") if name in found.column_names), None)
+    if name is None or not found.num_rows:
+        return None
+    ours, theirs = (numbers(table.column(name).combine_chunks().flatten(), np.float32) for table in (found, exact))
+    gap = float(np.abs(ours - theirs).max(initial=0.0))
+    return gap if np.isfinite(gap) else None
 
 
 class _RowBuffer:
     """Collects rows of one kind until they fill a record batch."""
 
-    def __init__(self, width: int) -> None:
-        self.width, self.size = width, 0
+    def __init__(self, width: int, form: RowFormat = "float32", slots: int = 0) -> None:
+        self.width, self.form, self.size = width, form, 0
+        self.schema = ROWS if form == "float32" else row_format.schema(form, width, slots)
         self._parts: list[Columns] = []
         self._last = -1
         """Largest hash so far."""
 
     def add(self, columns: Columns) -> Iterator[pa.RecordBatch]:
-        self._check(columns)
+        """Add rows as `prepare` returned them."""
         self._parts.append(columns)
         self.size += len(columns["key"])
         while self.size >= BATCH_ROWS:
             yield self.take(BATCH_ROWS)
+
+    def prepare(self, columns: Columns) -> Columns:
+        """Check rows, and pack them if the format is small."""
+        self._check(columns)
+        if self.form == "float32":
+            return columns
+        plain = {name: columns[name] for name in ("key", "slot")}
+        return {**plain, "record": row_format.pack(self.form, columns, self.width)}
 
     def _check(self, columns: Columns) -> None:
         """Raise CheckpointError for rows that consumers would reject: not ordered by hash, or of another width."""
@@ -635,10 +821,13 @@ class _RowBuffer:
         self._last = int(hashes[-1])
 
     def take(self, size: int) -> pa.RecordBatch:
-        joined = {name: np.concatenate([part[name] for part in self._parts]) for name in ROWS.names}
-        ends = {name: size * (self.width if name == "embedx" else 1) for name in ROWS.names}
+        names = ROWS.names if self.form == "float32" else ("key", "slot", "record")
+        joined = {name: np.concatenate([part[name] for part in self._parts]) for name in names}
+        ends = {name: size * (self.width if name == "embedx" else 1) for name in names}
         self._parts = [{name: values[ends[name] :] for name, values in joined.items()}]
         self.size -= size
+        if self.form != "float32":
+            return row_format.record_batch(self.schema, *(joined[name][:size] for name in names))
         plain = [pa.array(joined[name][: ends[name]], ROWS.field(name).type) for name in ROWS.names[:-1]]
         offsets = pa.array(np.arange(size + 1, dtype=np.int32) * np.int32(self.width))
         values = pa.array(joined["embedx"][: ends["embedx"]], pa.float32())
@@ -646,22 +835,55 @@ class _RowBuffer:
         return pa.RecordBatch.from_arrays([*plain, factors], schema=ROWS)
 
 
-def _write_rows(out: atomic.FolderWriter, rows: Iterable[Columns], factors: int, sample: Sample) -> int:
-    kinds = (_RowBuffer(0), _RowBuffer(factors))
+def _write_rows(
+    out: atomic.FolderWriter, rows: Iterable[Columns], content: Content, sample: Sample, exact: Sample
+) -> int:
+    """Write the rows. `sample` receives some of them as consumers get them; in a small format, `exact` the same before rounding."""
+    form, factors = content.row_format, content.factors
+    slots = len(cast(Sequence[object], content.schema.get("slots", ())))
+    kinds = {factors: _RowBuffer(factors, form, slots)}  # by width
     written = 0
-    sink = out.file("rows.arrow")
-    with pa.ipc.new_file(sink, ROWS) as writer:
+    with contextlib.ExitStack() as opened:
+
+        def open_file(name: str, kind: _RowBuffer) -> Any:
+            sink = opened.enter_context(contextlib.closing(out.file(name)))
+            return opened.enter_context(pa.ipc.new_file(sink, kind.schema))
+
+        writers = {FULL: open_file(FULL, kinds[factors])}
+
+        def write_batches(kind: _RowBuffer, ready: Iterable[pa.RecordBatch]) -> None:
+            name = FULL if form == "float32" else row_format.file_name(kind.width, factors)
+            for batch in ready:
+                if name not in writers:
+                    writers[name] = open_file(name, kind)
+                writers[name].write_batch(batch)
+
         for columns in rows:
             written += len(columns["key"])
-            kind = kinds[bool(columns["full"]) or factors == 0]
-            sample.add(columns, kind.width)
-            for batch in kind.add(columns):
-                writer.write_batch(batch)
-        for kind in kinds:
+            width = len(columns["embedx"]) // max(len(columns["key"]), 1)
+            if width > factors:
+                raise CheckpointError(f"rows to publish have a width of {width}, more than {factors}")
+            if width not in kinds:
+                kinds[width] = _RowBuffer(width, form, slots)
+            kind = kinds[width]
+            prepared = kind.prepare(columns)
+            if form == "float32":
+                sample.add(columns, kind.width)
+            elif sample.left:
+                exact.add(columns, kind.width)
+                sample.add(_rounded(kind, prepared, sample.left), kind.width)
+            write_batches(kind, kind.add(prepared))
+        for _, kind in sorted(kinds.items()):
             if kind.size:
-                writer.write_batch(kind.take(kind.size))
-    sink.close()
+                write_batches(kind, [kind.take(kind.size)])
     return written
+
+
+def _rounded(kind: _RowBuffer, prepared: Columns, most: int) -> Columns:
+    """Return the first rows as consumers unpack them."""
+    rows = row_format.unpack(kind.form, prepared["record"][:most], kind.width)
+    plain = {name: prepared[name][:most] for name in ("key", "slot")}
+    return {**plain, "embed_w": rows[:, 0], "embedx": rows[:, 1:].reshape(-1)}
 
 
 def write_table(out: atomic.FolderWriter, name: str, table: pa.Table) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from clickfleet.errors import CheckpointError
+from clickfleet.store.erasure import ForgottenKeys, without_names, without_requests
 from clickfleet.store.published import Content, Entry, Log, since_base
+from clickfleet.store.row_format import RowFormat
 from clickfleet.store.table import Columns, Keys, mix64, sort_by_hash
 
 
@@ -46,27 +48,42 @@ def rollback(log: Log, sequence: int) -> Entry:
     if all(line.kind == "delta" for line in newer):
         keys = np.unique(np.concatenate([keys for line in newer for keys in changed_keys(log.entry(line))]))
     facts = target.manifest
+    forgotten = ForgottenKeys(log.folder.parent)
+    gone = forgotten.since(facts["step"])
+    calibration = target.calibration()
     content = Content(
         schema=facts["schema"],
         model=facts["model"],
         factors=facts["factors"],
         step=facts["step"],
         graph=target.graph(),
-        golden=lambda sample: target.golden(),  # its requests are valid again
+        golden=lambda sample: without_requests(target.golden(), gone),  # its other requests are valid again
         outputs=tuple(facts["outputs"]),
-        info={**target.info, "time": time.time(), "rollback_to": sequence},
+        calibration=None if calibration is None else calibration.without(gone.mask),
+        row_format=_common_format(chain),
+        info={**without_names(target.info, facts["schema"], gone), "time": time.time(), "rollback_to": sequence},
     )
-    return log.append(_RestoredRows(chain, keys, facts["factors"]), content)
+    return log.append(_RestoredRows(chain, keys, facts["factors"], forgotten), content)
+
+
+def _common_format(chain: list[Entry]) -> RowFormat:
+    """Return the format in which the rows of a chain can be written again exactly."""
+    formats = {entry.row_format for entry in chain}
+    return formats.pop() if len(formats) == 1 else "float32"
 
 
 class _RestoredRows:
-    """The rows of a base and its deltas: all of them, or those of the given keys. Given keys without a row are deleted."""
+    """The rows of a base and its deltas: all of them, or those of the given keys. Given keys without a row are deleted.
 
-    def __init__(self, chain: list[Entry], keys: Keys | None, factors: int) -> None:
+    Keys that were forgotten since have no row.
+    """
+
+    def __init__(self, chain: list[Entry], keys: Keys | None, factors: int, forgotten: ForgottenKeys) -> None:
         self.base = keys is None
+        self._forgotten = forgotten
         self._factors = factors
-        self._rows: dict[bool, list[Columns]] = {False: [], True: []}
-        """Full or short -> parts."""
+        self._rows: dict[int, list[Columns]] = {}
+        """Width -> parts."""
         self._left = keys
         """Keys not found yet. None: all keys are wanted, and `_seen` holds those of later entries."""
         self._seen: Keys = np.empty(0, np.uint64)
@@ -80,6 +97,7 @@ class _RestoredRows:
     def _read(self, entry: Entry) -> None:
         """Add the rows that no later entry sets or deletes."""
         parts: list[Keys] = [entry.deleted()]
+        gone = self._forgotten.since(entry.manifest["step"])
         for batch in entry.batches():
             keys = batch.column("key").to_numpy()
             if self._left is None:
@@ -87,6 +105,7 @@ class _RestoredRows:
             else:
                 places = _search(keys, self._left)
             parts.append(keys if self._left is None else keys[places])
+            places = places[~gone.mask(keys[places])]
             if len(places):
                 self._keep(batch.take(pa.array(places)))
         known = np.concatenate(parts)
@@ -97,18 +116,16 @@ class _RestoredRows:
 
     def _keep(self, batch: pa.RecordBatch) -> None:
         embedx = batch.column("embedx").flatten().to_numpy()
-        full = len(embedx) > 0 or self._factors == 0
         columns = {name: batch.column(name).to_numpy() for name in ("key", "slot", "embed_w")}
-        self._rows[full].append({**columns, "embedx": embedx.reshape(batch.num_rows, -1)})
+        width = len(embedx) // batch.num_rows
+        self._rows.setdefault(width, []).append({**columns, "embedx": embedx.reshape(batch.num_rows, width)})
 
     def __iter__(self) -> Iterator[Columns]:
-        for full, parts in self._rows.items():
-            if not parts:
-                continue
+        for width, parts in sorted(self._rows.items()):
             joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             order = np.argsort(mix64(joined["key"]), kind="stable")
             columns = {name: np.ascontiguousarray(values[order]) for name, values in joined.items()}
-            yield {**columns, "embedx": columns["embedx"].reshape(-1), "full": full}
+            yield {**columns, "embedx": columns["embedx"].reshape(-1), "full": width > 0 or self._factors == 0}
 
 
 def _search(rows: Keys, wanted: Keys) -> Any:

@@ -9,6 +9,8 @@
 """
 
 import dataclasses
+import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.errors import ConfigError, TableError
+from clickfleet.store.disk_folder import DiskFolder
 from clickfleet.store.policy import PRESETS, Admission, Init, Policy
 from clickfleet.store.rules import Rule, rule
 
@@ -39,11 +42,44 @@ def sort_by_hash(keys: Keys) -> Keys:
     return keys[np.argsort(mix64(keys), kind="stable")]
 
 
+@dataclasses.dataclass(frozen=True)
+class SlotRows:
+    """What the rows of one slot have of their own. None: as all other rows of the table."""
+
+    factors: int | None = None
+    rule: Rule | None = None
+    embed_rule: Rule | None = None
+    admission: str | Admission | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RowClass:
+    """Rows of equal width with the same rules and admission."""
+
+    factors: int
+    rule: Rule
+    embed_rule: Rule
+    admission: Admission
+
+    def to_dict(self) -> dict[str, Any]:
+        rules = {"rule": self.rule.to_dict(), "embed_rule": self.embed_rule.to_dict()}
+        return {"factors": self.factors, **rules, "admission": str(self.admission)}
+
+
+MAX_CLASSES = 16
+"""Most different combinations of width, rules and admission in one table. A look-up tries each."""
+
+
 class Table:
     """Rows of 1 + `factors` weights under 64-bit keys, each with statistics and the state of its rule.
 
+    `slots` gives the rows of some slots, by number, another width, rule or admission. All arrays have the width of the widest rows:
+    `pull` fills narrower ones with zeros, and `push` ignores what lies beyond a row's own width. `slots` in a push decides the width of
+    a new row; an existing row keeps its width.
+
     `preset` and any field of `Policy` set when rows get their factors, are evicted and published. `memory_limit` bounds all memory of
-    the table by evicting the rows with the lowest scores. Any number of threads may use a table at the same time.
+    the table by evicting the rows with the lowest scores. With a directory `disk`, cold rows move there instead; `disk_limit` bounds
+    its files. Any number of threads may use a table at the same time.
 
     >>> Table(factors=8, preset="online", delete_threshold=0.5).policy.delete_threshold
     0.5
@@ -63,32 +99,83 @@ class Table:
         padding_key: int | None = None,
         memory_limit: int | None = None,
         snapshot_reserve: int | None = None,
+        disk: str | os.PathLike[str] | None = None,
+        disk_limit: int | None = None,
+        slots: Mapping[int, SlotRows] | None = None,
         **policy: float,
     ) -> None:
         if preset not in PRESETS:
             raise ConfigError(f"unknown preset {preset!r}", f"presets are {', '.join(PRESETS)}")
-        if not 0 <= factors <= 1 << 16:
-            raise ConfigError(f"factors must lie between 0 and 65536, not {factors}")
+        for width in (factors, *(own.factors for own in (slots or {}).values() if own.factors is not None)):
+            if not 0 <= width <= 1 << 16:
+                raise ConfigError(f"factors must lie between 0 and 65536, not {width}")
         known = {field.name for field in dataclasses.fields(Policy)}
         for name in policy.keys() - known:
             raise ConfigError(f"unknown table setting {name}", f"settings are {', '.join(sorted(known))}")
         changes: dict[str, Any] = dict(policy)
         if admission is not None:
             changes["admission"] = Admission.parse(admission)
-        self.factors = factors
         self.rule = rule
         self.embed_rule = embed_rule or rule
         self.init, self.embed_init = Init.parse(init), Init.parse(embed_init)
         self.policy = dataclasses.replace(PRESETS[preset], **changes)
+        usual = RowClass(factors, rule, self.embed_rule, self.policy.admission)
+        self.classes = [usual]
+        """The kinds of rows: first that of every slot without settings of its own."""
+        self._slot_class = self._classify({} if slots is None else slots, embed_rule)
+        self.factors = max(own.factors for own in self.classes)
+        """Factors of the widest rows."""
         self.seed = seed % 2**64
         self.padding_key = padding_key
         self.memory_limit = memory_limit
         self.snapshot_reserve = (
             memory_limit // 10 if memory_limit and snapshot_reserve is None else snapshot_reserve or 0
         )
-        self.core = _core.Table(self.core_config())
+        if disk is not None and not memory_limit:
+            raise ConfigError("table.disk needs table.memory_limit", "set the memory that rows may use, such as 8GiB")
+        if disk_limit is not None and disk is None:
+            raise ConfigError("table.disk_limit needs table.disk", "set the directory for rows beyond the memory limit")
+        self.disk = None if disk is None else str(disk)
+        self.disk_limit = disk_limit
+        folder = None if disk is None else DiskFolder(disk)  # goes with the core
+        self.core = _core.Table(self.core_config("" if folder is None else str(folder.path)), folder)
 
-    def core_config(self) -> dict[str, object]:
+    def _classify(self, slots: Mapping[int, SlotRows], embed_rule: Rule | None) -> NDArray[np.uint8]:
+        """Return the number of the class of every slot, and add the classes."""
+        numbers = np.zeros(max(slots, default=-1) + 1, np.uint8)
+        usual = self.classes[0]
+        for slot, own in sorted(slots.items()):
+            if not 0 <= slot < NO_SLOT:
+                raise ConfigError(f"slot {slot} is not a number from 0 to {NO_SLOT - 1}")
+            row_class = RowClass(
+                usual.factors if own.factors is None else own.factors,
+                own.rule or usual.rule,
+                own.embed_rule or embed_rule or own.rule or usual.rule,
+                usual.admission if own.admission is None else Admission.parse(own.admission),
+            )
+            if row_class not in self.classes:
+                self.classes.append(row_class)
+            if len(self.classes) > MAX_CLASSES:
+                raise ConfigError(
+                    f"the slots have more than {MAX_CLASSES} different widths, rules or admissions",
+                    "give some slots the same ones: a look-up tries each",
+                )
+            numbers[slot] = self.classes.index(row_class)
+        return numbers if numbers.any() else numbers[:0]
+
+    @property
+    def at_birth(self) -> bool:
+        """Whether every row has its factors from its first push on."""
+        return all(own.admission.by == "birth" for own in self.classes)
+
+    def class_of(self, slots: NDArray[np.uint16]) -> NDArray[np.uint8]:
+        """Return the number of the class of rows, in `classes`, of each slot."""
+        if not len(self._slot_class):
+            return np.zeros(len(slots), np.uint8)
+        known = slots < len(self._slot_class)
+        return np.where(known, self._slot_class[np.where(known, slots, 0)], np.uint8(0))
+
+    def core_config(self, folder: str) -> dict[str, object]:
         def part(rule: Rule, init: Init) -> dict[str, object]:
             lower, upper = rule.bounds
             return {
@@ -102,25 +189,35 @@ class Table:
                 "b": init.b,
             }
 
-        policy = dict(vars(self.policy))
-        admission = policy.pop("admission")
+        def row_class(own: RowClass) -> dict[str, object]:
+            return {
+                "factors": own.factors,
+                "embed": part(own.embed_rule, self.embed_init),
+                "embedx": part(own.rule, self.init),
+                "admission": own.admission.by,
+                "admission_threshold": own.admission.threshold,
+            }
+
+        policy = {name: value for name, value in vars(self.policy).items() if name != "admission"}
         return {
-            "factors": self.factors,
-            "embed": part(self.embed_rule, self.embed_init),
-            "embedx": part(self.rule, self.init),
+            "classes": [row_class(own) for own in self.classes],
+            "slot_class": self._slot_class.tolist(),
             "seed": self.seed,
-            "admission": admission.by,
-            "admission_threshold": admission.threshold,
             "padding_key": self.padding_key,
             "memory_limit": self.memory_limit or 0,
             "snapshot_reserve": self.snapshot_reserve,
+            "disk": folder,
+            "disk_limit": self.disk_limit or 0,
+            "disk_ring": not os.environ.get("CLICKFLEET_DISK_THREADS"),
             **policy,
         }
 
     def describe(self) -> dict[str, Any]:
         """Return the table's settings as plain values for JSON. `Table.like` creates an equal, empty table from them."""
+        slots = {str(slot): self.classes[number].to_dict() for slot, number in enumerate(self._slot_class) if number}
         return {
-            "factors": self.factors,
+            "factors": self.classes[0].factors,
+            **({"slots": slots} if slots else {}),
             "rule": self.rule.to_dict(),
             "embed_rule": self.embed_rule.to_dict(),
             "init": str(self.init),
@@ -130,6 +227,7 @@ class Table:
             "padding_key": self.padding_key,
             "memory_limit": self.memory_limit,
             "snapshot_reserve": self.snapshot_reserve,
+            **({} if self.disk is None else {"disk": self.disk, "disk_limit": self.disk_limit}),
         }
 
     @classmethod
@@ -143,7 +241,11 @@ class Table:
         policy = vars(Policy.from_dict(settings.pop("policy")))
         for name in ("rule", "embed_rule"):
             settings[name] = rule(**settings[name])
-        return cls(**settings, **policy)
+        slots = {
+            int(slot): SlotRows(own["factors"], rule(**own["rule"]), rule(**own["embed_rule"]), own["admission"])
+            for slot, own in settings.pop("slots", {}).items()
+        }
+        return cls(**settings, slots=slots, **policy)
 
     def __len__(self) -> int:
         return int(self.stats()["rows"])
@@ -155,7 +257,9 @@ class Table:
     def pull(self, keys: Keys, *, training: bool = True, out: Floats | None = None) -> Floats:
         """Return the rows of `keys`, in their order: embed_w, then the factors.
 
-        A key without a row reads its initial value in training and zeros otherwise. `pull` creates no rows.
+        A key without a row reads its initial value in training and zeros otherwise. `pull` creates no rows. If slots have their own
+        widths, it has the initial values of the widest rows; if they have their own admission and not all admit at birth, its factors
+        are zeros.
 
         >>> Table(factors=4).pull(np.array([7, 7], np.uint64)).shape
         (2, 5)
@@ -224,6 +328,11 @@ class Table:
         self.core.known(keys, out)
         return out.view(np.bool_)
 
+    def announce(self, keys: Keys) -> None:
+        """Tell which keys will be pulled soon. If the table has rows on disk, it reads these rows ahead; nothing else changes."""
+        if self.disk is not None:
+            self.core.announce(_checked("keys", keys, np.uint64, (None,)))
+
     def shrink(self) -> int:
         """Decay every row's statistics and delete rows by score and age. Return the number of deleted rows."""
         return int(self.core.shrink())
@@ -244,6 +353,11 @@ class Table:
         """
         return dict(self.core.stats())
 
+    @property
+    def tracking(self) -> bool:
+        """Whether changes are recorded, because something was published."""
+        return bool(self.core.tracking)
+
     def snapshot(self, files: int = 1) -> "Snapshot":
         """Return all rows as they are now, while pushes continue. A table has at most one open snapshot."""
         return Snapshot(_core.Cut(self.core, "snapshot", files))
@@ -252,6 +366,71 @@ class Table:
         """Return what changed since the last commit, for consumers. Return all rows if nothing was committed yet, or with `base`."""
         base = base or not self.core.tracking
         return Changes(_core.Cut(self.core, "base" if base else "changes", 1), base)
+
+    def take_changes(self) -> "TakenChanges":
+        """Return a copy of what changed since the last commit, and count it as committed. A snapshot may be open.
+
+        If consumers do not get it after all, pass its keys to `restore_readers`.
+        """
+        if not self.core.tracking:
+            raise TableError("nothing was published yet", "publish a base first: cut_changes(base=True)")
+        cut = _core.Cut(self.core, "taken", 1)
+        return TakenChanges(list(Snapshot(cut)), np.asarray(cut.deleted_keys(), np.uint64))
+
+
+def size_facts(stats: Mapping[str, int]) -> dict[str, int]:
+    """Return the size of a table for a record: all rows and the memory, what is on disk if it keeps rows there, and the same by width.
+
+    >>> size_facts(Table(factors=1).stats())
+    {'table_rows': 0, 'table_bytes': 0}
+    """
+    on_disk = {f"table_{name}": stats[name] for name in ("disk_rows", "disk_bytes", "index_bytes") if name in stats}
+    by_width = {f"table_{name}": value for name, value in stats.items() if _BY_WIDTH.match(name)}
+    several = by_width if len(width_facts(stats)) > 1 else {}
+    return {"table_rows": stats["rows"], "table_bytes": stats["bytes"], **on_disk, **several}
+
+
+_BY_WIDTH = re.compile(r"^width_(\d+)_(rows|bytes|disk_rows|disk_bytes)$")
+
+
+def width_facts(stats: Mapping[str, int]) -> dict[int, dict[str, float]]:
+    """Return the rows, bytes and bytes per row of each width, in memory and on disk. Width 0: rows without factors.
+
+    >>> table = Table(factors=2, slots={7: SlotRows(factors=4)})
+    >>> table.push(np.array([1, 2], np.uint64), np.ones((2, 5), np.float32), slots=np.array([7, 0], np.uint16))
+    >>> {width: facts["rows"] for width, facts in width_facts(table.stats()).items()}
+    {2: 1, 4: 1}
+    """
+    found: dict[int, dict[str, float]] = {}
+    for name, value in stats.items():
+        if match := _BY_WIDTH.match(name):
+            found.setdefault(int(match[1]), {})[match[2]] = value
+    for facts in found.values():
+        facts["bytes_per_row"] = facts["bytes"] / max(facts["rows"], 1)
+        if "disk_rows" in facts:
+            facts["disk_bytes_per_row"] = facts["disk_bytes"] / max(facts["disk_rows"], 1)
+    return dict(sorted(found.items()))
+
+
+def tier_facts(stats: Mapping[str, int]) -> dict[str, dict[str, float]] | None:
+    """Return rows, bytes and bytes per row in memory and on disk; None if the table keeps all rows in memory.
+
+    The memory of the rows on disk is their index.
+    """
+    if "disk_rows" not in stats:
+        return None
+    rows, index = stats["rows"] - stats["disk_rows"], stats["index_bytes"]
+    memory, on_disk = stats["bytes"] - index, stats["disk_rows"]
+    return {
+        "memory": {"rows": rows, "bytes": memory, "bytes_per_row": memory / max(rows, 1)},
+        "disk": {
+            "rows": on_disk,
+            "bytes": stats["disk_bytes"],
+            "bytes_per_row": stats["disk_bytes"] / max(on_disk, 1),
+            "index_bytes": index,
+            "index_bytes_per_row": index / max(on_disk, 1),
+        },
+    }
 
 
 class PendingChanges(Protocol):
@@ -266,6 +445,30 @@ class PendingChanges(Protocol):
     def abort(self) -> None: ...
 
 
+@dataclasses.dataclass
+class TakenChanges:
+    """Changes that count as published, in memory. They are written while the table changes again.
+
+    >>> table = Table(factors=1)
+    >>> table.cut_changes().abort()
+    >>> table.restore_readers(np.array([5], np.uint64))
+    >>> table.take_changes().keys.tolist()
+    [5]
+    """
+
+    parts: list[Columns]
+    deleted: Keys
+    base: bool = False
+
+    def __iter__(self) -> Iterator[Columns]:
+        return iter(self.parts)
+
+    @property
+    def keys(self) -> Keys:
+        """Every key that they set or delete."""
+        return np.concatenate([self.deleted, *(part["key"] for part in self.parts)])
+
+
 class PublishableTable(Protocol):
     """What online learning needs of a table: a `Table` of this process, or the shards of a cluster."""
 
@@ -273,12 +476,18 @@ class PublishableTable(Protocol):
     def stats(self) -> dict[str, int]: ...
     def shrink(self) -> int: ...
     def end_day(self) -> None: ...
+    @property
+    def tracking(self) -> bool: ...
     def cut_changes(self, *, base: bool = False) -> PendingChanges: ...
+    def take_changes(self) -> TakenChanges: ...
     def restore_readers(self, keys: Keys) -> None: ...
 
 
 class Snapshot:
-    """Rows of one moment, as dictionaries of columns. Short and full rows are separate; both ascend by mix64(key) within a file."""
+    """Rows of one moment, as dictionaries of columns. Each kind of rows is separate and ascends by mix64(key) within a file.
+
+    Kind 2c are the short rows of class c, kind 2c + 1 its full rows. Rows to publish are separate by width only.
+    """
 
     def __init__(self, cut: "_core.Cut") -> None:
         self._cut = cut

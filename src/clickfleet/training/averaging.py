@@ -23,7 +23,7 @@ from clickfleet.store import checkpoint
 from clickfleet.store.run_folder import State
 from clickfleet.training import saving
 from clickfleet.training.learner import Learner
-from clickfleet.training.metrics import Metrics, distance
+from clickfleet.training.metrics import Metrics, distance, value_of
 from clickfleet.training.predict import Results
 from clickfleet.training.validation import keeps_best
 
@@ -45,7 +45,8 @@ def check_average(config: Config) -> None:
 def admits_all(config: Config) -> bool:
     """Return whether every row has factors from its start."""
     table = config.table
-    return table.preset == "plain" if table.admission is None else table.admission.strip() == "birth"
+    usual = table.admission or ("birth" if table.preset == "plain" else "score")
+    return all((own or usual).strip() == "birth" for own in (usual, *(slot.admission for slot in table.slots.values())))
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def average_epochs(
     for first, end in windows(len(epochs)):
         _put(learner, keys, _mean(sums, first, end))
         results = evaluate(learner)
-        now = distance(monitor, results.get(monitor))
+        now = distance(monitor, value_of(results, monitor))
         if now < distance(monitor, best) + margin(monitor, results) and (found is None or now < found[0]):
             found = now, first, end, results
     if found is None:

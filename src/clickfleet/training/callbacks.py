@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clickfleet.errors import ConfigError
+from clickfleet.training.metrics import by_label
 from clickfleet.training.monitor import Progress
 
 Record = dict[str, Any]
@@ -135,5 +136,6 @@ class Callbacks:
 
 
 def flat(kind: str, facts: Record) -> Record:
-    """Return a record without its nested parts, so that a list of them makes a table."""
-    return {"kind": kind, **{key: value for key, value in facts.items() if not isinstance(value, dict | list)}}
+    """Return a record without its nested parts, so that a list of them makes a table. Metrics of labels are `label.metric`."""
+    plain = {key: value for key, value in facts.items() if not isinstance(value, dict | list)}
+    return {"kind": kind, **plain, **by_label(facts)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clickfleet.training.fused import Buffers, FusedTower, Sink, infer
+
+if TYPE_CHECKING:
+    from clickfleet.training.network import Shape
 
 Init = Callable[[Tensor], object]
 """Fills a tensor in place."""
@@ -49,6 +52,15 @@ def side_by_side(*parts: Tensor) -> Tensor:
     """
     filled = [part.flatten(1) for part in parts if math.prod(part.shape[1:])]
     return torch.cat(filled, 1) if len(filled) > 1 else filled[0]
+
+
+def logits(outputs: Tensor) -> Tensor:
+    """Return the outputs [B, T] of a network as its logits: [B] if there is one label.
+
+    >>> logits(torch.ones(3, 1)).shape, logits(torch.ones(3, 2)).shape
+    (torch.Size([3]), torch.Size([3, 2]))
+    """
+    return outputs.squeeze(1) if outputs.shape[1] == 1 else outputs
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -160,17 +172,43 @@ class DroppedTower(nn.Module):
         return out
 
 
-class Wide(nn.Module):
-    """The first-order part Σ_j w_j + a·x + b: w are the first-order weights of the rows, x the dense values.
+class OwnColumns(nn.Module):
+    """The factors of slots with unequal widths, [B, S, D] → [B, Σ D_s]: each slot's own columns. Equal widths stay [B, S, D].
 
-    The sum leaves out what the schema lacks. Without slots and dense columns it is b alone, one number for all rows.
+    >>> from clickfleet.training.network import Shape
+    >>> OwnColumns(Shape(0, 2, 2, 2, widths=(1, 2)))(torch.tensor([[[1.0, 0.0], [2.0, 3.0]]]))
+    tensor([[1., 2., 3.]])
     """
 
-    def __init__(self, dense: int, init: Init | None = None) -> None:
+    index: Tensor | None
+
+    def __init__(self, shape: Shape, slots: Sequence[int] | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(dense))
-        self.bias = nn.Parameter(torch.zeros(1))
-        if init is not None and dense:
+        columns = shape.columns_of(range(shape.slots) if slots is None else slots)
+        self.register_buffer("index", None if columns is None else torch.tensor(columns), persistent=False)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, factors: Tensor) -> Tensor: ...
+
+    def forward(self, factors: Tensor) -> Tensor:
+        return factors if self.index is None else factors.flatten(1).index_select(1, self.index)
+
+
+class Wide(nn.Module):
+    """The first-order part Σ_j w_j + a·x + b, [B, T]: w are the first-order weights of the rows, x the dense values.
+
+    With several labels, each has its own a and b, and a factor for the weights of each slot, which starts at 1. The sum leaves
+    out what the schema lacks. Without slots and dense columns it is b alone, one row for all.
+    """
+
+    def __init__(self, shape: Shape, init: Init | None = None) -> None:
+        super().__init__()
+        several = (shape.outputs,) if shape.outputs > 1 else ()
+        self.weight = nn.Parameter(torch.zeros(shape.dense, *several))
+        self.bias = nn.Parameter(torch.zeros(shape.outputs))
+        self.slots = nn.Parameter(torch.ones(shape.slots, *several)) if several and shape.slots else None
+        if init is not None and shape.dense:
             init(self.weight)
 
     if TYPE_CHECKING:
@@ -178,10 +216,23 @@ class Wide(nn.Module):
         def __call__(self, first: Tensor | None, dense: Tensor) -> Tensor: ...
 
     def forward(self, first: Tensor | None, dense: Tensor) -> Tensor:
-        parts = [] if first is None or not first.shape[1] else [first.sum(1)]
+        parts = []
+        if first is not None and first.shape[1]:
+            parts.append(first.sum(1, keepdim=True) if self.slots is None else first @ self.slots)
         if len(self.weight):
-            parts.append(dense @ self.weight)
+            parts.append(dense @ self.weight if self.weight.ndim == 2 else (dense @ self.weight).unsqueeze(1))
         return reduce(torch.add, [*parts, self.bias])
+
+
+class Shared(nn.Module):
+    """A part of the logit that all labels share, [B] → [B, T]. With several labels, each scales it; the scale starts at 1."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(outputs)) if outputs > 1 else None
+
+    def forward(self, part: Tensor) -> Tensor:
+        return part.unsqueeze(1) if self.scale is None else part.unsqueeze(1) * self.scale
 
 
 class FieldVectors(nn.Module):

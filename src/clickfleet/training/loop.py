@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar
 
 import torch
@@ -24,10 +25,10 @@ from clickfleet.data.dataset import Source
 from clickfleet.errors import CheckpointError, DataError, TrainingError
 from clickfleet.store.run_folder import State
 from clickfleet.training.learner import Learner
-from clickfleet.training.metrics import Metrics, distance, metric_name
+from clickfleet.training.metrics import Metrics, distance, metric_name, of_other_labels, value_of
 from clickfleet.training.monitor import PHASES, Monitor, Progress
 from clickfleet.training.optimizer import clip
-from clickfleet.training.predict import Results
+from clickfleet.training.predict import ANNOUNCED_BATCHES, Results
 from clickfleet.training.saving import Saver
 from clickfleet.training.sharding import Gradient, Link
 from clickfleet.training.signals import interruptible
@@ -140,18 +141,26 @@ class Job:
         self.epoch_ended = False
         self._report = report
         self._stream: Iterator[Batch] | None = None
-        self._ahead: tuple[Batch, SourceState] | None = None  # a batch read to see whether there is one
+        self._ahead: deque[tuple[Batch, SourceState]] = deque()
+        """Batches that were read but not handed out, each with the position before it."""
+        self._exhausted = False
+        """The source has no more batches in this epoch."""
         self._reading, self._reporting = threading.Lock(), threading.Lock()
         self._failure: BaseException | None = None
 
     @property
     def due(self) -> bool:
         """Whether the stretch ends, apart from `stop_at`."""
-        return self.epoch_ended or self.stop_when()
+        return self.epoch_ended or self._interrupted
+
+    @property
+    def _interrupted(self) -> bool:
+        """Whether the stretch ends before the next batch."""
+        return self.stop_when()
 
     @property
     def epoch(self) -> int:
-        return self.source.epoch
+        return self.source.epoch - (self._exhausted and len(self._ahead) > 0)
 
     @property
     def bytes_read(self) -> int:
@@ -206,7 +215,7 @@ class Job:
         while True:
             with self._reading:
                 clock.lap("wait")
-                if self._failure is not None or self.steps == self.stop_at or self.stop_when():
+                if self._failure is not None or self.steps == self.stop_at or self._interrupted:
                     return
                 batch = self._next()
                 if batch is None:
@@ -216,29 +225,44 @@ class Job:
             yield batch
 
     def _next(self) -> Batch | None:
-        if self._ahead is not None:
-            (batch, _), self._ahead = self._ahead, None
-            return batch
-        if self._stream is None:
-            self._stream = iter(self.source)
-        following = next(self._stream, None)
+        announced = 0 if self.table.disk is None else ANNOUNCED_BATCHES
+        while len(self._ahead) < announced and not self.stop_when() and self._read_ahead():
+            self.table.announce(self._ahead[-1][0].keys)
+        if self._ahead:
+            return self._ahead.popleft()[0]
+        following = self._read()
         self.epoch_ended = following is None
         return following
 
+    def _read(self) -> Batch | None:
+        if self._exhausted:
+            return None
+        if self._stream is None:
+            self._stream = iter(self.source)
+        following = next(self._stream, None)
+        self._exhausted = following is None
+        return following
+
+    def _read_ahead(self) -> bool:
+        """Read a batch to be handed out later. Return whether there is one."""
+        position = self.source.state()
+        batch = self._read()
+        if batch is not None:
+            self._ahead.append((batch, position))
+        return batch is not None
+
     def look_ahead(self) -> None:
         """Find out whether the epoch has ended. Call it while no trainer works."""
-        if self._ahead is None and not self.epoch_ended:
-            position = self.source.state()
-            batch = self._next()
-            self._ahead = None if batch is None else (batch, position)
+        if not self._ahead and not self.epoch_ended:
+            self.epoch_ended = not self._read_ahead()
 
     def position(self) -> SourceState:
         """Return the state of the source after the last batch trained."""
-        return self.source.state() if self._ahead is None else self._ahead[1]
+        return self._ahead[0][1] if self._ahead else self.source.state()
 
     def begin_epoch(self) -> None:
         """Start over: the next batch is the first of the next epoch."""
-        self._stream, self.epoch_ended = None, False
+        self._stream, self.epoch_ended, self._exhausted = None, False, False
 
     def report(self, batch: Batch, result: Result) -> None:
         """Count a batch that was trained."""
@@ -247,7 +271,7 @@ class Job:
                 self.metrics.update(result.scores, result.labels)
             else:
                 assert batch.labels is not None
-                self.metrics.update(result.scores, batch.labels, batch.weights, batch.groups)
+                self.metrics.update(result.scores, batch.labels, batch.weights, batch.groups, previous=batch.previous)
             self.rows += len(batch)
             self.loss += result.loss
             self.weight += result.push.n
@@ -263,7 +287,7 @@ class Job:
         """Stop reading. The position stays where the last batch was handed out."""
         if self._stream is not None and hasattr(self._stream, "close"):
             self._stream.close()
-        self._stream = None
+        self._stream, self._exhausted = None, False
 
 
 @dataclass
@@ -306,7 +330,7 @@ class RunProgress:
         """Record the results of an evaluation on validation data. Stop the run early if the best one is too long ago."""
         self.valid, self.evaluated_at = results, step
         name, patience = config.train.monitor, config.train.patience
-        value = results.get(name)
+        value = value_of(results, name)
         if distance(name, value) < distance(name, self.best_value):
             self.best_value, self.best_step, self.waited, self.best_valid = value, step, 0, results
         else:
@@ -337,7 +361,7 @@ def record(
     """Record and log the results of an evaluation. The log shows `metric` too."""
     shown = {key: value for key, value in results.items() if key != "slices"}
     monitor.record(kind, {"epoch": epoch, "step": step, "trained_rows": monitor.trained_rows, **shown})
-    value = results.get(metric)
+    value = value_of(results, metric)
     more = f", {metric_name(metric)} {value:.4f}" if metric not in ("auc", "logloss") and value is not None else ""
     data = "validation" if kind == "valid" else kind
     monitor.log(f"{data} after step {step:,}: {results['rows']:,} rows, {summary(results)}{more}")
@@ -610,19 +634,40 @@ def summary(results: Results) -> str:
     """Return the most important metrics in a few words, for a log line."""
     loss = "" if results["logloss"] is None else f", log loss {results['logloss']:.4f}"
     sliding = f", last batches {results['sliding_auc']:.4f}" if "sliding_auc" in results else ""
-    return f"AUC {results['auc']:.4f}{loss}{sliding}"
+    others = (
+        f", {metric_name(name)} {value:.4f}" for name, value in of_other_labels(results).items() if value is not None
+    )
+    return f"AUC {results['auc']:.4f}{loss}{''.join(others)}{sliding}"
 
 
-@dataclass(frozen=True)
-class Inheritance:
-    """What a worker takes over of others, if the workers have changed since the mode kept its files."""
+SMALLEST_PART = 100
+"""Rows. Smaller parts of a batch cost time and teach little."""
 
-    left: tuple[dict[str, bytes], ...] = ()
-    """Files of workers that have left."""
-    like: dict[str, bytes] = field(default_factory=dict)
-    """Files of a worker that stays, for one that has joined: the state of its optimizer is a better start than none."""
-    scale: float = 1.0
-    """Factor for progress that was not shipped, of this worker and of those that left: it keeps the mean over all workers."""
+
+def cut(batch: Batch, parts: int) -> list[Batch]:
+    """Cut a batch into about equal parts, none much smaller than SMALLEST_PART. Only the first counts as a batch."""
+    parts = min(parts, len(batch) // SMALLEST_PART)
+    if parts < 2:
+        return [batch]
+    size = -(-len(batch) // parts)
+    cuts = [batch[first : first + size] for first in range(0, len(batch), size)]
+    for i, part in enumerate(cuts):
+        part.epoch, part.row = batch.epoch, batch.row + i * size
+        part.parts, part.counted = len(cuts), i == 0
+    return cuts
+
+
+RAMP = 8
+"""Batches of a worker after which the interval between two exchanges grows by a step."""
+
+
+def ramped(every: int, age: int) -> int:
+    """Return after how many steps a worker exchanges weights. `age` is how many batches it has taken: at first after each step.
+
+    >>> [ramped(8, age) for age in (0, 7, 8, 40, 1000)]
+    [1, 1, 2, 6, 8]
+    """
+    return min(every, 1 + age // RAMP)
 
 
 class WorkerJob(Job):
@@ -645,14 +690,23 @@ class WorkerJob(Job):
         super().__init__(learner, source, metrics, report, trainers=trainers, threads=trainers)
         self.links, self.worker, self.workers = links, worker, workers
         self.trained = 0
-        """Batches trained. `steps` counts those handed out."""
+        """Batches trained. `steps` counts those handed out, and counts parts of batches as such."""
+        self.trained_before = 0
+        """Batches that all workers had trained when this worker began."""
+        self.warm_up = 0
+        """Batches of each worker that are cut into one part for each worker, from the beginning of the run."""
+        self.cuts = True
+        """Whether batches may be cut. A program that hands them over decides their size itself."""
+        self._parts: deque[Batch] = deque()
+        """Parts of the last batch that are not handed out yet."""
+        self.taken = 0
+        """Batches taken from the source. `trained` follows."""
         self.wanted = wanted
         """Returns the number of the checkpoint that is asked for, or 0."""
         self.took = took
         """Called when a checkpoint contains all batches up to a position and none after it."""
         self.saved: dict[str, bytes] = {}
         """Files of the mode in the checkpoint that training resumes from."""
-        self.inherited = Inheritance()
         self.carried: dict[str, Any] = {}
         """State that the mode keeps from one epoch to the next."""
         self.keep: Callable[[], dict[str, bytes]] = dict
@@ -664,9 +718,29 @@ class WorkerJob(Job):
         self.runs_optimizer = False
         """Whether the mode runs the dense optimizer in the worker. Its state then belongs to a checkpoint."""
 
+    @property
+    def age(self) -> int:
+        """Batches that one worker has taken since the run began, if all are equally fast."""
+        return self.trained_before // self.workers + self.taken
+
+    @property
+    def _interrupted(self) -> bool:
+        return not self._parts and self.stop_when()  # a position lies between two batches
+
+    def _next(self) -> Batch | None:
+        if self._parts:
+            return self._parts.popleft()
+        warms_up, batch = self.cuts and self.age < self.warm_up, super()._next()
+        if batch is None:
+            return None
+        self.taken += 1
+        first, *rest = cut(batch, self.workers) if warms_up else [batch]
+        self._parts.extend(rest)
+        return first
+
     def report(self, batch: Batch, result: Result) -> None:
         super().report(batch, result)
-        self.trained += 1
+        self.trained += batch.counted
 
     def adopt(self, values: Floats | None) -> None:
         """Adopt dense values of the shards."""

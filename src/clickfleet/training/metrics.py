@@ -7,7 +7,7 @@ A score outside [0, 1] counts only as invalid. Updates run in the native core wi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from clickfleet import _core
 from clickfleet.config.load import Config
 from clickfleet.config.plugins import closest
 from clickfleet.data.batch import Floats, Keys
-from clickfleet.data.schema import Schema
+from clickfleet.data.schema import Label, Schema
 from clickfleet.errors import CheckpointError, ConfigError
 
 State = dict[str, NDArray[Any]]
@@ -40,6 +40,9 @@ class MetricResults(TypedDict):
     rmse: float | None
     sliding_auc: NotRequired[float]
     gauc: NotRequired[float]
+    tasks: NotRequired[dict[str, dict[str, Any]]]
+    """The metrics of every label, if there are several. Those with the suffix `_given` count only the rows where the label in
+    `given` is 1; the others count all rows."""
 
 
 MONITORS: dict[str, float] = {
@@ -57,21 +60,82 @@ MONITORS: dict[str, float] = {
 NAMES = {"auc": "AUC", "gauc": "GAUC", "logloss": "log loss", "bucket_error": "bucket error"}
 
 
-def check_monitor(name: str, grouped: bool, key: str = "train.monitor", own: Iterable[str] = ()) -> None:
-    """Refuse a metric that evaluation does not return. `grouped`: the schema has a group column. `own`: the user's metrics."""
-    if name not in {*MONITORS, *own}:
-        raise ConfigError(f"unknown metric {name!r} in {key}{closest(name, [*own, *MONITORS])}")
-    if name == "gauc" and not grouped:
+GIVEN = "_given"
+"""Suffix of metrics over the rows where the label in `given` is 1."""
+NUMBER_MONITORS = ("rmse", "mae", "calibration")
+"""Metrics of a label that is not 0 or 1."""
+
+
+def check_monitor(name: str, schema: Schema | None, key: str = "train.monitor", own: Iterable[str] = ()) -> None:
+    """Refuse a metric that evaluation does not return. `own`: the user's metrics. `buy.auc` is a metric of the label buy.
+
+    Without a schema, check only the name of the metric.
+    """
+    if name in own:
+        return
+    label, _, metric = name.rpartition(".")
+    tasks = {} if schema is None else {task.name: task for task in schema.tasks}
+    if label and schema is None:
+        metric = metric.removesuffix(GIVEN)
+    elif label:
+        if label not in tasks:
+            raise ConfigError(f"unknown label {label!r} in {key}={name}{closest(label, tasks)}")
+        if metric.endswith(GIVEN) and not tasks[label].given:
+            raise ConfigError(f"{key}={name}: the label {label} has no given", f"use {name.removesuffix(GIVEN)}")
+        metric = metric.removesuffix(GIVEN)
+        if tasks[label].loss != "log" and metric not in NUMBER_MONITORS:
+            raise ConfigError(f"{key}={name}: the label {label} is a number", f"use {', '.join(NUMBER_MONITORS)}")
+    if metric not in MONITORS:
+        raise ConfigError(f"unknown metric {name!r} in {key}{closest(metric, [*own, *MONITORS])}")
+    if metric == "gauc" and schema is not None and schema.group is None:
         raise ConfigError(f"{key}={name} needs a group column", "name one in the schema, such as group: user")
+
+
+def value_of(results: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric of some results by its name.
+
+    >>> results = {"auc": 0.7, "tasks": {"click": {"auc": 0.7}, "buy": {"auc": 0.8}}}
+    >>> value_of(results, "auc"), value_of(results, "buy.auc"), value_of({"auc": 0.7}, "click.auc")
+    (0.7, 0.8, 0.7)
+    """
+    label, _, metric = name.rpartition(".")
+    if not label or name in results:
+        return cast(float | None, results.get(name))
+    part = results["tasks"].get(label, {}) if "tasks" in results else results
+    return cast(float | None, part.get(metric))
+
+
+def by_label(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all metrics of several labels by their full names; nothing for one label.
+
+    >>> by_label({"auc": 0.7, "tasks": {"click": {"auc": 0.7}, "buy": {"auc": 0.8, "rows": 3}}})
+    {'click.auc': 0.7, 'buy.auc': 0.8, 'buy.rows': 3}
+    """
+    tasks = cast(Mapping[str, Mapping[str, Any]], results.get("tasks") or {})
+    return {f"{label}.{metric}": value for label, part in tasks.items() for metric, value in part.items()}
+
+
+def of_other_labels(results: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the most important metric of each label but the first: AUC, or RMSE of a number.
+
+    >>> of_other_labels({"auc": 0.7, "tasks": {"click": {"auc": 0.7}, "buy": {"auc": 0.8, "rmse": 0.1}}})
+    {'buy.auc': 0.8}
+    """
+    others = list((results.get("tasks") or {}).items())[1:]
+    return {
+        f"{label}.{metric}": part[metric] for label, part in others for metric in ["auc" if "auc" in part else "rmse"]
+    }
 
 
 def metric_name(name: str) -> str:
     """Return the name of a metric for people.
 
-    >>> metric_name("auc"), metric_name("logloss"), metric_name("rmse")
-    ('AUC', 'log loss', 'rmse')
+    >>> metric_name("auc"), metric_name("logloss"), metric_name("rmse"), metric_name("buy.auc_given")
+    ('AUC', 'log loss', 'rmse', 'AUC of buy given')
     """
-    return NAMES.get(name, name)
+    label, _, metric = name.rpartition(".")
+    plain = metric.removesuffix(GIVEN)
+    return NAMES.get(plain, plain) + (f" of {label}" if label else "") + (" given" if plain != metric else "")
 
 
 def distance(name: str, value: float | None) -> float:
@@ -82,6 +146,7 @@ def distance(name: str, value: float | None) -> float:
     >>> distance("calibration", 0.95) < distance("calibration", 1.1), distance("ne", None)
     (True, inf)
     """
+    name = name.rpartition(".")[2].removesuffix(GIVEN)
     best = MONITORS.get(name, math.inf)  # of the user's own metrics, the largest value is the best
     if value is None or not math.isfinite(value):
         return math.inf
@@ -314,8 +379,146 @@ class Slices:
         self.core.read(0, True, slices[-1])
 
 
+class Numbers:
+    """The metrics of a label that is a number or a count.
+
+    >>> numbers = Numbers()
+    >>> numbers.update(np.array([1, 2], np.float32), np.array([1, 4], np.float32))
+    >>> numbers.results()["rmse"], numbers.results()["mean_label"]
+    (1.4142135623730951, 2.5)
+    """
+
+    SUMS = ("rows", "invalid", "weight", "labels", "predicted", "absolute", "squared")
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(len(self.SUMS))
+
+    def update(self, scores: Floats, labels: Floats, weights: Floats | None = None) -> None:
+        good = np.isfinite(scores)
+        score, label = scores[good].astype(np.float64), labels[good].astype(np.float64)
+        weight = np.ones(len(score)) if weights is None else weights[good].astype(np.float64)
+        error = score - label
+        parts = (weight, weight * label, weight * score, weight * np.abs(error), weight * error**2)
+        self._sums += [len(score), len(scores) - len(score), *(part.sum() for part in parts)]
+
+    def merge(self, other: Numbers) -> None:
+        self._sums += other._sums
+
+    def reset(self) -> None:
+        self._sums[:] = 0
+
+    def results(self) -> dict[str, float | int | None]:
+        """Return the metrics; `calibration` is the mean label over the mean prediction."""
+        rows, invalid, n, labels, predicted, absolute, squared = self._sums.tolist()
+        known = n > 0
+        return {
+            "rows": int(rows),
+            "invalid": int(invalid),
+            "rmse": math.sqrt(squared / n) if known else None,
+            "mae": absolute / n if known else None,
+            "mean_label": labels / n if known else None,
+            "mean_score": predicted / n if known else None,
+            "calibration": labels / predicted if known and abs(predicted) > 1e-9 else None,
+        }
+
+    def state(self) -> State:
+        return {"sums": self._sums.copy()}
+
+    def restore(self, state: State) -> None:
+        check_size("sums", state, len(self.SUMS))
+        self._sums[:] = state["sums"]
+
+
+class Space:
+    """The metrics of one label over the rows of one space: all rows, or those where the label in `given` is 1."""
+
+    def __init__(self, task: Label, thresholds: int, groups: bool) -> None:
+        self.sums: Buckets | Numbers = Buckets(thresholds) if task.loss == "log" else Numbers()
+        self.groups = Groups() if groups and task.loss == "log" else None
+
+    def update(self, scores: Floats, labels: Floats, weights: Floats | None, groups: Keys | None) -> None:
+        self.sums.update(scores, labels, weights)
+        if self.groups is not None and groups is not None:
+            self.groups.update(groups, scores, labels, weights)
+
+    def results(self) -> dict[str, Any]:
+        out: dict[str, Any] = dict(self.sums.results())
+        if self.groups is not None:
+            out["gauc"] = self.groups.gauc
+        return out
+
+
+class Tasks:
+    """The metrics of several labels. `scores` and `labels` are [B, T]; NaN is an unknown label.
+
+    Over all rows, the score of a label with `given` is the product of both scores, and its label is 1 if both are.
+    """
+
+    def __init__(self, tasks: tuple[Label, ...], thresholds: int, groups: bool) -> None:
+        self.tasks = tasks
+        self._parent = {task.name: [other.name for other in tasks].index(task.given) for task in tasks if task.given}
+        self.spaces: dict[tuple[str, str], Space] = {}
+        for task in tasks:
+            self.spaces[task.name, ""] = Space(task, thresholds, groups)
+            if task.given:
+                self.spaces[task.name, GIVEN] = Space(task, thresholds, groups)
+
+    def update(
+        self,
+        scores: Floats,
+        labels: Floats,
+        weights: Floats | None = None,
+        groups: Keys | None = None,
+        previous: Floats | None = None,
+    ) -> None:
+        before = None if previous is None else {space: label for space, _, label in self._by_space(scores, previous)}
+        for space, score, label in self._by_space(scores, labels):
+            if before is not None:  # an earlier row of the same show counted there
+                label = np.where(np.isnan(before[space]), label, np.nan)
+            self._add(space, score, label, weights, groups)
+
+    def _by_space(self, scores: Floats, labels: Floats) -> Iterator[tuple[tuple[str, str], Floats, Any]]:
+        """Yield the scores and labels of every space; NaN where a row does not count in it."""
+        everywhere: list[tuple[Floats, Floats]] = []  # score and label of each task over all rows
+        for i, task in enumerate(self.tasks):
+            score, label = np.ascontiguousarray(scores[:, i]), np.ascontiguousarray(labels[:, i])
+            if task.given:
+                parent = self._parent[task.name]
+                yield (task.name, GIVEN), score, np.where(labels[:, parent] == 1, label, np.nan)
+                before_score, before = everywhere[parent]
+                label = np.where(before == 1, label, np.where(np.isnan(before), np.nan, 0)).astype(np.float32)
+                score = score * before_score  # of a number, this is its expectation
+            everywhere.append((score, label))
+            yield (task.name, ""), score, label
+
+    def _add(
+        self, space: tuple[str, str], scores: Floats, labels: Any, weights: Floats | None, groups: Keys | None
+    ) -> None:
+        known = ~np.isnan(labels)
+        if known.all():
+            self.spaces[space].update(scores, labels.astype(np.float32), weights, groups)
+            return
+        weights, groups = (None if column is None else column[known] for column in (weights, groups))
+        self.spaces[space].update(scores[known], labels[known].astype(np.float32), weights, groups)
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Return the metrics of each label by name."""
+        out: dict[str, dict[str, Any]] = {task.name: {} for task in self.tasks}
+        for (name, suffix), space in self.spaces.items():
+            out[name] |= {f"{metric}{suffix}": value for metric, value in space.results().items()}
+        return out
+
+    def parts(self) -> dict[str, Buckets | Numbers | Groups]:
+        parts: dict[str, Buckets | Numbers | Groups] = {}
+        for (name, suffix), space in self.spaces.items():
+            parts[f"label {name}{suffix}"] = space.sums
+            if space.groups is not None:
+                parts[f"groups of {name}{suffix}"] = space.groups
+        return parts
+
+
 class Metrics:
-    """All metrics over one stream of batches.
+    """All metrics over one stream of batches. With several labels, those without a name are of the first.
 
     >>> metrics = Metrics(sliding=2)
     >>> metrics.update(np.array([0.2, 0.9], np.float32), np.array([0, 1], np.float32))
@@ -324,9 +527,15 @@ class Metrics:
     """
 
     def __init__(
-        self, thresholds: int = 4096, sliding: int | None = None, groups: bool = False, slices: bool = False
+        self,
+        thresholds: int = 4096,
+        sliding: int | None = None,
+        groups: bool = False,
+        slices: bool = False,
+        tasks: tuple[Label, ...] = (),
     ) -> None:
         self.buckets = Buckets(thresholds)
+        self.tasks = Tasks(tasks, thresholds, groups) if len(tasks) > 1 else None
         self.sliding = Sliding(sliding, thresholds) if sliding else None
         self.groups = Groups() if groups else None
         self.slices = Slices() if slices else None
@@ -340,8 +549,23 @@ class Metrics:
         weights: Floats | None = None,
         groups: Keys | None = None,
         slices: Keys | None = None,
+        previous: Floats | None = None,
     ) -> None:
-        """Add a batch. `groups` and `slices` hold a key per row; they are required if these metrics are on."""
+        """Add a batch. `groups` and `slices` hold a key per row; they are required if these metrics are on.
+
+        With several labels, `scores` and `labels` are [B, T]. `previous` are labels that an earlier row of the same show had; they
+        were counted then, and so the values that replace them are not.
+        """
+        if self.tasks is not None:
+            self.tasks.update(scores, labels, weights, groups, previous)
+        if self.tasks is not None or previous is not None:
+            scores, labels = (column.reshape(len(column), -1)[:, 0] for column in (scores, labels))
+            known = ~np.isnan(labels)
+            if previous is not None:
+                known &= np.isnan(previous.reshape(len(previous), -1)[:, 0])
+            scores, labels = np.ascontiguousarray(scores[known]), np.ascontiguousarray(labels[known])
+            columns = (weights, groups, slices)
+            weights, groups, slices = (None if column is None else column[known] for column in columns)  # type: ignore[assignment]
         self.buckets.update(scores, labels, weights)
         if self.sliding is not None:
             self.sliding.update(scores, labels, weights)
@@ -354,6 +578,9 @@ class Metrics:
     def merge(self, other: Metrics) -> None:
         """Add the rows of another worker, except for the sliding AUC: batches of two workers have no common order."""
         self.buckets.merge(other.buckets)
+        if self.tasks is not None and other.tasks is not None:
+            for part, theirs in zip(self.tasks.parts().values(), other.tasks.parts().values(), strict=True):
+                part.merge(theirs)  # type: ignore[arg-type]
         if self.groups is not None and other.groups is not None:
             self.groups.merge(other.groups)
         if self.slices is not None and other.slices is not None:
@@ -361,7 +588,7 @@ class Metrics:
 
     def reset(self) -> None:
         """Discard all rows except those of the sliding window."""
-        for metric in (self.buckets, self.groups, self.slices):
+        for metric in (self.buckets, self.groups, self.slices, *(self.tasks.parts().values() if self.tasks else ())):
             if metric is not None:
                 metric.reset()
 
@@ -371,7 +598,18 @@ class Metrics:
             out["sliding_auc"] = self.sliding.auc
         if self.groups is not None:
             out["gauc"] = self.groups.gauc
+        if self.tasks is not None:
+            out["tasks"] = self.tasks.results()
         return out
+
+    def buckets_of(self, name: str) -> Buckets:
+        """Return the buckets behind a metric such as `auc`, `buy.auc` or `buy.auc_given`."""
+        label, _, metric = name.rpartition(".")
+        if not label or self.tasks is None:
+            return self.buckets
+        sums = self.tasks.spaces[label, GIVEN if metric.endswith(GIVEN) else ""].sums
+        assert isinstance(sums, Buckets), "the label is 0 or 1"
+        return sums
 
     def state(self) -> State:
         """Return arrays by dotted name, such as `buckets.buckets`."""
@@ -379,16 +617,18 @@ class Metrics:
 
     def restore(self, state: State) -> None:
         for part, metric in self.parts().items():
-            saved = {key.split(".", 1)[1]: array for key, array in state.items() if key.startswith(part + ".")}
+            saved = {key[len(part) + 1 :]: array for key, array in state.items() if key.startswith(part + ".")}
             if not saved:
                 raise CheckpointError(
                     f"the saved metrics have no {part}", "resume with the metric settings of the saved run"
                 )
             metric.restore(saved)
 
-    def parts(self) -> dict[str, Buckets | Sliding | Groups | Slices]:
+    def parts(self) -> dict[str, Buckets | Numbers | Sliding | Groups | Slices]:
         parts = {"buckets": self.buckets, "sliding": self.sliding, "groups": self.groups, "slices": self.slices}
-        return {name: part for name, part in parts.items() if part is not None}
+        return {name: part for name, part in parts.items() if part is not None} | (
+            self.tasks.parts() if self.tasks else {}
+        )
 
 
 def check_thresholds(other: int, expected: int) -> None:
@@ -408,4 +648,4 @@ def check_size(key: str, state: State, numbers: int) -> None:
 def make_metrics(config: Config, schema: Schema) -> Metrics:
     """Return the metrics that a configuration asks for."""
     settings = config.train.metrics
-    return Metrics(settings.thresholds, settings.sliding or None, groups=schema.group is not None)
+    return Metrics(settings.thresholds, settings.sliding or None, groups=schema.group is not None, tasks=schema.tasks)

@@ -23,6 +23,7 @@ from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.store import atomic, checkpoint, mirror, run_folder
 from clickfleet.store.onnx import Engine
+from clickfleet.store.row_format import RowFormat
 from clickfleet.training import predict, saving
 from clickfleet.training.callbacks import Record, flat
 from clickfleet.training.learner import Learner
@@ -121,9 +122,10 @@ class SavedModel:
         return Scorer(self.learner, self.threads, self.engine)(self.source(data, batch_size))
 
     def predict(self, data: Data, batch_size: int | None = None) -> Floats:
-        """Return the probability of a click for every row, in order."""
+        """Return the probability of a click for every row, in order; with several labels, a column for each: [rows, labels]."""
         parts = [scores for _, scores in self.scores(data, batch_size)]
-        return np.concatenate([np.empty(0, np.float32), *parts])
+        labels = len(self.schema.tasks)
+        return np.concatenate([np.empty((0, labels) if labels > 1 else 0, np.float32), *parts])
 
     def source(self, data: Data, batch_size: int | None = None, labels: bool = False) -> Source:
         """Open data to score, in its order, even if training shuffled it."""
@@ -181,11 +183,14 @@ class SavedModel:
             files = {path.name: path.read_bytes() for path in saved.iterdir()}
         return _unpickled, (files, self.threads, self.form, self.model_class)
 
-    def export(self, path: str | Path, inputs: Sequence[str] | None = None) -> Path:
-        """Write the model for serving. `inputs` are the columns that requests contain; default: all."""
+    def export(self, path: str | Path, inputs: Sequence[str] | None = None, *, rows: RowFormat = "float32") -> Path:
+        """Write the model for serving. `inputs` are the columns that requests contain; default: all.
+
+        `rows` is the format of the rows: float32, float16 or int8.
+        """
         from clickfleet.training.export import export
 
-        return export(self.learner, path, self.step, inputs).path
+        return export(self.learner, path, self.step, inputs, rows=rows).path
 
     def importance(self, data: Data, groups: Sequence[Sequence[str]] | None = None) -> list[Importance]:
         """Return how much worse the metrics become if a field, or a group of fields, is shuffled; the largest first.
@@ -352,4 +357,5 @@ class TrainingResult(SavedModel):
             "valid_auc": None if self.valid is None else self.valid["auc"],
             "test_auc": None if self.test is None else self.test["auc"],
             "checkpoint": None if self.path is None else mirror.origin(self.path) or str(self.path),
+            **({"tasks": measured["tasks"]} if "tasks" in (measured := self.test or self.valid or self.train) else {}),
         }

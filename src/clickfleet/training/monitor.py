@@ -14,6 +14,8 @@ from typing import IO, Any, Literal, NamedTuple, Protocol, cast
 from clickfleet.data.progress import INTERVAL_S, LiveBar, amount
 from clickfleet.store import atomic
 from clickfleet.store.atomic import Appender
+from clickfleet.store.table import size_facts
+from clickfleet.training.metrics import by_label
 from clickfleet.training.tensorboard import Events
 
 BAR_INTERVAL_S = 0.5
@@ -149,7 +151,7 @@ class Monitor:
             self._epoch_rows = run.rows // run.epoch
         rate = (run.rows - self._begin.rows) / max(trained_s, 1e-9)
         table = run.table_stats()
-        more = {"table_rows": table["rows"], "table_bytes": table["bytes"], "rows_per_s": rate, "shares": run.shares()}
+        more = {**size_facts(table), "rows_per_s": rate, "shares": run.shares()}
         # `rows` counts the whole run, as in other records; the metrics cover `epoch_rows`
         self.record("epoch", {**facts, "rows": run.rows, "epoch_rows": facts["rows"], **more})
 
@@ -199,8 +201,7 @@ class Monitor:
             "loss": (run.loss - since.loss) / weight if weight else None,
             "auc": run.auc,
             "sliding_auc": run.sliding_auc,
-            "table_rows": table["rows"],
-            "table_bytes": table["bytes"],
+            **size_facts(table),
             "seconds_left": self._seconds_left(run, now),
             "bad_lines": run.bad_lines,
             "shares": run.shares(),
@@ -218,7 +219,9 @@ class Monitor:
             self._metrics_file.add(line.encode() + b"\n")
             self._warn_if_full(self._metrics_file)
             self._events = self._events or Events(self.folder / "tensorboard")
-            numbers = {key: value for key, value in clean.items() if isinstance(value, int | float)}
+            numbers = {
+                key: value for key, value in {**clean, **by_label(clean)}.items() if isinstance(value, int | float)
+            }
             phases = cast(Mapping[str, float], facts.get("shares", {}))
             shares = {f"share_{phase}": share for phase, share in phases.items()}
             curves = {
@@ -337,6 +340,8 @@ def describe(facts: Mapping[str, Any]) -> str:
     if facts["sliding_auc"] is not None:
         words.append(f"last batches {facts['sliding_auc']:.4f}")
     words.append(f"table {facts['table_rows']:,} rows {amount(facts['table_bytes'], 'bytes')}")
+    if facts.get("table_disk_rows"):
+        words.append(f"on disk {facts['table_disk_rows']:,} rows {amount(facts['table_disk_bytes'], 'bytes')}")
     if facts["bad_lines"]:
         words.append(f"{facts['bad_lines']:,} bad lines")
     if facts["seconds_left"] is not None:

@@ -1,7 +1,9 @@
 """Export a network to ONNX once, and replace its weights whenever they change.
 
-Inputs are dense[B, F], first[B, S] and factors[B, S, D]. Outputs are `score`, `logit` and layers by their name in the
-model. Every weight is an initializer with its name in torch, so that `read_weights` can return them.
+Inputs are dense[B, F], first[B, S] and factors[B, S, D]. For each history NAME that the model reads there are also
+NAME.factors[U, L, K, D], NAME.length[U] and NAME.row[B], the history of each row. Outputs are `score` and `logit`, [B] or, for
+several labels, [B, T], and layers by their name in the model. Every weight is an initializer with its name in torch, so that
+`read_weights` can return them.
 """
 
 from __future__ import annotations
@@ -24,18 +26,27 @@ from torch import Tensor, nn
 from clickfleet.errors import CheckpointError, ConfigError, MissingError, TrainingError
 from clickfleet.store import atomic
 from clickfleet.store.onnx import Engine, fill_with_nan, parse
-from clickfleet.training.network import Inputs, Model, Shape
+from clickfleet.training.losses import predictions
+from clickfleet.training.network import Events, HistoryShape, Inputs, Model, Shape
 
-INPUTS = ("dense", "first", "factors")
 OUTPUTS = ("score", "logit")
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
 
 
 class Kept:
-    """The dense columns and slots that stay inputs. `fill` replaces the other dense columns, zeros the other slots."""
+    """The dense columns, key columns (`slots`) and histories that stay inputs.
 
-    def __init__(self, dense: Sequence[int], slots: Sequence[int], fill: Sequence[float]) -> None:
-        self.dense, self.slots, self.fill = tuple(dense), tuple(slots), tuple(fill)
+    `fill` replaces the other dense columns, and zeros the other slots. An omitted history has no events.
+    """
+
+    def __init__(
+        self, dense: Sequence[int], slots: Sequence[int], fill: Sequence[float], histories: Sequence[str] = ()
+    ) -> None:
+        self.dense, self.slots, self.fill, self.histories = tuple(dense), tuple(slots), tuple(fill), tuple(histories)
+
+    def pooled(self, shape: Shape) -> tuple[int, ...]:
+        """Return the key columns that a model sees pooled."""
+        return tuple(column for column in self.slots if column < shape.slots)
 
 
 class Graph:
@@ -58,7 +69,7 @@ class Graph:
         if len(set(self.outputs)) < len(self.outputs) or not self.outputs:
             raise ConfigError("name at least one output, and each only once")
         self._module = _Exported(model, shape, self.outputs, kept).eval()
-        self._shape = shape
+        self._shape, self.reads_histories = shape, model.reads_histories
         cached = None if cache is None else _read(cache)
         if cached is not None:
             self._proto = cached
@@ -89,12 +100,13 @@ class Graph:
             session = Engine().session(self._proto.SerializeToString())
         except MissingError:
             return
-        fill_with_nan(session, _arrays(_example(self._shape, kept)))
+        used = [item.name for item in session.get_inputs()]
+        fill_with_nan(session, _arrays(_example(self._shape, kept), used))
         for rows in (3, 1, 7):
             example = _example(self._shape, kept, rows)
-            computed = session.run(list(self.outputs), _arrays(example))
+            computed = session.run(list(self.outputs), _arrays(example, used))
             with torch.inference_mode():
-                expected = [out.numpy() for out in self._module(*example)]
+                expected = [out.numpy() for out in self._module(*example.tensors().values())]
             for name, actual, right in zip(self.outputs, computed, expected, strict=True):
                 if not np.allclose(actual, right, rtol=1e-4, atol=1e-5):
                     raise TrainingError(
@@ -106,7 +118,7 @@ class Graph:
     def run(self, weights: Mapping[str, Tensor], x: Inputs) -> list[NDArray[np.float32]]:
         """Return the outputs of torch for these inputs."""
         self._module.model.load_state_dict(weights)
-        return [out.numpy() for out in self._module(*x)]
+        return [out.numpy() for out in self._module(*x.tensors().values())]
 
 
 def read_weights(graph: bytes) -> dict[str, Tensor]:
@@ -122,6 +134,7 @@ class _Exported(nn.Module):
 
     def __init__(self, model: Model, shape: Shape, outputs: tuple[str, ...], kept: Kept | None) -> None:
         super().__init__()
+        self.names = list(_example(shape, kept).tensors())
         self.model, self.shape, self.outputs, self.kept = model, shape, outputs, kept
         self._seen: dict[str, Tensor] = {}
         for name in outputs:
@@ -134,21 +147,33 @@ class _Exported(nn.Module):
 
         return hook
 
-    def forward(self, dense: Tensor, first: Tensor, factors: Tensor) -> tuple[Tensor, ...]:
-        x = Inputs(dense, first, factors) if self.kept is None else self._all_inputs(self.kept, dense, first, factors)
-        logit = self.model(x)
-        tensors = {"score": torch.sigmoid(logit), "logit": logit, **self._seen}
-        return tuple(tensors[name] for name in self.outputs)
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        x = Inputs.of(dict(zip(self.names, tensors, strict=True)))
+        logit = self.model(x if self.kept is None else self._all_inputs(self.kept, x))
+        outputs = {"score": predictions(logit, self.shape.tasks), "logit": logit, **self._seen}
+        return tuple(outputs[name] for name in self.outputs)
 
-    def _all_inputs(self, kept: Kept, dense: Tensor, first: Tensor, factors: Tensor) -> Inputs:
+    def _all_inputs(self, kept: Kept, x: Inputs) -> Inputs:
         """Return the inputs of the model, with the omitted columns filled in."""
-        fill = torch.tensor(kept.fill, dtype=dense.dtype)
+        pooled = kept.pooled(self.shape)
+        fill = torch.tensor(kept.fill, dtype=x.dense.dtype)
         slots = torch.zeros(self.shape.slots)
+        histories = {
+            history.name: x.histories.get(history.name, _no_events(history, self.shape.factors, x.dense))
+            for history in self.shape.histories
+        }
         return Inputs(
-            _filled(dense, kept.dense, fill),
-            _filled(first, kept.slots, slots),
-            _filled(factors, kept.slots, slots.unsqueeze(1).expand(-1, self.shape.factors)),
+            _filled(x.dense, kept.dense, fill),
+            _filled(x.first, pooled, slots),
+            _filled(x.factors, pooled, slots.unsqueeze(1).expand(-1, self.shape.factors)),
+            histories,
         )
+
+
+def _no_events(history: HistoryShape, factors: int, dense: Tensor) -> Events:
+    """Return a history without events for every row."""
+    rows = torch.zeros_like(dense[:, :1]).squeeze(1).long() if dense.shape[1] else torch.zeros(len(dense)).long()
+    return Events(torch.zeros(1, 1, len(history.slots), factors), torch.zeros(1).long(), rows)
 
 
 def _filled(given: Tensor, places: Sequence[int], fill: Tensor) -> Tensor:
@@ -162,11 +187,22 @@ def _filled(given: Tensor, places: Sequence[int], fill: Tensor) -> Tensor:
     return torch.cat([given, others], 1).index_select(1, torch.tensor(picked))
 
 
-def _example(shape: Shape, kept: Kept | None = None, rows: int = 3) -> tuple[Tensor, ...]:
-    dense, slots = (shape.dense, shape.slots) if kept is None else (len(kept.dense), len(kept.slots))
+def _example(shape: Shape, kept: Kept | None = None, rows: int = 3) -> Inputs:
+    dense, slots = (shape.dense, shape.slots) if kept is None else (len(kept.dense), len(kept.pooled(shape)))
     generator = torch.Generator().manual_seed(rows)  # leaves the global generator to training
     sizes = (rows, dense), (rows, slots), (rows, slots, shape.factors)
-    return tuple(torch.rand(size, generator=generator) for size in sizes)
+    histories = {}
+    for history in shape.histories:
+        if kept is not None and history.name not in kept.histories:
+            continue
+        distinct = (rows + 1) // 2 if rows > 1 else 1  # two rows share a history
+        length = torch.arange(distinct) % min(history.max, rows + 1) + (rows > 1)
+        most = max(int(length.max()), 2 if rows == 3 else 1)  # the exporter takes an axis of 1 for a constant
+        events = torch.rand((distinct, most, len(history.slots), shape.factors), generator=generator)
+        events[torch.arange(most) >= length.unsqueeze(1)] = 0.0
+        histories[history.name] = Events(events, length, torch.arange(rows) // 2)
+    dense_, first, factors = (torch.rand(size, generator=generator) for size in sizes)
+    return Inputs(dense_, first, factors, histories)
 
 
 def refuse_empty(proto: onnx.ModelProto) -> None:
@@ -188,8 +224,9 @@ def refuse_empty(proto: onnx.ModelProto) -> None:
             )
 
 
-def _arrays(inputs: tuple[Tensor, ...]) -> dict[str, NDArray[np.float32]]:
-    return {name: tensor.numpy() for name, tensor in zip(INPUTS, inputs, strict=True)}
+def _arrays(inputs: Inputs, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    tensors = inputs.tensors()
+    return {name: tensors[name].numpy() for name in names}
 
 
 def _read(cache: Path) -> onnx.ModelProto | None:
@@ -202,24 +239,32 @@ def _read(cache: Path) -> onnx.ModelProto | None:
 def _layers(model: Model, shape: Shape) -> list[str]:
     """Return the layers that compute one tensor per row."""
     names: set[str] = set()
-    inputs = _example(shape)
+    inputs = _example(shape, rows=4)  # with histories, no other axis has this size
 
     def note(name: str) -> Any:
         def hook(layer: nn.Module, args: Any, out: Any) -> None:
-            if isinstance(out, Tensor) and out.ndim and len(out) == len(inputs[0]):
+            if isinstance(out, Tensor) and out.ndim and len(out) == len(inputs.dense):
                 names.add(name)
 
         return hook
 
     hooks = [layer.register_forward_hook(note(name)) for name, layer in model.named_modules() if name]
     with torch.inference_mode():
-        model(Inputs(*inputs))
+        model(inputs)
     for hook in hooks:
         hook.remove()
     return sorted(names)
 
 
-def _export(module: nn.Module, example: tuple[Tensor, ...], outputs: tuple[str, ...]) -> onnx.ModelProto:
+def _export(module: nn.Module, example: Inputs, outputs: tuple[str, ...]) -> onnx.ModelProto:
+    tensors, axes = example.tensors(), {"dense": {0: "batch"}, "first": {0: "batch"}, "factors": {0: "batch"}}
+    for number, name in enumerate(example.histories):
+        distinct, longest = f"histories_{number}", f"events_{number}"
+        axes |= {
+            f"{name}.factors": {0: distinct, 1: longest},
+            f"{name}.length": {0: distinct},
+            f"{name}.row": {0: "batch"},
+        }
     noisy = logging.getLogger("torch.onnx")
     level = noisy.level
     noisy.setLevel(logging.ERROR)  # it warns that torchvision is missing
@@ -228,13 +273,13 @@ def _export(module: nn.Module, example: tuple[Tensor, ...], outputs: tuple[str, 
             warnings.simplefilter("ignore")
             program: Any = torch.onnx.export(
                 module,
-                example,
+                tuple(tensors.values()),
                 dynamo=True,
                 verbose=False,
                 optimize=False,  # folding would hide the weights
-                input_names=INPUTS,
+                input_names=list(tensors),
                 output_names=outputs,
-                dynamic_shapes=({0: "batch"}, {0: "batch"}, {0: "batch"}),
+                dynamic_shapes=(tuple(axes[name] for name in tensors),),
             )
     finally:
         noisy.setLevel(level)

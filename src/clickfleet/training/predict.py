@@ -20,23 +20,29 @@ from clickfleet.data.names import Names
 from clickfleet.data.schema import Schema
 from clickfleet.errors import ConfigError
 from clickfleet.store.onnx import Engine
-from clickfleet.training.embedding import Embedding
+from clickfleet.store.row_format import RowFormat, round_rows
+from clickfleet.store.table import Table
 from clickfleet.training.learner import Learner
 from clickfleet.training.metrics import MetricResults, Metrics
 from clickfleet.training.network import Model
 from clickfleet.training.onnx_graph import Graph
 
 Results = dict[str, Any]
+ANNOUNCED_BATCHES = 3
+"""Batches whose keys are announced to a table with rows on disk, so that it reads them ahead."""
 
 
 class Scorer:
     """Computes click probabilities with torch, or with an `engine` of ONNX Runtime.
 
-    The model must not change in the meantime. Unknown keys count as rows of zeros.
+    The model must not change in the meantime. Unknown keys count as rows of zeros. `rows` rounds rows as consumers of that format get
+    them.
     """
 
-    def __init__(self, learner: Learner, threads: int = 1, engine: Engine | None = None) -> None:
-        self.learner, self.threads = learner, threads
+    def __init__(
+        self, learner: Learner, threads: int = 1, engine: Engine | None = None, rows: RowFormat = "float32"
+    ) -> None:
+        self.learner, self.threads, self._row_format = learner, threads, rows
         self._local = threading.local()
         self._session: Any = None
         if engine is not None:  # instead of torch
@@ -47,6 +53,7 @@ class Scorer:
         """Yield each batch with its scores, in order."""
         training = self.learner.model.training
         self.learner.model.eval()
+        batches = batches if self.learner.table.disk is None else announced(self.learner.table, batches)
         try:
             if self.threads == 1:
                 yield from ((batch, self.score(batch)) for batch in batches)
@@ -71,16 +78,29 @@ class Scorer:
         """Return the scores of one batch. The model must be in evaluation mode."""
         embedding = getattr(self._local, "embedding", None)
         if embedding is None:
-            embedding = self._local.embedding = Embedding(
-                self.learner.schema, self.learner.table.factors, self.learner.device
-            )
+            embedding = self._local.embedding = self.learner.embedding()
         keys = embedding.unique(batch)
-        rows = self.learner.table.pull(keys, training=False, out=embedding.room())
+        rows = round_rows(self._row_format, self.learner.table.pull(keys, training=False, out=embedding.room()))
         x = embedding.inputs(batch, rows, training=False)
+        scores: Floats
         if self._session is not None:
-            scores: Floats = self._session.run(None, {name: getattr(x, name).cpu().numpy() for name in self._inputs})[0]
-            return scores
-        return torch.sigmoid(self.learner.model(x)).cpu().numpy()
+            tensors = x.tensors()
+            scores = self._session.run(None, {name: tensors[name].cpu().numpy() for name in self._inputs})[0]
+        else:
+            scores = self.learner.loss.scores(self.learner.model(x)).cpu().numpy()
+        calibration = self.learner.calibration
+        return scores if calibration is None else calibration.of(self.learner.schema)(scores, batch)
+
+
+def announced(table: Table, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield batches, and announce the keys of the next ones to a table that reads rows from disk."""
+    waiting: deque[Batch] = deque()
+    for batch in batches:
+        table.announce(batch.keys)
+        waiting.append(batch)
+        if len(waiting) > ANNOUNCED_BATCHES:
+            yield waiting.popleft()
+    yield from waiting
 
 
 _graphs: WeakKeyDictionary[Model, Graph] = WeakKeyDictionary()
@@ -116,7 +136,7 @@ def measure(
     for batch, scores in Scorer(learner, threads, engine)(batches):
         assert batch.labels is not None
         slices = None if slot is None else slot_keys(batch, slot)
-        metrics.update(scores, batch.labels, batch.weights, batch.groups, slices)
+        metrics.update(scores, batch.labels, batch.weights, batch.groups, slices, batch.previous)
         for rows in (own.rows if own.functions else None, collected):
             if rows is not None:
                 rows.add(batch, scores)
@@ -127,7 +147,10 @@ def measure(
 
 
 MetricFunction = Callable[[Floats, Floats, Floats], float]
-"""A user's metric: `function(labels, scores, weights)`, arrays with one number per row of the evaluation data."""
+"""A user's metric: `function(labels, scores, weights)`, arrays with one number per row of the evaluation data.
+
+With several labels, `labels` and `scores` have a column for each; NaN is an unknown label.
+"""
 
 
 class ScoredRows:
@@ -139,16 +162,22 @@ class ScoredRows:
     def add(self, batch: Batch, scores: Floats) -> None:
         assert batch.labels is not None
         weights = np.ones(len(batch), np.float32) if batch.weights is None else batch.weights
-        self._parts.append((batch.labels, scores, weights))
+        labels = batch.labels
+        if (late := batch.corrections) is not None:  # an earlier row of the show was collected
+            labels = late.judged()
+            first = ~np.isnan(labels.reshape(len(labels), -1)).all(1)
+            labels, scores, weights = labels[first], scores[first], weights[first]
+        self._parts.append((labels, scores, weights))
 
     def extend(self, columns: tuple[Floats, Floats, Floats]) -> None:
         """Add the rows that another process has collected."""
         self._parts.append(columns)
 
     def columns(self) -> tuple[Floats, Floats, Floats]:
-        """Return labels, scores and weights, one number per row."""
-        empty = (np.empty(0, np.float32),) * 3
-        labels, scores, weights = (np.concatenate(part) for part in zip(empty, *self._parts, strict=True))
+        """Return labels, scores and weights, one number (or one per label) per row."""
+        if not self._parts:
+            return (np.empty(0, np.float32),) * 3
+        labels, scores, weights = (np.concatenate(part) for part in zip(*self._parts, strict=True))
         return labels, scores, weights
 
 
@@ -189,7 +218,10 @@ RESERVED = ("epoch", "step", "slices", "kind", "time")
 def metrics_of(learner: Learner) -> Metrics:
     """Return empty metrics with the settings of a model."""
     settings = learner.config.train.metrics
-    return Metrics(settings.thresholds, groups=learner.schema.group is not None, slices=settings.slices is not None)
+    schema = learner.schema
+    return Metrics(
+        settings.thresholds, groups=schema.group is not None, slices=settings.slices is not None, tasks=schema.tasks
+    )
 
 
 def results(metrics: Metrics) -> Results:

@@ -335,7 +335,7 @@ class OpenRun(Generic[M]):
         """
         kind: type[Model] = find("models", self.settings.model, Model)
         train = self.settings.train
-        check_monitor(train.monitor, source.schema.group is not None, own=train.metrics.functions)
+        check_monitor(train.monitor, source.schema, own=train.metrics.functions)
         saved = None if self.resumes is None else run_folder.read_state(self.resumes)
         chosen = validation.choose(self.settings, source, valid, test, saved, kind.scores_rows, local)
         self.settings = validation.with_share(self.settings, chosen.split)

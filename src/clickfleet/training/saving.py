@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,25 @@ from torch import Tensor
 
 from clickfleet.config import sections
 from clickfleet.config.load import Config, dump
+from clickfleet.config.machine import free_memory
 from clickfleet.config.plugins import Plugin
+from clickfleet.data.progress import amount
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.store import atomic, checkpoint
+from clickfleet.store.calibration import Calibration
 from clickfleet.store.published import Entry
 from clickfleet.store.rules import rule
 from clickfleet.store.run_folder import State, at_origin, entries, read_config, read_schema, read_state
-from clickfleet.store.table import Table
+from clickfleet.store.table import SlotRows, Table
 from clickfleet.training import devices
-from clickfleet.training.learner import Learner, model_spec, network_of, table_spec
+from clickfleet.training.learner import Learner, model_spec, network_of, slot_widths, table_spec
 from clickfleet.training.metrics import Metrics
 from clickfleet.training.network import Model
 from clickfleet.training.onnx_graph import read_weights
 
 ROW_FILES = 8
-FREE = checkpoint.MEMORY
+FREE = (*checkpoint.MEMORY, *checkpoint.DISK)
 """Settings of the table that may change when a run resumes."""
 
 
@@ -134,9 +137,34 @@ def load(path: Path, trust: bool = False, model_class: type[Model] | None = None
     config, schema = read_config(path, trust), read_schema(path)
     config = replace(config, model=replace(config.model, passed=model_class))
     config = config if run is None else with_passed_code(config, run)
-    learner = Learner(config, schema, checkpoint.load(path), devices.or_cpu(config.train.device))
+    table = checkpoint.load(path, **on_disk(path, config))
+    learner = Learner(config, schema, table, devices.or_cpu(config.train.device))
     learner.restore_dense(checkpoint.parsed(path, "dense.safetensors", torch_tensors.load))
+    calibrator = read_state(path).get("published", {}).get("calibrator")
+    if calibrator is not None:
+        with atomic.damage_errors(path / "state.json"):
+            learner.calibration = Calibration.from_bytes(calibrator["calibration"].encode(), path / "state.json")
     return learner
+
+
+def on_disk(path: Path, config: Config) -> dict[str, Any]:
+    """Return the changes that load a checkpoint into memory and table.disk, if its run had rows on disk.
+
+    The directory may be missing on another machine. Then the rows are loaded into memory if they fit.
+    """
+    table = config.table
+    if table.disk is None:
+        return {}
+    if Path(table.disk).parent.is_dir():
+        return {"memory_limit": table.memory_limit, "snapshot_reserve": table.snapshot_reserve, "disk": table.disk}
+    stored = sum(facts["bytes"] for facts in atomic.read_manifest(path, "checkpoint")["files"].values())
+    if stored > free_memory():
+        raise CheckpointError(
+            f"the rows of {path} take {amount(stored, 'bytes')}, more than the free memory, and the directory "
+            f"{table.disk} of table.disk cannot be created here: {Path(table.disk).parent} does not exist",
+            "create it, on a local disk with enough space",
+        )
+    return {}
 
 
 def with_passed_code(config: Config, run: Config) -> Config:
@@ -175,7 +203,7 @@ def free(path: Path, config: Config, schema: Schema) -> dict[str, Any]:
                 f"{name} differs from the one in the checkpoint",
                 "resume with the file of the saved run, or start a new run with train.init_from",
             )
-    return {key: table[key] for key in FREE}
+    return {key: table[key] for key in FREE if key in table}
 
 
 def resume_dense(path: Path, learner: Learner, metrics: Metrics) -> State:
@@ -216,15 +244,33 @@ def fitting(path: Path, config: Config, schema: Schema) -> tuple[dict[str, Any] 
             f"the keys of {path} are made by {saved_keys}, those of the data by {schema.keys}",
             "use the key rule of the saved model: the same key must mean the same value",
         )
+    before, after = _by_slot(saved, read_schema(path)), _by_slot(table, schema)
     if saved["factors"] != table["factors"]:
         return None, [f"all rows: the old model has {saved['factors']} factors per row, this one {table['factors']}"]
-    for part in ("rule", "embed_rule"):
-        if saved[part]["name"] != table[part]["name"]:
-            raise ConfigError(
-                f"the rows of {path} were trained with {saved[part]['name']}, but table.{part} is {table[part]['name']}",
-                f"use table.{part} of the saved run: the rows carry its state",
-            )
-    return table, []
+    if before or after:  # a row's slot tells its width, by its number
+        if read_schema(path).slots != schema.slots:
+            return None, ["all rows: the slots of the old model are others, and some have widths or rules of their own"]
+        for slot in sorted(before.keys() | after.keys()):
+            widths = [own["factors"] for own in (before.get(slot) or saved, after.get(slot) or table)]
+            if widths[0] != widths[1]:
+                return None, [
+                    f"all rows: slot {slot} has {widths[0]} factors in the old model, {widths[1]} in this one"
+                ]
+    for slot in ("", *sorted(before.keys() | after.keys())):
+        for part in ("rule", "embed_rule"):
+            old, new = (own[part]["name"] for own in (before.get(slot) or saved, after.get(slot) or table))
+            if old != new:
+                setting = f"table.slots.{slot}.{part}" if slot else f"table.{part}"
+                raise ConfigError(
+                    f"the rows of {path} were trained with {old}, but {setting} is {new}",
+                    f"use {setting} of the saved run: the rows carry its state",
+                )
+    return {**({"slots": {}} if saved.get("slots") else {}), **table}, []
+
+
+def _by_slot(table: Mapping[str, Any], schema: Schema) -> dict[str, Mapping[str, Any]]:
+    """Return the settings of slots from the description of a table, by name."""
+    return {schema.slots[int(slot)].name: own for slot, own in table.get("slots", {}).items()}
 
 
 def _text(state: torch.Tensor) -> str:
@@ -250,15 +296,17 @@ def load_published(entries: Sequence[Entry], trust: bool = False, model_class: t
     for entry in entries:
         entry.verify()
     settings = dict(last.manifest["model"])
-    name, dim = settings.pop("name"), settings.pop("dim")
+    name, dim, dims = settings.pop("name"), settings.pop("dim"), settings.pop("dims", {})
     origin = "" if trust else str(last.path)
     config = Config(
         data=sections.Data(format=Plugin.parse(last.info["format"], origin)),
         model=Plugin(name, settings, origin, passed=model_class),
-        table=sections.TableSettings(dim=dim, rule=Plugin("sgd", {})),
+        table=sections.TableSettings(dim=dim, dims=dims, rule=Plugin("sgd", {})),
     )
-    learner = Learner(config, Schema.from_dict(last.manifest["schema"], str(last.path)), rows(entries))
+    schema = Schema.from_dict(last.manifest["schema"], str(last.path))
+    learner = Learner(config, schema, rows(entries, slot_widths(config, schema)))
     learner.restore_dense(_dense(learner, read_weights(last.graph())))
+    learner.calibration = last.calibration()
     return learner
 
 
@@ -269,10 +317,10 @@ def _dense(learner: Learner, saved: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: state[name] if name in absent else saved[name] for name in state if name in {*saved, *absent}}
 
 
-def rows(entries: Sequence[Entry]) -> Table:
-    """Return a table with the rows of a base and its deltas. They hold weights but no optimizer state."""
-    factors = int(entries[-1].manifest["factors"])
-    table = Table(factors, rule=rule("sgd"))
+def rows(entries: Sequence[Entry], widths: Sequence[int] | None = None) -> Table:
+    """Return a table with the rows of a base and its deltas. They hold weights but no optimizer state. `widths` are those of slots."""
+    widths = widths or [int(entries[-1].manifest["factors"])]
+    table = Table(widths[0], rule=rule("sgd"), slots={slot: SlotRows(width) for slot, width in enumerate(widths)})
     newer = np.empty(0, np.uint64)  # keys that a later entry sets or deletes
     for entry in reversed(entries):
         batches = list(entry.batches())
@@ -286,13 +334,9 @@ def rows(entries: Sequence[Entry]) -> Table:
 def _restore(table: Table, batch: pa.RecordBatch, newer: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> None:
     key = batch.column("key").to_numpy()
     batch = batch.filter(pa.array(~np.isin(key, newer))) if len(newer) else batch
-    size = batch.num_rows
-    factors = batch.column("embedx").flatten().to_numpy()
-    full = len(factors) > 0 or table.factors == 0
-    if len(factors) != size * table.factors * full:
-        raise CheckpointError(f"the rows do not fit the model: expected {table.factors} factors per row")
-    key, slot, embed_w = (batch.column(name).to_numpy() for name in ("key", "slot", "embed_w"))
-    zeros, none = np.zeros(size), np.empty(0, np.float32)
-    days, scores, flags = zeros.astype(np.uint16), zeros.astype(np.float32), zeros.astype(np.uint8)
-    weights = embed_w, none, factors, none  # without the state of the rules
-    table.core.restore(full, key, slot, zeros, zeros, days, scores, flags, *weights, 0, 1024)
+    zeros, none = np.zeros(batch.num_rows), np.empty(0, np.float32)
+    columns = {name: batch.column(name).to_numpy() for name in ("key", "slot", "embed_w")}
+    columns |= {"embedx": batch.column("embedx").flatten().to_numpy(), "embed_state": none, "embedx_state": none}
+    columns |= {"show": zeros, "click": zeros, "unseen_days": zeros.astype(np.uint16)}
+    columns |= {"delta_score": zeros.astype(np.float32), "published": zeros.astype(np.uint8)}
+    checkpoint.put(table, columns)

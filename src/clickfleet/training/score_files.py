@@ -17,6 +17,7 @@ from clickfleet.data.dataset import Data
 from clickfleet.data.files import writing
 from clickfleet.data.kept_columns import KeptColumns
 from clickfleet.data.reader import Reader
+from clickfleet.data.schema import Schema
 from clickfleet.errors import ConfigError
 from clickfleet.training.model import SavedModel
 
@@ -47,30 +48,51 @@ def write_scores(
     """Write the scores of all rows to a file, which appears when it is complete. `keep` names columns to copy beside them."""
     source = model.source(data, batch_size)
     if not keep:
-        done = write_parts((scores for _, scores in model.scores(source)), out)
+        done = write_parts((scores for _, scores in model.scores(source)), out, score_columns(model.schema))
         return {**done, "bad_lines": source.counters.bad_lines}
     if not isinstance(source, Reader):
         raise ConfigError("columns can be kept of files only", "add the scores to the frame: frame['score'] = scores")
-    ending(out, keep)
+    names = score_columns(model.schema)
+    ending(out, keep, names)
     columns = KeptColumns(source, keep)
 
     def tables() -> Iterator[pa.Table]:
         for batch, scores in model.scores(source):
-            yield columns.take(len(batch)).append_column(SCORE, pa.array(scores))
+            table = columns.take(len(batch))
+            for name, column in zip(names, _columns(scores, names), strict=True):
+                table = table.append_column(name, column)
+            yield table
 
     try:
-        done = write_tables(tables(), out, keep)
+        done = write_tables(tables(), out, keep, names)
     finally:
         columns.close()
     return {**done, "bad_lines": source.counters.bad_lines}
 
 
-def write_parts(parts: Iterable[Floats], out: str | Path) -> WrittenScores:
+def score_columns(schema: Schema) -> list[str]:
+    """Return the names of the columns with scores: `score`, or one per label if there are several.
+
+    >>> from clickfleet.data.schema import Label, Slot
+    >>> score_columns(Schema(slots=(Slot("ad"),), labels=(Label("click"), Label("buy"))))
+    ['score_click', 'score_buy']
+    """
+    tasks = schema.tasks
+    return [SCORE] if len(tasks) == 1 else [f"{SCORE}_{task.name}" for task in tasks]
+
+
+def _columns(scores: Floats, names: Sequence[str]) -> list[pa.Array]:
+    """Return each column of scores [rows] or [rows, labels]."""
+    return [pa.array(column, pa.float32()) for column in scores.reshape(len(scores), len(names)).T]
+
+
+def write_parts(parts: Iterable[Floats], out: str | Path, names: Sequence[str] = (SCORE,)) -> WrittenScores:
     """Write scores to a file, which appears when it is complete."""
-    return write_tables((pa.table({SCORE: pa.array(scores, pa.float32())}) for scores in parts), out)
+    tables = (pa.table(dict(zip(names, _columns(scores, names), strict=True))) for scores in parts)
+    return write_tables(tables, out, names=names)
 
 
-def ending(out: str | Path, keep: Sequence[str] = ()) -> str:
+def ending(out: str | Path, keep: Sequence[str] = (), names: Sequence[str] = (SCORE,)) -> str:
     """Return the ending of a file of scores, without that of its compression. Refuse what it cannot hold."""
     name = Path(out).name
     suffix = Path(name.removesuffix(PACKED)).suffix
@@ -80,64 +102,71 @@ def ending(out: str | Path, keep: Sequence[str] = ()) -> str:
         raise ConfigError(
             f"{name} cannot hold columns beside the scores", "choose a name that ends in .csv, .tsv or .parquet"
         )
-    if SCORE in keep:
-        raise ConfigError(f"the scores are in the column {SCORE!r}, so no other of this name can be kept")
+    if taken := [name for name in names if name in keep]:
+        raise ConfigError(f"the scores are in the column {taken[0]!r}, so no other of this name can be kept")
     return suffix
 
 
-def write_tables(tables: Iterable[pa.Table], out: str | Path, keep: Sequence[str] = ()) -> WrittenScores:
+def write_tables(
+    tables: Iterable[pa.Table], out: str | Path, keep: Sequence[str] = (), names: Sequence[str] = (SCORE,)
+) -> WrittenScores:
     """Write tables of scores and kept columns to a file, which appears when it is complete."""
     out = Path(out)
-    suffix = ending(out, keep)
+    suffix = ending(out, keep, names)
     begin = time.monotonic()
     with writing(out) as temporary:
         if suffix == ".parquet":
-            rows = _write_parquet(temporary, tables, keep)
+            rows = _write_parquet(temporary, tables, keep, names)
         elif suffix == ".npy":
-            rows = _write_npy(temporary, tables)
+            rows = _write_npy(temporary, tables, names)
         else:
-            rows = _write_text(temporary, tables, keep, SEPARATORS.get(suffix), out.name.endswith(PACKED))
+            rows = _write_text(temporary, tables, keep, names, SEPARATORS.get(suffix), out.name.endswith(PACKED))
     seconds = time.monotonic() - begin
     return {"rows": rows, "seconds": seconds, "rows_per_s": rows / max(seconds, 1e-9), "out": str(out)}
 
 
-def _empty(keep: Sequence[str]) -> pa.Table:
-    """Return what to write of data without rows."""
-    score = pa.field(SCORE, pa.float32(), nullable=False)
-    return pa.schema([*(pa.field(name, pa.string()) for name in keep), score]).empty_table()
-
-
-def _write_parquet(path: Path, tables: Iterable[pa.Table], keep: Sequence[str]) -> int:
+def _write_parquet(path: Path, tables: Iterable[pa.Table], keep: Sequence[str], names: Sequence[str]) -> int:
     from pyarrow import parquet
 
     rows, writer = 0, None
+    scores = [pa.field(name, pa.float32(), nullable=False) for name in names]
     try:
         for table in tables:
             if writer is None:
                 kept = [table.schema.field(name) for name in keep]
-                schema = pa.schema([*kept, pa.field(SCORE, pa.float32(), nullable=False)])
+                schema = pa.schema([*kept, *scores])
                 writer = parquet.ParquetWriter(path, schema)
             writer.write_table(table.cast(schema))
             rows += len(table)
         if writer is None:
-            parquet.write_table(_empty(keep), path)
+            parquet.write_table(
+                pa.schema([*(pa.field(name, pa.string()) for name in keep), *scores]).empty_table(), path
+            )
     finally:
         if writer is not None:
             writer.close()
     return rows
 
 
-def _write_npy(path: Path, tables: Iterable[pa.Table]) -> int:
-    scores = np.concatenate([np.empty(0, np.float32), *(table[SCORE].to_numpy() for table in tables)])
+def _write_npy(path: Path, tables: Iterable[pa.Table], names: Sequence[str]) -> int:
+    """Write an array [rows], or [rows, labels] of several labels."""
+    empty = np.empty((0, len(names)), np.float32)
+    parts = [np.stack([table[name].to_numpy() for name in names], axis=1) for table in tables]
+    scores = np.concatenate([empty, *parts])
     with path.open("wb") as file:
-        np.save(file, scores)
+        np.save(file, scores[:, 0] if len(names) == 1 else scores)
     return len(scores)
 
 
 def _write_text(
-    path: Path, tables: Iterable[pa.Table], keep: Sequence[str], separator: str | None, packed: bool
+    path: Path,
+    tables: Iterable[pa.Table],
+    keep: Sequence[str],
+    names: Sequence[str],
+    separator: str | None,
+    packed: bool,
 ) -> int:
-    """Write lines of text. Files with a separator have a header; other files hold one score per line."""
+    """Write lines of text. Files with a separator have a header; other files hold one score per line, or one per label."""
     from pyarrow.csv import WriteOptions, write_csv  # writes the shortest digits that identify a number
 
     rows = 0
@@ -146,14 +175,14 @@ def _write_text(
         out = _Lines(sink.write)
         writer = csv.writer(out, delimiter=separator or ",", lineterminator="\n")
         if separator:
-            writer.writerow([*keep, SCORE])
+            writer.writerow([*keep, *names])
             out.flush()
         for table in tables:
             if keep:
-                writer.writerows(zip(*(_texts(table[name]) for name in (*keep, SCORE)), strict=True))
+                writer.writerows(zip(*(_texts(table[name]) for name in (*keep, *names)), strict=True))
                 out.flush()
             else:
-                write_csv(table, sink, WriteOptions(include_header=False))
+                write_csv(table, sink, WriteOptions(include_header=False, delimiter=separator or ","))
             rows += len(table)
         if packed:
             sink.close()

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from clickfleet.data.batch import Batch, Floats, Keys
 from clickfleet.data.schema import Schema
+from clickfleet.errors import ConfigError
 from clickfleet.store.table import Table
 from clickfleet.training import devices
 from clickfleet.training.embedding import Embedding, Push
-from clickfleet.training.losses import Loss
+from clickfleet.training.losses import LateLabels, Loss
 from clickfleet.training.network import Inputs, Model
 from clickfleet.training.optimizer import Flat, Optimizer
 
@@ -29,7 +30,9 @@ class Result(NamedTuple):
 
     loss: float
     """The sum over the rows, including weights and regularisers."""
-    scores: Floats  # [B], on the scale of the training data: down-sampled negatives raise them
+    scores: (
+        Floats  # [B], or [B, T] of several labels, on the scale of the training data: down-sampled negatives raise them
+    )
     push: Push
     dense_scale: float
     """Factor for the dense gradients."""
@@ -109,10 +112,11 @@ class Step:
         factors: int,
         device: torch.device = devices.CPU,
         row_decays: Sequence[RowDecay | TableDecay] = (),
+        by_show: tuple[bool, bool] = (False, False),
     ) -> None:
         assert isinstance(flat.model, Model)
         self.flat, self.model, self.loss, self.schema = flat, flat.model, loss, schema
-        self.row_decays = row_decays
+        self.row_decays, self.by_show = row_decays, by_show
         self.device, self.factors = device, factors
         self.embedding = self.spare()
         self.score_first = False
@@ -128,7 +132,8 @@ class Step:
             decays.append(RowDecay(l2, table.embed_rule.scale, table.rule.scale))
         if strength := learner.config.train.loss.l2_table:
             decays.append(TableDecay.of(strength, table))
-        return cls(flat, learner.loss, learner.schema, table.factors, learner.device, decays)
+        by_show = (table.embed_rule.scale == "show", table.rule.scale == "show")
+        return cls(flat, learner.loss, learner.schema, table.factors, learner.device, decays, by_show)
 
     def train(self, batch: Batch, table: Table, optimizer: Optimizer, lap: Callable[[str], None]) -> Result:
         """Train on a batch with a table of this process: pull, compute, push. `lap` is called with the name of each phase at its end."""
@@ -149,22 +154,35 @@ class Step:
         labels, weights = self._tensor(batch.labels), None if batch.weights is None else self._tensor(batch.weights)
         self.flat.zero_grads()
         before = self._evaluate(x) if self.score_first else None
-        logits = self.model(x)
-        loss = self.loss.total(logits, labels, weights, self.model.extra_loss(), self.matrices)
+        logits = self.logits(self.model(x), len(batch))
+        loss = self.loss.total(
+            logits, labels, weights, self.model.extra_loss(), self.matrices, self._late_labels(batch)
+        )
         value = loss.item()
         if not math.isfinite(value):
             raise NotFiniteError(batch, value)
         loss.backward()  # type: ignore[no-untyped-call]
-        scores = torch.sigmoid(self.loss.sampled(logits.detach() if before is None else before)).cpu().numpy()
+        scores = self.loss.scores(self.loss.sampled(logits.detach() if before is None else before)).cpu().numpy()
         scale = self.loss.dense_scale(labels, weights)
-        push = self.embedding.push(batch, x)
+        push = self.embedding.push(batch, x, by_show=self.by_show)
         for decay in self.row_decays:
             decay.add(push, rows)
         return Result(value, scores, push, scale)
 
     def spare(self) -> Embedding:
         """Return another `embedding`, to prepare the next batch during this one."""
-        return Embedding(self.schema, self.factors, self.device)
+        return Embedding(self.schema, self.factors, self.device, self.model.reads_histories)
+
+    def logits(self, out: Tensor, rows: int) -> Tensor:
+        """Return what a model has returned. Refuse it unless it has one logit per row and label."""
+        tasks = len(self.schema.tasks)
+        if out.shape != ((rows, tasks) if tasks > 1 else (rows,)):
+            expected = f"[rows, {tasks}], one logit per label" if tasks > 1 else "[rows]"
+            raise ConfigError(
+                f"the model returned logits of the shape {list(out.shape)} for {rows} rows; expected {expected}",
+                "a model for several labels has `shape.outputs` outputs" if tasks > 1 else "return one logit per row",
+            )
+        return out
 
     def flush(self) -> None:
         """Write to the table what `train` has kept back. Call it before anyone else reads the table."""
@@ -184,6 +202,11 @@ class Step:
             return self.model(x)
         finally:
             self.model.train()
+
+    def _late_labels(self, batch: Batch) -> LateLabels | None:
+        if batch.previous is None and batch.on_time is None:
+            return None
+        return LateLabels(*(None if one is None else self._tensor(one) for one in (batch.previous, batch.on_time)))
 
     def _tensor(self, column: Floats) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column)).to(self.device)

@@ -125,7 +125,7 @@ def _split(config: Config, source: Source, share: float, local: bool) -> Validat
     aside = _reader(config, source, split)
     if not local and (estimated_rows(source) or 0) > MANY_ROWS:
         source.split = split
-        return Validation(aside, split, (splitting.describe(split, None, source.schema.time),))
+        return Validation(aside, split, (splitting.describe(split, None, _time(source)),))
     held_out = splitting.count(aside)
     if not held_out.enough:
         text = (
@@ -134,13 +134,13 @@ def _split(config: Config, source: Source, share: float, local: bool) -> Validat
         )
         return Validation(notes=(text,))
     source.split = split
-    note = splitting.describe(split, held_out.rows, source.schema.time)
+    note = splitting.describe(split, held_out.rows, _time(source))
     return Validation(held_out.kept if held_out.kept is not None else aside, split, (note,))
 
 
 def _since(config: Config, source: Source, share: float) -> int | None:
     """Return the time from which on rows are set aside; None to choose them at random."""
-    if source.schema.time is None:
+    if _time(source) is None:
         return None
     sample = splitting.TimeSample()
     for batch in _reader(config, source, None):
@@ -148,6 +148,12 @@ def _since(config: Config, source: Source, share: float) -> int | None:
             return None
         sample.add(batch.times)
     return sample.since(share)
+
+
+def _time(source: Source) -> str | None:
+    """Return the column with the time of a row. Joined rows have one in any case: a correction must not be parted from its show."""
+    joined = isinstance(source, Reader) and source.format.corrects
+    return source.schema.time or ("known" if joined else None)
 
 
 def _reader(config: Config, source: Source, split: RowSplit | None) -> Source:

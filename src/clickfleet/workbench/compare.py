@@ -53,6 +53,8 @@ NUMBERS = (
     Column("seconds", "seconds", "{:.1f}"),
     Column("without_result", "without result"),
 )
+OTHER_LABEL = "test "
+"""Starts the keys of test metrics of the labels after the first."""
 AS_CONFIGURED = " (as configured)"
 """Ends the label of the configured value in a study that does not list it."""
 
@@ -72,7 +74,10 @@ def study_tables(comparison: Comparison, language: Language = "en") -> dict[str,
 
 
 def _table(first: Sequence[Column], rows: Sequence[Facts], language: Language) -> TextTable:
-    columns = [column._replace(title=heading(column.head, language)) for column in (*first, *NUMBERS)]
+    others = dict.fromkeys(key for row in rows for key in row if key.startswith(OTHER_LABEL))
+    labels = [Column(key, f"test {metric_name(key.removeprefix(OTHER_LABEL))}", "{:.4f}") for key in others]
+    numbers = [*NUMBERS[:8], *labels, *NUMBERS[8:]]
+    columns = [column._replace(title=heading(column.head, language)) for column in (*first, *numbers)]
     if language != "en":
         rows = [{**row, **_translated(row, language)} for row in rows]
     return TextTable(columns, rows)
@@ -356,6 +361,8 @@ def _row(line: ComparisonRow, results: Mapping[str, RunResult], failed: Mapping[
         row |= {"setting": line.setting, "value": line.value}
     row |= {key: mean(getattr(one, key) for one in each) for key in MEASURED}
     row["monitored"] = mean(one.value for one in each)
+    for name in dict.fromkeys(name for one in each for name in one.others):
+        row[f"{OTHER_LABEL}{name}"] = mean(one.others.get(name) for one in each)
     if len(line.orders) > 1:
         row["seeds"] = len(each)
         for key in ("valid_auc", "test_auc"):

@@ -12,7 +12,7 @@ import json
 import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +25,8 @@ from clickfleet.config.load import load
 from clickfleet.data.progress import amount
 from clickfleet.errors import ClickfleetError, ConfigError, ServeError
 from clickfleet.store.lock import is_held
+from clickfleet.store.table import width_facts
+from clickfleet.training.metrics import metric_name, of_other_labels
 from clickfleet.training.monitor import END
 from clickfleet.training.report import charts, page, stream
 from clickfleet.training.report.charts import KINDS, Series
@@ -95,7 +97,19 @@ MOST_RUNS, DEEPEST = 500, 6
 """How many runs are found in a folder, and how deep below it."""
 SCAN_S = 5.0
 """Seconds between two searches for new run folders."""
-NOT_RUNS = {"checkpoints", "published", "tensorboard", "spool", "quarantine", "logs", "model"}
+NOT_RUNS = {
+    "checkpoints",
+    "published",
+    "tensorboard",
+    "spool",
+    "quarantine",
+    "logs",
+    "model",
+    "join",
+    "loop",
+    "shows",
+    "feedback",
+}
 """Folders inside a run."""
 
 
@@ -320,7 +334,9 @@ class FollowedRun:
         """Return the command that resumes the run, if it has not finished."""
         if self.status not in ("crashed", "stopped", "failed"):
             return None
-        online = self.config is not None and (self.config.online.dir or self.config.online.kafka)
+        online = self.config is not None and (
+            self.config.online.dir or self.config.online.kafka or self.config.online.join
+        )
         path = shlex.quote(str(self.folder / "config.yaml"))
         return f"clickfleet online {path}" if online else f"clickfleet train {path} --resume"
 
@@ -416,6 +432,32 @@ def _overview(runs: Sequence[FollowedRun]) -> str:
     return page.section("All runs", page.table(head, cells), page.charts(*figures))
 
 
+def _tiers(last: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the tiles of a table that keeps rows on disk."""
+    if not last.get("table_disk_rows"):
+        return {}
+    on_disk = last["table_disk_rows"]
+    memory = (last["table_bytes"] - last["table_index_bytes"]) / max(last["table_rows"] - on_disk, 1)
+    disk, index = (last[f"table_{name}_bytes"] / on_disk for name in ("disk", "index"))
+    return {
+        "rows on disk": page.number(on_disk),
+        "table on disk": amount(int(last["table_disk_bytes"]), "bytes"),
+        "bytes per row in memory": f"{memory:.0f}",
+        "bytes per row on disk": f"{disk:.0f}, and {index:.1f} of memory",
+    }
+
+
+def _widths(last: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the tiles of a table with rows of several widths."""
+    stats = {name.removeprefix("table_"): value for name, value in last.items() if name.startswith("table_width_")}
+    tiles: dict[str, str | None] = {}
+    for width, facts in width_facts(stats).items():
+        rows = facts["rows"] + facts.get("disk_rows", 0)
+        disk = f", {facts['disk_bytes_per_row']:.0f} on disk" if facts.get("disk_rows") else ""
+        tiles[f"rows with {width} factors"] = f"{page.number(rows)} of {facts['bytes_per_row']:.0f} bytes{disk}"
+    return tiles
+
+
 def _run(run: FollowedRun) -> str:
     last, valid, test = run.last, run.lines["valid"], run.lines["test"]
     speed, loss, left = last.get("rows_per_s"), last.get("loss"), run.seconds_left
@@ -431,6 +473,8 @@ def _run(run: FollowedRun) -> str:
         "test AUC": page.number(test[-1].get("auc")) if test else None,
         "rows in the table": page.number(last.get("table_rows")),
         "table memory": None if size is None else amount(int(size), "bytes"),
+        **_tiers(last),
+        **_widths(last),
         "time left": None if left is None else stream.span(left),
         "staleness": page.number(last.get("staleness"), 1),
         "failed processes": page.number(last.get("losses")),
@@ -450,9 +494,14 @@ def _run(run: FollowedRun) -> str:
         ),
         _curves("Loss", [("training", train, "loss"), ("validation", valid, "logloss"), ("test", test, "logloss")]),
         _curves("Rows per second", [("rows/s", train, "rows_per_s")]),
-        _curves("Table size, rows", [("rows", train, "table_rows")]),
-        _curves("Table size, bytes", [("bytes", train, "table_bytes")]),
+        _curves("Table size, rows", [("rows", train, "table_rows"), ("on disk", train, "table_disk_rows")]),
+        _curves("Table size, bytes", [("memory", train, "table_bytes"), ("disk", train, "table_disk_bytes")]),
         _curves("Staleness of rows", [("steps", train, "staleness")]),
+    ]
+    measured = next((kind[-1] for kind in (test, valid) if kind), {})
+    curves += [
+        _curves(page.capitalized(metric_name(name)), [("validation", valid, name), ("test", test, name)])
+        for name in of_other_labels(measured)
     ]
     config = run.config
     objective = None if config is None else config.publish.freshness_slo
@@ -461,6 +510,7 @@ def _run(run: FollowedRun) -> str:
         page.tiles(tiles),
         page.charts(*curves),
         page.charts(*stream.passes(run.lines), *stream.entries(run.lines), *stream.freshness(run.lines, objective)),
+        stream.slices(run.lines),
         stream.alarms(run.lines),
         page.shares(last["shares"]) if last.get("shares") else "",
     ]

@@ -30,8 +30,8 @@ def diff(model: str | Path, against: str | Path, top: int = 20, trust: bool = Fa
             keys, size = columns["key"], len(columns["key"])
             weights = np.zeros((size, 1 + now.table.factors), np.float32)
             weights[:, 0] = columns["embed_w"]
-            if columns["full"]:
-                weights[:, 1:] = columns["embedx"].reshape(size, now.table.factors)
+            own = columns["embedx"].reshape(size, -1)
+            weights[:, 1 : 1 + own.shape[1]] = own
             known = before.table.known(keys)
             distance = np.linalg.norm(weights - before.table.pull(keys, training=False), axis=1)
             born += int((~known).sum())

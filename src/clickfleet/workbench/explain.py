@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from clickfleet.config.plugins import shown
-from clickfleet.data.batch import Batch, Floats, concatenate
+from clickfleet.data.batch import Batch, concatenate
 from clickfleet.data.dataset import Source
 from clickfleet.data.names import Names, collect, keys_of, undo
+from clickfleet.data.schema import Schema
 from clickfleet.errors import DataError
-from clickfleet.serve.features import Fields, overlay
+from clickfleet.serve.features import Fields, features_of, overlay
+from clickfleet.serve.json_api import logits_of
 from clickfleet.store import run_folder
 from clickfleet.training.learner import Learner
 from clickfleet.training.model import SavedModel, load
@@ -44,6 +46,8 @@ def explain_rows(
 
     `rows` is a mapping of features or a list of them, the same as JSON, or data files. Of files, `count` rows (default: one)
     from row number `line` (from 1) are explained. Values of file rows are those that the file or the run knows by name.
+
+    A history is one field. With several labels, every score, logit and contribution is a mapping from labels to numbers.
     """
     loaded = model if isinstance(model, SavedModel) else load(model, trust)
     fields = Fields(loaded.schema)
@@ -62,7 +66,7 @@ def explain_rows(
     for i in range(len(batch)):
         given = None if features is None else features[i]
         facts = _explain(loaded, fields, batch[i : i + 1], given, names, statistics)
-        facts["score_of_nothing"] = float(missing_score)
+        facts["score_of_nothing"] = _by_label(loaded.schema, missing_score)
         explanations.append(facts if features is not None else {"line": line + i, **facts})
     return explanations
 
@@ -75,30 +79,43 @@ def _explain(
     names: Names | None,
     statistics: dict[int, tuple[float, float]],
 ) -> Facts:
-    row = _features_only(batch)
-    missing = fields.rows([{}])
+    schema, row = loaded.schema, _features_only(batch)
+    missing, features = fields.rows([{}]), features_of(fields)
     chances = _scores(
-        loaded.learner, concatenate([row, *(overlay(fields, missing, row, {name}) for name in fields.names)])
-    ).astype(np.float64)
-    logits = np.log(chances) - np.log1p(-chances)
+        loaded.learner,
+        concatenate([row, *(overlay(fields, missing, row, set(inputs)) for inputs in features.values())]),
+    )
+    logits = logits_of(chances, schema.tasks)
     parts = []
-    for place, name in enumerate(fields.names, 1):
+    for place, (name, inputs) in enumerate(features.items(), 1):
+        values = {one: _value(fields, row, one, names) if given is None else given.get(one) for one in inputs}
         parts.append(
             {
                 "field": name,
-                "value": _value(fields, row, name, names) if given is None else given.get(name),
-                "contribution": float(chances[0] - chances[place]),
-                "logit": float(logits[0] - logits[place]),
-                **_field_statistics(loaded, batch, name, statistics),
+                "value": next(iter(values.values())) if len(values) == 1 else values,
+                "contribution": _by_label(schema, chances[0] - chances[place]),
+                "logit": _by_label(schema, logits[0] - logits[place]),
+                **_field_statistics(loaded, batch, inputs, statistics),
             }
         )
-    parts.sort(key=lambda part: -abs(part["logit"]))
+    parts.sort(key=lambda part: -abs(_first(part["logit"])))
     return {
-        "score": float(chances[0]),
-        "logit": float(logits[0]),
-        "label": None if batch.labels is None else float(batch.labels[0]),
+        "score": _by_label(schema, chances[0]),
+        "logit": _by_label(schema, logits[0]),
+        "label": None if batch.labels is None else _by_label(schema, batch.labels.reshape(len(batch), -1)[0]),
         "contributions": parts,
     }
+
+
+def _by_label(schema: Schema, values: Any) -> Any:
+    """Return the number of one label, or the numbers of several by their names. An unknown label is None."""
+    numbers = [None if np.isnan(value) else float(value) for value in values]
+    return numbers[0] if len(numbers) == 1 else dict(zip((task.name for task in schema.tasks), numbers, strict=True))
+
+
+def _first(value: Any) -> float:
+    """Return the number of the first label."""
+    return float((next(iter(value.values())) if isinstance(value, dict) else value) or 0.0)
 
 
 def _features(rows: Any) -> list[Facts] | None:
@@ -148,9 +165,9 @@ def _value(fields: Fields, row: Batch, name: str, names: Names | None) -> Any:
     if name in fields.dense:
         numbers = [float(f"{undo(schema.dense[i], float(row.dense[0, i])):.6g}") for i in fields.dense[name]]
         return numbers[0] if len(numbers) == 1 else numbers
-    for place, slot in enumerate(schema.slots):
+    for place, slot in enumerate(schema.key_columns):
         if slot.bucket is None and slot.source_name == name and names is not None:
-            known = [names.name(slot.name, key) for key in keys_of(row, place).tolist()]
+            known = [names.name(slot.rows_of or slot.name, key) for key in keys_of(row, place).tolist()]
             if any(text is None for text in known):
                 return None
             return known if slot.multi else known[0] if known else None
@@ -162,9 +179,10 @@ def _features_only(batch: Batch) -> Batch:
     return Batch(batch.dense, batch.keys, batch.slots, batch.offsets, values=batch.values)
 
 
-def _scores(learner: Learner, batch: Batch) -> Floats:
+def _scores(learner: Learner, batch: Batch) -> Any:
+    """Return the scores [rows, labels]."""
     ((_, output),) = list(Scorer(learner)([batch]))
-    return output
+    return output.astype(np.float64).reshape(len(batch), -1)
 
 
 def _statistics(learner: Learner, batch: Batch) -> dict[int, tuple[float, float]]:
@@ -178,44 +196,74 @@ def _statistics(learner: Learner, batch: Batch) -> dict[int, tuple[float, float]
     return statistics
 
 
-def _field_statistics(loaded: SavedModel, batch: Batch, name: str, statistics: dict[int, tuple[float, float]]) -> Facts:
-    """Return the keys of a slot and the statistics of their rows; an empty dictionary for a dense column."""
-    for place, slot in enumerate(loaded.schema.slots):
-        if slot.bucket is None and (slot.source or slot.name) == name:
-            keys = batch.keys[batch.offsets[place] : batch.offsets[place + 1]].tolist()
-            known = [statistics[key] for key in keys if key in statistics]
-            published = loaded.path is not None and run_folder.entries(loaded.path) is not None
-            counted = known and not published  # published rows have no statistics
-            return {
-                "keys": keys,
-                "known": len(known),
-                "show": sum(shows for shows, _ in known) if counted else None,
-                "click": sum(clicks for _, clicks in known) if counted else None,
-            }
-    return {}
+def _field_statistics(
+    loaded: SavedModel, batch: Batch, inputs: Sequence[str], statistics: dict[int, tuple[float, float]]
+) -> Facts:
+    """Return the keys of a slot or a history and the statistics of their rows; an empty dictionary for a dense column."""
+    columns = [
+        place
+        for place, slot in enumerate(loaded.schema.key_columns)
+        if slot.bucket is None and slot.source_name in inputs
+    ]
+    if not columns:
+        return {}
+    if len(inputs) == 1:  # two slots may read one column: show the keys of the first
+        columns = columns[:1]
+    keys = [key for place in columns for key in keys_of(batch, place).tolist()]
+    known = [statistics[key] for key in keys if key in statistics]
+    published = loaded.path is not None and run_folder.entries(loaded.path) is not None
+    counted = known and not published  # published rows have no statistics
+    return {
+        "keys": keys,
+        "known": len(known),
+        "show": sum(shows for shows, _ in known) if counted else None,
+        "click": sum(clicks for _, clicks in known) if counted else None,
+    }
 
 
 def explanation_text(explanation: Facts, top: int = 20) -> list[str]:
-    """Format the result of `explain`, largest contributions first."""
-    label = "" if explanation["label"] is None else f", label {explanation['label']:g}"
+    """Format the result of `explain`, largest contributions to the first label first."""
+    label = "" if explanation["label"] is None else f", label {_numbers(explanation['label'], 'g')}"
     row = f"row {explanation['line']}: " if "line" in explanation else ""
-    lines = [f"{row}score {explanation['score']:.6f} (logit {explanation['logit']:+.4f}){label}"]
-    lines.append(f"a row without any field scores {explanation['score_of_nothing']:.6f}")
-    moved = [part for part in explanation["contributions"] if part["logit"]]
+    logit = _numbers(explanation["logit"], "+.4f")
+    lines = [f"{row}score {_numbers(explanation['score'], '.6f')} (logit {logit}){label}"]
+    lines.append(f"a row without any field scores {_numbers(explanation['score_of_nothing'], '.6f')}")
+    moved = [part for part in explanation["contributions"] if _any(part["logit"])]
     for part in moved[:top]:
-        value = "" if part["value"] is None else f" = {shown(str(part['value']))}"
-        if part["value"] is None and part.get("keys"):  # from a file: `inspect --key` shows the row
+        text = _text(part["value"])
+        value = "" if text is None else f" = {shown(text)}"
+        if text is None and part.get("keys"):  # from a file: `inspect --key` shows the row
             value = f" (key {', '.join(map(str, part['keys'][:3]))}{', …' if len(part['keys']) > 3 else ''})"
         seen = ""
         if "keys" in part:
             seen = "" if part["known"] else "  unknown to the model"
         if part.get("show") is not None:
             seen = f"  {part['show']:g} shows, {part['click']:g} clicks"
-        lines.append(f"{part['contribution']:>+10.6f}  logit {part['logit']:>+8.4f}  {part['field']}{value}{seen}")
+        amount, logit = _numbers(part["contribution"], ">+10.6f"), _numbers(part["logit"], ">+8.4f")
+        lines.append(f"{amount}  logit {logit}  {part['field']}{value}{seen}")
     rest = len(explanation["contributions"]) - len(moved[:top])
     if rest:
         lines.append(f"{rest} other fields contribute less or nothing")
     return lines
+
+
+def _numbers(value: Any, form: str) -> str:
+    """Format the number of one label, or those of several with their names."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_numbers(one, form)}" for name, one in value.items())
+    return "unknown" if value is None else f"{value:{form}}"
+
+
+def _any(value: Any) -> bool:
+    return any(value.values()) if isinstance(value, dict) else bool(value)
+
+
+def _text(value: Any) -> str | None:
+    """Return the value of a field; of a history, those of its inputs that are known."""
+    if isinstance(value, dict) and None in value.values():
+        known = ", ".join(f"{name} {one}" for name, one in value.items() if one is not None)
+        return known or None
+    return None if value is None else str(value)
 
 
 def field_importance(

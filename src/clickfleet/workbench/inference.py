@@ -26,7 +26,6 @@ from clickfleet.data.batch import Batch, Floats, concatenate
 from clickfleet.errors import ConfigError, DataError
 from clickfleet.store.onnx import LEVELS, Engine, providers
 from clickfleet.training import predict
-from clickfleet.training.embedding import Embedding
 from clickfleet.training.learner import Learner
 from clickfleet.training.metrics import Metrics
 from clickfleet.training.model import SavedModel, load
@@ -296,7 +295,7 @@ class _Cell:
 
     def __init__(self, learner: Learner, engine: Engine | None, threads: int, size: int, sample: Batch) -> None:
         self.learner, self.engine, self.threads, self.size = learner, engine, threads, size
-        self.embedding = Embedding(learner.schema, learner.table.factors)
+        self.embedding = learner.embedding()
         self.batches = [sample[at : at + size] for at in range(0, len(sample), size)]
         self.batches = [batch for batch in self.batches if len(batch) == size] or [_repeated(sample, size)]
         self.scores = np.empty(size, np.float32)
@@ -388,7 +387,7 @@ def _accuracy(learner: Learner, names: Sequence[str], sample: Batch) -> dict[str
         if sample.labels is None:
             return None
         metrics = Metrics(learner.config.train.metrics.thresholds)
-        metrics.update(scores, sample.labels, sample.weights)
+        metrics.update(scores, sample.labels, sample.weights, previous=sample.previous)
         return float(metrics.buckets.auc)
 
     exact = score(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from clickfleet.data.names import Names
 from clickfleet.data.schema import Schema
 from clickfleet.errors import CheckpointError, ConfigError
 from clickfleet.store import atomic, checkpoint, published, run_folder
-from clickfleet.store.policy import Policy
+from clickfleet.store.policy import Admission, Policy
+from clickfleet.store.table import NO_SLOT, tier_facts, width_facts
 from clickfleet.training import saving
 from clickfleet.training.learner import Learner
 from clickfleet.training.model import facts
@@ -127,6 +128,8 @@ def survey(learner: Learner, names: Names | None = None) -> Facts:
         "published_rows": found.published if known else None,
         "policy": policy.to_dict(),
         "memory_limit": learner.table.memory_limit,
+        "tiers": tier_facts(stats),
+        "widths": {str(width): facts for width, facts in width_facts(stats).items()},
     }
 
 
@@ -147,7 +150,9 @@ def entries(path: Path) -> Facts:
                 "kind": entry.manifest["kind"],
                 "rows": entry.manifest["rows"],
                 "deleted": entry.manifest["deleted"],
-                "bytes": sum(file["bytes"] for file in entry.manifest["files"].values()),
+                "bytes": entry.size,
+                "row_format": entry.row_format,
+                "bytes_per_row": entry.row_bytes / max(1, entry.manifest["rows"]),
                 "time": entry.info.get("time"),
             }
             for entry in chain
@@ -182,20 +187,26 @@ def look_up(model: str | Path, key: int) -> Facts:
     schema = schema_of(path)
     chain = run_folder.entries(path)
     row = row_in_checkpoint(path, key) if chain is None else row_in_entries(chain, key)
+    slot = NO_SLOT if row is None else row.pop("slot")
     facts: Facts = {"model": str(path), "key": key, "found": row is not None}
     if row is not None:
-        slot = row.pop("slot")
         name = schema.slots[slot].name if slot < len(schema.slots) else None
         known = None if name is None else run_folder.read_names(path, schema)
         facts |= {"slot": name, "value": None if known is None or name is None else known.name(name, key), **row}
     facts["admitted"] = first_seen(path, key) if row is not None else None
     if chain is None:
-        policy = Policy.from_dict(atomic.read_manifest(path, "checkpoint")["table"]["policy"])
+        policy = _policy(atomic.read_manifest(path, "checkpoint")["table"], slot)
         facts["admission"] = admission(policy, facts)
         if row is not None:
             facts["score"] = float(scores(policy, facts["show"], facts["click"]))
             facts["shrink"] = shrink(policy, facts)
     return facts
+
+
+def _policy(table: Facts, slot: int) -> Policy:
+    """Return the policy of the rows of a slot from the description of a table."""
+    policy, own = Policy.from_dict(table["policy"]), table.get("slots", {}).get(str(slot))
+    return policy if own is None else replace(policy, admission=Admission.parse(own["admission"]))
 
 
 def find_row(batches: Iterable[pa.RecordBatch], key: int) -> Facts | None:

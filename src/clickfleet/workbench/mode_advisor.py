@@ -118,7 +118,7 @@ def _run(
     seconds = time.monotonic() - begin
     rows = sum(len(batch) for share in shares for batch in share)
     metrics = predict.evaluate(model, test)
-    clicks = sum(int(batch.labels.sum()) for batch in test if batch.labels is not None)
+    clicks = sum(int(batch.clicked.sum()) for batch in test if batch.clicked is not None)
     return Trial(
         mode=name,
         workers=len(shares),

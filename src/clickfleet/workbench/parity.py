@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from clickfleet.data.schema import Schema
 from clickfleet.errors import ConfigError
 from clickfleet.serve.admin import checksum
 from clickfleet.serve.client import Client, groups_of_lines
+from clickfleet.serve.json_api import logits_of
 from clickfleet.serve.predictor import Version, open_version
 from clickfleet.serve.uploads import TEXT_FORMATS
 from clickfleet.store import redis_rows, run_folder
 from clickfleet.store.published import Entry
-from clickfleet.training.embedding import Embedding
+from clickfleet.store.row_format import RowFormat, round_rows
 from clickfleet.training.learner import Learner
 from clickfleet.training.model import SavedModel
 from clickfleet.training.model import load as load_model
@@ -90,27 +91,22 @@ def check_parity(
     report = ParityReport("" if saved.path is None else run_folder.describe(saved.path))
     if server is not None:
         with Client(server, token, certificate=certificate) as client:
-            _compare_settings(report, learner, client.model())
+            served = client.model()
+            _compare_settings(report, learner, served)
             if data:
-                _compare_scores(report, learner, client, data, limit)
+                _compare_scores(report, learner, client, data, limit, served.get("row_formats", ["float32"]))
     if artifact is not None:
         version = open_version(Entry(artifact))
-        _compare_rows(
-            report,
-            "rows of the artifact",
-            learner,
-            lambda keys: (version.read(keys), version.known(keys)),
-            version.identity.rows,
-            sample,
-            version.schema,
+        read = HeldRows(
+            lambda keys: (version.read(keys), version.known(keys)), version.identity.rows, (version.entry.row_format,)
         )
+        _compare_rows(report, "rows of the artifact", learner, read, sample, version.schema)
         _compare_weights(report, learner, version)
         if data:
             _compare_graph(report, learner, version, data, limit)
     if redis is not None:
-        read_rows, count = _redis_reader(redis)
-        rows_held = count if not sample else None
-        _compare_rows(report, "rows in Redis", learner, read_rows, rows_held, sample, learner.schema)
+        held = _redis_reader(redis, count=not sample)
+        _compare_rows(report, "rows in Redis", learner, held, sample, learner.schema)
     return report
 
 
@@ -131,10 +127,11 @@ def _compare_settings(report: ParityReport, learner: Learner, served: Facts) -> 
 
 def read_batches(learner: Learner, data: Sequence[str], limit: int) -> Iterator[Batch]:
     """Yield the first `limit` rows of the data, in their order."""
-    return _first_rows(SavedModel(learner, threads=1).source(list(data), CHUNK_ROWS), limit)
+    return first_rows(SavedModel(learner, threads=1).source(list(data), CHUNK_ROWS), limit)
 
 
-def _first_rows(source: Source, limit: int) -> Iterator[Batch]:
+def first_rows(source: Source, limit: int) -> Iterator[Batch]:
+    """Yield the first `limit` rows of a source."""
     left = limit
     for batch in source:
         yield batch[: min(left, len(batch))]
@@ -143,10 +140,21 @@ def _first_rows(source: Source, limit: int) -> Iterator[Batch]:
             return
 
 
-def _compare_scores(report: ParityReport, learner: Learner, client: Client, data: Sequence[str], limit: int) -> None:
+def _compare_scores(
+    report: ParityReport,
+    learner: Learner,
+    client: Client,
+    data: Sequence[str],
+    limit: int,
+    row_formats: Sequence[RowFormat],
+) -> None:
+    """Compare scores. If all rows of the server have one small format, offline rows are rounded to it, which changes no published row."""
+    row_format: RowFormat = row_formats[0] if len(row_formats) == 1 else "float32"
     source = SavedModel(learner, threads=1).source(list(data), CHUNK_ROWS)
-    batches = _first_rows(source, limit)
-    offline = np.concatenate([np.empty(0, np.float32), *(scores.copy() for _, scores in Scorer(learner)(batches))])
+    offline = _stacked(scores.copy() for _, scores in Scorer(learner, rows=row_format)(first_rows(source, limit)))
+    if row_formats != ["float32"]:
+        exact = read_batches(learner, data, limit)
+        report.add("format of rows", True, _describe_rounding(learner, exact, offline, row_formats))
     form = learner.config.data.format.name
     # The server parses uploaded lines itself, which also tests its transforms and key hash. Groups of lines repeat no header,
     # and the server skips no bad lines.
@@ -156,21 +164,50 @@ def _compare_scores(report: ParityReport, learner: Learner, client: Client, data
         online = [client.upload(lines, form).scores for lines in groups_of_lines(data, CHUNK_ROWS, limit)]
     else:
         online = [client.score(batch).scores for batch in read_batches(learner, data, limit)]
-    served = np.concatenate([np.empty(0, np.float32), *online])
-    if len(served) != len(offline):
-        report.add("scores", False, f"{len(offline)} rows offline, {len(served)} online")
+    served = _stacked(online)
+    if served.shape != offline.shape:
+        report.add("scores", False, f"scores {list(offline.shape)} offline, {list(served.shape)} online")
         return
-    gaps = np.abs(served - offline)
+    gaps = _gaps(served, offline, learner.schema)
     rows, worst = len(gaps), float(gaps.max(initial=0.0))
     report.rows, report.max_abs_diff = rows, worst
     ok = worst <= TOLERANCE
     report.add("scores", ok, f"{rows:,} rows, largest difference {worst:.2g}")
     if not ok and texts:
         first_bad = int(np.flatnonzero(gaps > TOLERANCE)[0])
-        report.add("first step that differs", False, _find_difference(learner, client, data, form, first_bad))
+        found = _find_difference(learner, client, data, form, first_bad, row_format)
+        report.add("first step that differs", False, found)
 
 
-def _find_difference(learner: Learner, client: Client, data: Sequence[str], form: str, row: int) -> str:
+def _describe_rounding(
+    learner: Learner, batches: Iterable[Batch], rounded: Floats, row_formats: Sequence[RowFormat]
+) -> str:
+    """Tell how rows are stored online, and how far that moves the scores of this model."""
+    what = f"{', '.join(row_formats) or 'no rows'} online"
+    if len(row_formats) != 1:
+        return f"{what}; offline rows are not rounded: compare the published log instead of a checkpoint"
+    exact = _stacked(scores.copy() for _, scores in Scorer(learner)(batches))
+    drift = float(_gaps(rounded, exact, learner.schema).max(initial=0.0))
+    return f"{what}, so offline rows are rounded too; this moves a score by at most {drift:.2g}"
+
+
+def _stacked(parts: Iterable[Floats]) -> Floats:
+    """Return the scores of all rows, [rows] or [rows, labels]."""
+    scores = list(parts)
+    return np.concatenate(scores) if scores else np.empty(0, np.float32)
+
+
+def _gaps(found: Floats, expected: Floats, schema: Schema) -> Floats:
+    """Return the largest difference of each row. Scores that are no probabilities are compared by their size."""
+    expected = expected.reshape(-1, len(schema.tasks))
+    scale = np.where([task.loss == "log" for task in schema.tasks], 1.0, np.maximum(1.0, np.abs(expected)))
+    gaps: Floats = (np.abs(found.reshape(expected.shape) - expected) / scale).max(axis=1)
+    return gaps
+
+
+def _find_difference(
+    learner: Learner, client: Client, data: Sequence[str], form: str, row: int, row_format: RowFormat
+) -> str:
     """Find where the computation of a row first differs: key, dense value, table row, pooled input or layer."""
     line = next(islice(groups_of_lines(data, 1), row, None))
     seen = client.inspect(line, form)
@@ -184,16 +221,18 @@ def _find_difference(learner: Learner, client: Client, data: Sequence[str], form
     if not np.allclose(np.array(seen["dense"], np.float32), batch.dense, rtol=0, atol=TOLERANCE):
         column = int(np.flatnonzero(np.abs(np.array(seen["dense"]) - batch.dense)[0] > TOLERANCE)[0])
         return f"{where}dense value of {learner.schema.dense[column].name}"
-    pulled = learner.table.pull(batch.keys, training=False)
+    pulled = round_rows(row_format, learner.table.pull(batch.keys, training=False))
     gaps = np.abs(np.array(seen["rows"], np.float32).reshape(pulled.shape) - pulled).max(axis=1)
     if gaps.max(initial=0.0) > TOLERANCE:
         place = int(np.flatnonzero(gaps > TOLERANCE)[0])
         return f"{where}row of key {int(batch.keys[place])} in slot {_slot_name(learner, batch, place)}"
-    embedding = Embedding(learner.schema, learner.table.factors)
-    x = embedding.inputs(batch, learner.table.pull(embedding.unique(batch), training=False), training=False)
-    for what, pooled in (("first", x.first), ("factors", x.factors)):
+    embedding = learner.embedding()
+    rows = round_rows(row_format, learner.table.pull(embedding.unique(batch), training=False))
+    x = embedding.inputs(batch, rows, training=False)
+    events = {f"{name}.factors": events.factors for name, events in x.histories.items()}
+    for what, pooled in {"first": x.first, "factors": x.factors, **events}.items():
         if not np.allclose(np.array(seen[what], np.float32), pooled.numpy(), rtol=0, atol=TOLERANCE):
-            return f"{where}pooled input {what}"
+            return f"{where}{'events of the history' if what in events else 'pooled input'} {what}"
     for layer, value in learner.dense().items():
         theirs = seen["weights"].get(layer)
         if theirs is not None and theirs != checksum(value.detach().numpy()):
@@ -203,30 +242,35 @@ def _find_difference(learner: Learner, client: Client, data: Sequence[str], form
 
 def _slot_name(learner: Learner, batch: Batch, place: int) -> str:
     cell = int(np.searchsorted(batch.offsets, place, side="right")) - 1
-    return learner.schema.slots[cell % batch.slots].name
+    return learner.schema.key_columns[cell % batch.slots].name
 
 
-RowReader = Callable[[NDArray[np.uint64]], tuple[Floats, Any]]
-"""keys -> (rows, which of them exist)"""
+class HeldRows(NamedTuple):
+    """The rows held elsewhere."""
+
+    read: Callable[[NDArray[np.uint64]], tuple[Floats, Any]]
+    """keys -> (rows, which of them exist)"""
+    total: int | None
+    """How many there are; None if unknown."""
+    formats: tuple[RowFormat, ...]
+    """How they are stored."""
 
 
-def _redis_reader(url: str) -> tuple[RowReader, int]:
+def _redis_reader(url: str, count: bool) -> HeldRows:
     client = redis_rows.connect(url)
     head = redis_rows.head(client)
     if head is None:
         raise ConfigError(f"{url} holds no rows", f"fill it: clickfleet publish … --to {url}")
     prefix, factors = head["prefix"], head["factors"]
-    return lambda keys: redis_rows.read(client, prefix, keys, factors), redis_rows.count(client, prefix)
+    return HeldRows(
+        lambda keys: redis_rows.read(client, prefix, keys, factors),
+        redis_rows.count(client, prefix) if count else None,
+        redis_rows.row_formats(head),
+    )
 
 
 def _compare_rows(
-    report: ParityReport,
-    name: str,
-    learner: Learner,
-    read: RowReader,
-    count: int | None,
-    sample: int,
-    schema: Schema,
+    report: ParityReport, name: str, learner: Learner, held: HeldRows, sample: int, schema: Schema
 ) -> None:
     """Compare every row that the model would publish with the rows held elsewhere; count missing, extra and different ones."""
     changes = learner.table.cut_changes(base=True)
@@ -238,23 +282,26 @@ def _compare_rows(
         for columns in changes:
             wanted = np.isin(columns["slot"], list(kept)) if len(kept) < len(learner.schema.slots) else slice(None)
             keys = np.ascontiguousarray(columns["key"][wanted])
-            width = learner.table.factors if columns["full"] else 0
+            width = len(columns["embedx"]) // max(len(columns["key"]), 1)
             expected = np.zeros((len(keys), 1 + learner.table.factors), np.float32)
             expected[:, 0] = columns["embed_w"][wanted]
             if width:
-                expected[:, 1:] = np.asarray(columns["embedx"]).reshape(-1, width)[wanted]
+                expected[:, 1 : 1 + width] = np.asarray(columns["embedx"]).reshape(-1, width)[wanted]
             if sample and ours + len(keys) > sample:
                 keys, expected = keys[: sample - ours], expected[: sample - ours]
-            theirs, known = read(keys)
+            theirs, known = held.read(keys)
             ours += len(keys)
             missing += int((~known).sum())
-            different += int(((theirs != expected).any(axis=1) & known).sum())
+            wrong = [(theirs != round_rows(form, expected.copy())).any(axis=1) for form in held.formats]
+            different += int((np.logical_and.reduce(wrong) & known).sum())
             if sample and ours >= sample:
                 break
     finally:
         changes.abort()
-    extra = 0 if count is None or sample else max(0, count - (ours - missing))
+    extra = 0 if held.total is None or sample else max(0, held.total - (ours - missing))
     detail = f"{ours:,} compared: {missing:,} missing, {extra:,} extra, {different:,} different"
+    if held.formats != ("float32",):
+        detail += f"; stored as {', '.join(held.formats)}"
     report.add(name, not (missing or extra or different), detail)
 
 
@@ -274,7 +321,8 @@ def _compare_weights(report: ParityReport, learner: Learner, version: Version) -
 
 def _compare_graph(report: ParityReport, learner: Learner, version: Version, data: Sequence[str], limit: int) -> None:
     """Compare the artifact's graph with the training graph; pruned inputs are missing for both."""
-    slots = [i for i, slot in enumerate(learner.schema.slots) if slot.name in {s.name for s in version.schema.slots}]
+    kept = {slot.name for slot in version.schema.key_columns}
+    slots = [i for i, slot in enumerate(learner.schema.key_columns) if slot.name in kept]
     dense = [
         i for i, column in enumerate(learner.schema.dense) if column.name in {c.name for c in version.schema.dense}
     ]
@@ -283,13 +331,17 @@ def _compare_graph(report: ParityReport, learner: Learner, version: Version, dat
     if output not in version.outputs:
         report.add("graph", True, "not compared: the artifact has neither score nor logit")
         return
+    scorer = Scorer(learner, rows=version.entry.row_format)
     for batch in read_batches(learner, data, limit):
         whole, part = prune(batch, learner.schema, dense, slots)
-        ((_, scores),) = list(Scorer(learner)([whole]))
-        expected = scores if output == "score" else np.log(scores / (1 - scores))
-        worst = max(worst, float(np.abs(version.run(part)[output] - expected).max(initial=0.0)))
+        ((_, scores),) = list(scorer([whole]))
+        found = version.run(part)[output]
+        expected = scores.reshape(len(batch), -1)
+        if output == "logit":
+            expected = logits_of(expected.astype(np.float64), learner.schema.tasks)
+        worst = max(worst, float(_gaps(found, expected, learner.schema).max(initial=0.0)))
         rows += len(batch)
-    pruned = len(learner.schema.columns) - len(dense) - len(slots)
+    pruned = len(learner.schema.dense) + len(learner.schema.key_columns) - len(dense) - len(slots)
     what = f"{rows:,} rows, {pruned} inputs pruned, largest difference {worst:.2g}"
     report.add("graph", worst <= TOLERANCE * (1 if output == "score" else 10), what)
 

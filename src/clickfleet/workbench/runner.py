@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +22,7 @@ from clickfleet.config.load import Config, checked, dump, read
 from clickfleet.errors import CheckpointError, ClickfleetError
 from clickfleet.store import atomic
 from clickfleet.store.lock import Lock
+from clickfleet.store.table import width_facts
 
 Facts = dict[str, Any]
 """A JSON object."""
@@ -63,6 +64,8 @@ class RunResult:
     rows: int
     resumed: bool
     checkpoint: str | None
+    others: Facts = field(default_factory=dict)
+    """The AUC (or RMSE) of the labels after the first, on test data."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +272,7 @@ def attempt(config: Config) -> RunEnd:
 def train(config: Config, folder: Path) -> RunEnd:
     from clickfleet.store import checkpoint
     from clickfleet.training import run
+    from clickfleet.training.metrics import of_other_labels, value_of
     from clickfleet.training.report.evidence import read_lines
 
     checkpoints = folder / "checkpoints"
@@ -283,16 +287,18 @@ def train(config: Config, folder: Path) -> RunEnd:
     table = done.learner.table
     stats = table.stats()
     dense = sum(p.numel() for p in done.learner.model.parameters())
+    factors = sum(width * int(one["rows"] + one.get("disk_rows", 0)) for width, one in width_facts(stats).items())
     result = RunResult(
         train_loss=done.train.get("logloss"),
         train_auc=done.train.get("auc"),
-        value=None if done.valid is None else done.valid.get(config.train.monitor),
+        value=None if done.valid is None else value_of(done.valid, config.train.monitor),
         valid_auc=None if done.valid is None else done.valid["auc"],
         valid_logloss=None if done.valid is None else done.valid["logloss"],
         test_auc=None if done.test is None else done.test["auc"],
         logloss=None if done.test is None else done.test["logloss"],
+        others={} if done.test is None else of_other_labels(done.test),
         rows_per_s=speed,
-        parameters=dense + stats["rows"] + stats["full_rows"] * table.factors,
+        parameters=dense + stats["rows"] + factors,
         dense_parameters=dense,
         table_rows=stats["rows"],
         # For a resumed run: the time of all rows at its last speed.

@@ -29,7 +29,7 @@ from clickfleet.data.files import check_name, inside
 from clickfleet.errors import ConfigError, MissingError, TrainingError
 from clickfleet.store.lock import Lock
 from clickfleet.training import defaults, modes, validation
-from clickfleet.training.metrics import check_monitor, distance, metric_name
+from clickfleet.training.metrics import check_monitor, distance, metric_name, value_of
 from clickfleet.training.network import Model
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import Series
@@ -219,7 +219,7 @@ def tune(
     guessed = not settings.tune.space
     metric = settings.tune.metric or settings.train.monitor
     key = "tune.metric" if settings.tune.metric else "train.monitor"
-    check_monitor(metric, grouped=True, key=key, own=settings.train.metrics.functions)
+    check_monitor(metric, None, key=key, own=settings.train.metrics.functions)
     settings = replace(
         settings,
         train=replace(settings.train, monitor=metric),
@@ -283,7 +283,7 @@ def with_space(config: Config, say: Callable[[str], None]) -> Config:
     for key, l2 in (("l2_table", config.train.loss.l2_table), ("l2_rows", config.train.loss.l2_rows)):
         if l2:
             space[f"train.loss.{key}"] = _around(l2, 10)
-    if config.table.dim:
+    if config.table.dim and not config.table.named_slots:
         space["table.dim"] = Dimension(choices=tuple(sorted({4, config.table.dim, 16})))
     if "hidden" in known:
         hidden = given.get("hidden") or _default(config, "hidden")
@@ -417,7 +417,7 @@ class StudyRunner:
         """Report new evaluations of a run, and stop it if it is not promising."""
         trial, order, tail = self._running[name]
         for line in tail.lines():
-            value = line.get(self.metric)
+            value = value_of(line, self.metric)
             if line["kind"] == "valid" and value is not None and (name, line["step"]) not in self._reported:
                 self._reported.add((name, line["step"]))
                 trial.report(distance(self.metric, value), line["step"])

@@ -8,13 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from clickfleet.data.batch import Batch, concatenate
 from clickfleet.data.logs.convert import convert
 from clickfleet.data.logs.synth import SynthOptions, synth
 from clickfleet.data.reader import Reader
-from clickfleet.data.schema import Schema, preset, read_schema
+from clickfleet.data.schema import History, Label, Schema, Slot, preset, read_schema
 from clickfleet.errors import ConfigError, DataError
+from event_rows import arrow_stream, as_csv, check_equal, rows, schema, table
 
 RAW = (
     "0|1|1|5|0|1382|4|15|2|181|1|2||2|68fd1e64|80e26c9b|fb936136|7b4723c4|25c83c98|7e0ccccf|de7995b8|1f89b562|a73ee510|a8cd5504"
@@ -212,3 +214,73 @@ def test_raw_words_are_not_raw_keys(golden: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="C1"):
         convert(golden, tmp_path / "out", "criteo", "slots", keys="raw")
     assert not (tmp_path / "out").exists()
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=40
+)
+@given(drawn=rows())
+def test_histories_and_labels_survive(drawn: list, tmp_path: Path) -> None:
+    """Raw or as keys, in every format that can hold them, and with two histories of the same column."""
+    plan = schema()
+    (tmp_path / "log.csv").write_text(as_csv(drawn))
+    (tmp_path / "log.arrow").write_bytes(arrow_stream(table(drawn)))
+    wanted = read(tmp_path / "log.csv", "csv", plan)
+    for source in ("csv", "arrow"):
+        log = tmp_path / f"log.{source}"
+        for kind in ("csv", "parquet", "arrow"):
+            raw = tmp_path / f"raw.{kind}"
+            assert convert(log, raw, source, kind, schema=plan)["schema"] is None
+            check_equal(read(raw, kind, plan), wanted)
+        for kind in ("csv", "parquet", "slots", "multislot"):
+            made = convert(log, tmp_path / f"keys.{kind}", source, kind, schema=plan, keys="hash64")
+            again = read(tmp_path / f"keys.{kind}", kind, read_schema(made["schema"]))
+            np.testing.assert_allclose(again.dense, wanted.dense, rtol=1e-6)
+            if kind == "multislot":  # an empty slot is a 0
+                assert again.labels is not None
+                np.testing.assert_array_equal(again.labels, wanted.labels)
+            else:
+                check_equal(replace(again, dense=wanted.dense), wanted)
+
+
+def test_feasign_numbers_slots_and_histories(tmp_path: Path) -> None:
+    plan = Schema(
+        slots=(Slot("item"), Slot("twin", rows_of="item")),
+        histories=(History("seen", ("item",), max=2),),
+        labels=(Label("click"), Label("buy", given="click")),
+        group="item",
+    )
+    (tmp_path / "a.csv").write_text("click,buy,item,twin,seen_item\n1,,a,b,a|b|c\n0,0,b,a,\n")
+    made = convert(tmp_path / "a.csv", tmp_path / "a.feasign", "csv", "feasign", schema=plan)
+    found = read_schema(made["schema"])
+    assert [slot.name for slot in found.slots] == ["2", "3"]
+    assert (found.slots[1].rows_of, found.histories[0].slots, found.label_columns) == ("2", ("2",), ("1", "buy"))
+    again, wanted = read(tmp_path / "a.feasign", "feasign", found), read(tmp_path / "a.csv", "csv", plan)
+    check_equal(again, wanted)
+    np.testing.assert_array_equal(np.argsort(again.groups), np.argsort(wanted.groups))
+
+
+def test_formats_without_histories_and_labels_refuse_them(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("click,buy,item,seen_item\n1,1,a,b|c\n")
+    history = Schema(slots=(Slot("item"),), histories=(History("seen", ("item",)),), label="click")
+    labels = Schema(slots=(Slot("item"),), labels=(Label("click"), Label("buy")))
+    for kind in ("criteo", "libffm"):
+        with pytest.raises(ConfigError, match=f"{kind} cannot store histories"):
+            convert(tmp_path / "a.csv", tmp_path / "out", "csv", kind, schema=history)
+        with pytest.raises(ConfigError, match=f"{kind} cannot store several labels"):
+            convert(tmp_path / "a.csv", tmp_path / "out", "csv", kind, schema=labels)
+
+
+def test_a_single_event_without_a_value_is_not_lost_in_csv(tmp_path: Path) -> None:
+    plan = Schema(slots=(Slot("item"),), histories=(History("seen", ("item",)),), label="click")
+    for events in ([None], [""]):
+        lists = pa.array([["a"], events], pa.list_(pa.string()))
+        pq.write_table(pa.table({"click": [1, 0], "item": ["a", "b"], "seen_item": lists}), tmp_path / "a.parquet")
+        with pytest.raises(DataError, match="seen_item has a history of one event without a value"):
+            convert(tmp_path / "a.parquet", tmp_path / "a.csv", "parquet", "csv", schema=plan)
+        assert not (tmp_path / "a.csv").exists()
+    numbers = pa.array([[1, None], [2]], pa.list_(pa.int64()))
+    pq.write_table(pa.table({"click": [1, 0], "item": ["a", "b"], "seen_item": numbers}), tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "a.csv", "parquet", "csv", schema=plan)
+    assert (tmp_path / "a.csv").read_text() == "click,item,seen_item\n1,a,1|\n0,b,2\n"
+    check_equal(read(tmp_path / "a.csv", "csv", plan), read(tmp_path / "a.parquet", "parquet", plan))

@@ -138,3 +138,24 @@ def test_keys_and_refusals(log: Path, tmp_path: Path) -> None:
     for wrong in ({"test_share": 1.0}, {"part_rows": 0}, {"transform": "rank"}):
         with pytest.raises(ConfigError):
             PrepareOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_rows_with_histories_and_labels_are_split(tmp_path: Path) -> None:
+    synth(tmp_path / "log", Synth(rows=2000, test_rows=0, histories=True, labels=("click", "buy"), format="parquet"))
+    schema = read_schema(tmp_path / "log/schema.yaml")
+    convert(tmp_path / "log/train", tmp_path / "log.csv", "parquet", "csv", schema=schema)
+    (whole,) = Reader(tmp_path / "log/train", schema, "parquet", batch_size=2000)
+    for source, kind in ((tmp_path / "log/train", "parquet"), (tmp_path / "log.csv", "csv")):
+        prepare(source, tmp_path / kind, PrepareOptions(kind, transform="none"), schema)
+        fitted = read_schema(tmp_path / kind / "schema.yaml")
+        assert (fitted.histories, fitted.labels) == (schema.histories, schema.labels)
+        (train,) = Reader(tmp_path / kind / "train", fitted, kind, batch_size=2000)
+        (test,) = Reader(tmp_path / kind / "test", fitted, kind, batch_size=2000)
+        np.testing.assert_array_equal(np.concatenate([train.keys, test.keys]), whole.keys)
+        np.testing.assert_array_equal(np.concatenate([train.labels, test.labels]), whole.labels)
+    shuffled_log = PrepareOptions("csv", transform="none", shuffle=True)
+    prepare(tmp_path / "log.csv", tmp_path / "shuffled", shuffled_log, schema)
+    mixed = [
+        next(iter(Reader(tmp_path / f"shuffled/{name}", schema, "csv", batch_size=2000))) for name in ("train", "test")
+    ]
+    np.testing.assert_array_equal(np.sort(np.concatenate([part.keys for part in mixed])), np.sort(whole.keys))

@@ -14,7 +14,7 @@ from clickfleet.cli.frame import run
 from clickfleet.config.plugins import Plugin
 from clickfleet.data.logs.samples import read_samples
 from clickfleet.data.reader import Reader
-from clickfleet.data.schema import Dense, Schema, Slot, Transform, preset
+from clickfleet.data.schema import Dense, History, Label, Schema, Slot, Transform, preset, write_schema
 from lines import GOLDEN_LINE, MULTISLOT_LINE, SLOTS_LINE
 from originals import QUEUE_READER, READER, project
 
@@ -130,3 +130,37 @@ def test_format_and_columns_are_guessed(tmp_path: Path, capsys: pytest.CaptureFi
     assert raw["city"] == ["c0"]
     (tmp_path / "criteo").write_text(GOLDEN_LINE + "\n")
     assert len(found(capsys, tmp_path / "criteo")[0]["slots"]) == 26
+
+
+def test_histories_and_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Schema(
+        slots=(Slot("item"),),
+        histories=(History("past", ("item",), ("items",), max=2),),
+        labels=(Label("click"), Label("buy", given="click")),
+    )
+    write_schema(plan, tmp_path / "schema.yaml")
+    (tmp_path / "a.csv").write_text("click,buy,item,items\n1,,a,a||b\n0,0,b,\n")
+    (tmp_path / "a.slots").write_text("click:1 item:a items:a items: items:b\nclick:0 buy:0 item:b\n")
+    for name in ("csv", "slots"):
+        first, second = found(capsys, tmp_path / f"a.{name}", "--format", name, "--schema", tmp_path / "schema.yaml")
+        (batch,) = Reader(tmp_path / f"a.{name}", plan, name)
+        assert (first["label"], first["labels"], second["labels"]) == (
+            1,
+            {"click": 1, "buy": None},
+            {"click": 0, "buy": 0},
+        )
+        (past,) = first["histories"]
+        assert (past["name"], past["raw"], past["keys"]) == ("past.item", ["a", "", "b"], batch.keys[1:3].tolist())
+        assert (second["histories"][0]["raw"], second["histories"][0]["keys"]) == ([], [])
+        assert (
+            run(
+                build(),
+                ["read", str(tmp_path / f"a.{name}"), "--format", name, "--schema", str(tmp_path / "schema.yaml")],
+            )
+            == 0
+        )
+        text = capsys.readouterr().out
+        assert "buy        missing\n" in text
+        assert "a - b -> " in text
+        assert "(2 events, the last 2 of 3)" in text
+        assert "- -> no events  (0 events)" in text

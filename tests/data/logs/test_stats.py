@@ -1,7 +1,9 @@
 """Statistics against plain counting on a synthetic log."""
 
+import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from clickfleet.data.logs.convert import convert
 from clickfleet.data.logs.stats import page, stats, table
 from clickfleet.data.logs.synth import SynthOptions, synth
-from clickfleet.data.schema import read_schema
+from clickfleet.data.schema import Dense, History, Label, Schema, Slot, read_schema
 from clickfleet.errors import ConfigError
 
 
@@ -128,3 +130,66 @@ def test_what_cannot_be_described(log: Path, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigError, match="a: all rows have the same value"):
         stats(tmp_path / "x.csv", "csv")
+
+
+EVENTS = Schema(
+    slots=(Slot("item"), Slot("category")),
+    histories=(History("past", ("item", "category"), ("items", "cats"), max=2),),
+    labels=(Label("click"), Label("buy", given="click"), Label("dwell", loss="mse")),
+    negative=-1,
+)
+LINES = """click,buy,dwell,item,category,items,cats
+1,1,2.5,a,u,a|b|c,u|v|u
+1,-1,NA,a,v,b,
+-1,,7,b,v,,
+1,,,b,u,a|,u|v
+"""
+
+
+def test_labels_and_histories_are_described(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(LINES.replace("b,\n", "b,v\n"))
+    convert(tmp_path / "a.csv", tmp_path / "a.parquet", "csv", "parquet", schema=EVENTS)
+    made = convert(tmp_path / "a.csv", tmp_path / "a.slots", "csv", "slots", schema=EVENTS)
+    keys = replace(read_schema(made["schema"]), histories=EVENTS.histories)
+    for name, plan in (("a.csv", EVENTS), ("a.parquet", EVENTS), ("a.slots", keys)):
+        kind = name.partition(".")[2]
+        found = stats(tmp_path / name, kind, plan).to_dict()
+        assert (found["rows"], found["ctr"]) == (4, 0.75)
+        click, buy, dwell = found["labels"]
+        assert click == {"name": "click", "missing": 0, "mean": 0.75}
+        assert buy == {"name": "buy", "missing": 2, "mean": 0.5, "given": "click", "mean_given": 0.5}
+        assert (dwell["missing"], dwell["mean"]) == (2, 4.75)
+        (past,) = found["histories"]
+        cut = 0 if kind == "slots" else 1  # keys were written after max was applied
+        assert [past[name] for name in ("empty", "cut", "p50", "max")] == [1, cut, 1, 2 + cut]
+        items, cats = past["columns"]
+        assert (items["name"], cats["name"]) == ("past.item", "past.category")
+        if kind != "slots":
+            assert (items["values"], items["missing"], items["top"][0]) == (5, 1, ["a", 2])
+            assert (cats["values"], cats["missing"], cats["top"][0][1]) == (6, 0, 3)
+    summary = stats(tmp_path / "a.csv", "csv", EVENTS)
+    text = table(summary)
+    assert re.search(r"^buy +50.0% +0.5000 +0.5000  given click$", text, re.MULTILINE)
+    assert re.search(r"^past +25.0% +1 +1.5 +3 +3 +25.0%$", text, re.MULTILINE)
+    _check_page(page(summary, "events"), ["past.item", "dwell", "where click is 1"])
+
+
+def _check_page(html: str, texts: list[str]) -> None:
+    HTMLParser().feed(html)
+    for text in texts:
+        assert text in html
+
+
+def test_lists_of_a_csv_file_are_split(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("click,tags\n1,a|b\n0,b\n0,\n")
+    found = stats(tmp_path / "a.csv", "csv", Schema(slots=(Slot("tags", multi=True),), label="click")).to_dict()
+    (tags,) = found["columns"]
+    assert (tags["missing"], tags["values"], tags["top"][0]) == (1, 3, ["b", 2])
+
+
+def test_words_for_missing_numbers_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("click,x,a\n1,NA,NA\n0,3,b\n0,\\N,b\n")
+    found = stats(tmp_path / "a.csv", "csv", Schema((Dense("x"),), (Slot("a"),), label="click")).to_dict()
+    x, a = found["columns"]
+    assert (x["missing"], x["min"], x["max"]) == (2, 3, 3)
+    assert (a["missing"], a["values"]) == (0, 3)

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from clickfleet.data.logs.synth import BLOCK, CATEGORIES, MISSING, SynthOptions, Teacher, auc, synth
+from clickfleet.data.logs.interests import CATEGORIES as ITEM_CATEGORIES
+from clickfleet.data.logs.interests import InterestTeacher
+from clickfleet.data.logs.purchases import PurchaseTeacher
+from clickfleet.data.logs.synth import SynthOptions, auc, synth
 from clickfleet.data.logs.target import FORMATS
+from clickfleet.data.logs.teacher import BLOCK, CATEGORIES, MISSING, Teacher, pooled
 from clickfleet.data.reader import Reader
 from clickfleet.data.schema import preset, read_schema
 from clickfleet.errors import ConfigError, DataError
@@ -51,8 +56,6 @@ def test_the_teacher_keeps_its_promises(seed: int) -> None:
 
 def test_pairs_matter_and_no_linear_model_sees_them() -> None:
     """With the pairs taken out of the logit, the order of rows is clearly worse."""
-    from clickfleet.data.logs import synth as world
-
     teacher = Teacher(7)
     scores, truth = [], []
     for block in range(3):
@@ -60,7 +63,7 @@ def test_pairs_matter_and_no_linear_model_sees_them() -> None:
         effects = teacher.effects.copy()
         effects[:, :, 0] += 0.5 * np.square(effects[:, :, 1:]).sum(2)
         effects[:, :, 1:] = 0
-        scores.append(world.pooled(effects, features) + teacher.dense(features))
+        scores.append(pooled(effects, features) + teacher.dense(features))
         truth.append(labels)
     without = auc(np.concatenate(scores), np.concatenate(truth))
     assert 0.75 < without < 0.82
@@ -144,3 +147,109 @@ def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="choose one of"):
         synth(tmp_path / "x", SynthOptions(rows=10, format="tfrecord"))
+
+
+BOTH = {"histories": True, "labels": ("click", "buy")}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "slots", "multislot", "feasign"])
+@pytest.mark.parametrize("histories", [True, False])
+def test_histories_and_labels_in_every_format(tmp_path: Path, kind: str, histories: bool) -> None:
+    made = synth(
+        tmp_path,
+        SynthOptions(rows=3000, test_rows=500, format=kind, histories=histories, labels=("click", "buy"), parts=2),
+    )
+    schema = read_schema(tmp_path / "schema.yaml")
+    batches = list(Reader(tmp_path / "train", schema, kind, batch_size=1000))
+    labels = np.concatenate([batch.labels for batch in batches])
+    teacher = SynthOptions(**BOTH | {"histories": histories}).teacher(0)  # type: ignore[arg-type]
+    drawn = teacher.rows(0, 0, 2)
+    np.testing.assert_array_equal(labels, drawn.labels[:, :3000].T)
+    assert {name: task["rate"] for name, task in made["tasks"].items()} == {
+        "click": pytest.approx(labels[:, 0].mean()),
+        "buy": pytest.approx(labels[:, 1].mean()),
+    }
+    if histories:
+        (history,) = schema.histories
+        places = range(len(schema.slots), len(schema.key_columns))
+        counts = np.concatenate([np.diff(batch.offsets).reshape(len(batch), -1) for batch in batches])
+        wanted = drawn.columns.column("clicked_item").value_lengths().to_numpy()[:3000]
+        assert history.max == 50
+        assert all((counts[:, place] == wanted).all() for place in places)
+        assert all(batch.groups is not None for batch in batches)
+
+
+def test_the_default_format_holds_the_columns(tmp_path: Path) -> None:
+    assert SynthOptions().format == "criteo"
+    assert SynthOptions(histories=True).format == SynthOptions(labels=("click", "buy")).format == "csv"
+    with pytest.raises(ConfigError, match="criteo cannot store histories"):
+        synth(tmp_path / "a", SynthOptions(rows=10, format="criteo", histories=True))
+    with pytest.raises(ConfigError, match="criteo cannot store several labels"):
+        synth(tmp_path / "b", SynthOptions(rows=10, format="criteo", labels=("click", "buy")))
+
+
+@pytest.mark.parametrize("labels", [(), ("buy",), ("click", "sell"), ("buy", "click")])
+def test_unknown_labels_are_refused(labels: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="choose click or click,buy"):
+        SynthOptions(labels=labels)
+
+
+@pytest.mark.parametrize("teacher", [InterestTeacher(3), PurchaseTeacher(3)])
+def test_a_second_label_changes_nothing_of_the_first(teacher: InterestTeacher) -> None:
+    one, two = teacher.rows(0, 1, 1), teacher.rows(0, 1, 2)
+    assert one.columns.equals(two.columns)
+    np.testing.assert_array_equal(one.labels[0], two.labels[0])
+
+
+@pytest.mark.parametrize("teacher", [InterestTeacher(1), InterestTeacher(7), PurchaseTeacher(1), PurchaseTeacher(7)])
+def test_purchases_have_their_probability_and_a_bias(teacher: InterestTeacher) -> None:
+    drawn = [teacher.rows(0, block, 2) for block in range(8)]
+    labels, probability = (
+        np.concatenate(parts, 1) for parts in ([d.labels for d in drawn], [d.probability for d in drawn])
+    )
+    click, buy = labels == 1
+    assert not (buy & ~click).any()
+    assert abs(buy[click].mean() - 0.2) < 0.02
+    for low, high in ((0.05, 0.15), (0.3, 0.6)):
+        chosen = click & (probability[1] > low) & (probability[1] < high)
+        assert abs(buy[chosen].mean() - probability[1, chosen].mean()) < 0.03
+    assert abs(probability[1, click].mean() - probability[1].mean()) > 0.02  # clicked rows are not like all rows
+
+
+def test_what_draws_clicks_puts_buyers_off() -> None:
+    drawn = [PurchaseTeacher(7).rows(0, block, 2) for block in range(4)]
+    click, buy = np.log(1 / np.concatenate([d.probability for d in drawn], 1) - 1) * -1
+    slope, _ = np.polyfit(click, buy, 1)
+    assert -1.2 < slope < -0.8
+    assert np.corrcoef(click, click + buy)[0, 1] ** 2 < 0.05  # over all rows, it decides next to nothing
+    assert drawn[0].columns.schema.names == [*InterestTeacher(7).rows(0, 0).columns.schema.names[:-2]]
+
+
+def test_interests_are_in_the_history_and_nowhere_else() -> None:
+    """Without the past events the best order of rows is much worse; the number of events of the category explains it."""
+    teacher = InterestTeacher(7)
+    columns = pa.Table.from_batches([teacher.rows(0, block).columns for block in range(4)])
+    drawn = [teacher.rows(0, block) for block in range(4)]
+    clicks, probability = (
+        np.concatenate(parts, 1)[0] for parts in ([d.labels for d in drawn], [d.probability for d in drawn])
+    )
+    category = columns["category"].to_pylist()
+    matches = np.array(
+        [past.count(c) for past, c in zip(columns["clicked_category"].to_pylist(), category, strict=True)]
+    )
+    logit = np.log(probability / (1 - probability))
+    interest = 1 - 0.5**matches
+    slope, _ = np.polyfit(interest, logit, 1)
+    assert 3.5 < slope < 4.5
+    assert auc(probability, clicks) > auc((logit - 4.0 * interest).astype(np.float32), clicks) + 0.1
+    items = columns["clicked_item"].combine_chunks().flatten().to_numpy()
+    assert (items % ITEM_CATEGORIES == columns["clicked_category"].combine_chunks().flatten().to_numpy()).all()
+    four = columns.slice(0, 4)  # one visit shows four items to a user with one history
+    assert len(set(map(tuple, four["clicked_item"].to_pylist()))) == len(set(four["user"].to_pylist())) == 1
+
+
+@pytest.mark.parametrize("teacher", [InterestTeacher, PurchaseTeacher])
+def test_items_of_a_shop_are_replaced_day_by_day(teacher: type[InterestTeacher]) -> None:
+    days = [set(teacher(7, day, 0.3).rows(0, 0).columns.column("item").to_pylist()) for day in range(3)]
+    shared = [len(days[0] & days[day]) / len(days[0]) for day in (1, 2)]
+    assert 0.9 > shared[0] > shared[1] + 0.1

@@ -62,6 +62,8 @@ class Format(ABC):
     """Number of lines before the first row of every file."""
     named_columns: ClassVar[bool] = False
     """Whether columns are found by name, so that files may lack those that nobody asks for."""
+    corrects: ClassVar[bool] = False
+    """Whether rows may correct earlier ones. Every row then has a time, and validation data is chosen by it."""
 
     @abstractmethod
     def blocks(self, path: str, schema: Schema, at: int) -> Iterator[Block]:
@@ -69,7 +71,12 @@ class Format(ABC):
 
     def about_no_labels(self, schema: Schema) -> str:
         """Return advice for the error that rows to train on have no label."""
-        return "rows without a label can only be predicted, converted and described"
+        about = "rows without a label can only be predicted, converted and described"
+        if len(schema.tasks) == 1:
+            return about
+        return (
+            f"every file needs the columns {', '.join(schema.label_columns)}, of which a row may lack values; {about}"
+        )
 
     def runs(self) -> str:
         """Return the command that reading a file runs, for messages. Empty: no user code runs."""

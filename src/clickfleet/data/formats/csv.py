@@ -50,5 +50,5 @@ class Csv(Delimited):
     def expected(self, schema: Schema) -> list[str]:
         """Return the names of the columns that a schema needs."""
         dense = [column.source_name for column in schema.dense]
-        slots = [slot.source_name for slot in schema.read_slots]
-        return [schema.label, *schema.sides.values(), *dense, *slots]
+        slots = [slot.source_name for slot in schema.read_columns]
+        return [*schema.label_columns, *schema.sides.values(), *dense, *slots]

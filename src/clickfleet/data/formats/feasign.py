@@ -16,4 +16,5 @@ class Feasign(Slotted):
 
     def labelled(self, schema: Schema, first_line: bytes) -> bool:
         tokens = first_line.rpartition(b"\t")[2].strip().split(b" ")
-        return schema.label.encode() in [token.partition(b":")[2] for token in tokens]
+        names = [token.partition(b":")[2] for token in tokens]
+        return any(label.encode() in names for label in schema.label_columns)

@@ -13,7 +13,7 @@ from clickfleet.data.schema import Schema
 
 @dataclass(frozen=True)
 class Jsonl(Lines):
-    """A list is the value of a multi-valued slot or of several dense columns. null and an absent member are missing values."""
+    """A list is the value of a multi-valued slot, of a history or of several dense columns. null and an absent member are missing."""
 
     named_columns = True
 
@@ -21,9 +21,9 @@ class Jsonl(Lines):
         from clickfleet.data.parsing.columns import Columns
 
         first = _object(first_line)
-        labelled = not isinstance(first, dict) or schema.label in first
+        labelled = not isinstance(first, dict) or any(name in first for name in schema.label_columns)
         names = Columns.names(schema)
-        columns = Columns(schema, [*names, schema.label] if labelled else names, path)
+        columns = Columns(schema, [*names, *schema.label_columns] if labelled else names, path)
 
         def parse(lines: Text, on_bad: OnBad) -> Parsed:
             texts = bytes(lines).split(b"\n")[:-1]
@@ -33,13 +33,13 @@ class Jsonl(Lines):
             for place, row in enumerate(_objects(texts)):
                 if isinstance(row, str):
                     bad.append(Bad(place, texts[place], "", row))
-                elif not labelled and schema.label in row:
-                    reason = f"{row[schema.label]!r:.42} is a label, but the first line of the file has none"
-                    bad.append(Bad(place, texts[place], schema.label, reason))
+                elif not labelled and (name := next((name for name in schema.label_columns if name in row), None)):
+                    reason = f"{row[name]!r:.42} is a label, but the first line of the file has none"
+                    bad.append(Bad(place, texts[place], name, reason))
                 else:
                     rows.append(row)
                     places.append(place)
-            table, refused = _table(rows, columns.needed, schema)
+            table, refused = table_of(rows, columns.needed, schema)
             parsed = columns.parse(table, "all")
             reasons = {item.line: (item.field, item.reason) for item in parsed.bad} | refused
             batch = parsed.batch
@@ -84,16 +84,19 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _table(rows: list[dict[str, Any]], names: list[str], schema: Schema) -> tuple[Any, dict[int, tuple[str, str]]]:
+def table_of(rows: list[dict[str, Any]], names: list[str], schema: Schema) -> tuple[Any, dict[int, tuple[str, str]]]:
     """Return the members `names` as an Arrow record batch, and the rows with a value that is not allowed."""
     import pyarrow as pa
 
-    slots = {slot.source_name for slot in schema.read_slots} | {schema.group, schema.time}
-    lists = {slot.source_name for slot in schema.read_slots} | {column.source_name for column in schema.dense}
+    events = {name for history in schema.histories for name in history.columns}
+    slots = {slot.source_name for slot in schema.read_columns} | {schema.group, schema.time}
+    lists = {slot.source_name for slot in schema.read_columns} | {column.source_name for column in schema.dense}
     refused: dict[int, tuple[str, str]] = {}
     columns: list[Any] = []
     for name in names:
         values = [row.get(name) for row in rows]
+        if name in events:
+            values = _lists(values, name, refused)
         try:
             column = pa.array(values)
             if _is_plain(column.type, name in slots, name in lists):
@@ -103,6 +106,14 @@ def _table(rows: list[dict[str, Any]], names: list[str], schema: Schema) -> tupl
             pass
         columns.append(_mixed(values, name, name in slots, name in lists, refused))
     return pa.record_batch(columns, names), refused
+
+
+def _lists(values: list[Any], name: str, refused: dict[int, tuple[str, str]]) -> list[Any]:
+    """Return the values of a column of a history. Refuse what is not a list."""
+    for row, value in enumerate(values):
+        if value is not None and not isinstance(value, list):
+            refused[row] = (name, f"{value!r:.42} is not a list, as a history needs")
+    return [value if isinstance(value, list) else None for value in values]
 
 
 def _is_plain(kind: Any, is_slot: bool, may_be_list: bool) -> bool:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from clickfleet.data.parsing.layout import check_holds
+from clickfleet.data.parsing.lines import Parser
 from clickfleet.data.parsing.slotted import Slotted
 from clickfleet.data.schema import Schema
 
@@ -15,3 +17,7 @@ class Libffm(Slotted):
 
     def labelled(self, schema: Schema, first_line: bytes) -> bool:
         return b":" not in first_line.strip().partition(b" ")[0]
+
+    def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
+        check_holds("libffm", schema, histories=True)
+        return super().parser(schema, first_line, path)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from clickfleet.data.parsing.layout import check_holds
 from clickfleet.data.parsing.lines import Parser
 from clickfleet.data.parsing.weighted import Weighted, weighted_parser
 from clickfleet.data.schema import Schema
@@ -26,6 +27,7 @@ class Libsvm(Weighted):
         return b":" not in first_line.split(maxsplit=1)[0]
 
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
+        check_holds("libsvm", schema)
         if not self.positions and len(schema.slots) != 1:
             raise ConfigError(
                 f"libsvm lines fill one slot, but the schema has {len(schema.slots)}",

@@ -37,10 +37,11 @@ class Multislot(Lines):
 
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
         blocks = self.block_specs(schema)
-        labels = [i for i, block in enumerate(blocks) if block.name == schema.label]
-        if labels and _count_blocks(first_line) == len(blocks) - 1:
-            del blocks[labels[0]]  # rows without a label
-        plan = layout(schema, label=any(block.name == schema.label for block in blocks))
+        labels = schema.label_columns
+        unlabelled = [block for block in blocks if block.name not in labels]
+        if len(unlabelled) < len(blocks) and _count_blocks(first_line) == len(unlabelled):
+            blocks = unlabelled
+        plan = layout(schema, label=any(block.name in labels for block in blocks))
         groups = [block.dense for block in blocks]
         native = [
             ([*((_core.Role.dense, i) for _ in block.dense[:1]), *block.uses], block.width)
@@ -54,7 +55,7 @@ class Multislot(Lines):
     def about_no_labels(self, schema: Schema) -> str:
         names = [block.name for block in self.block_specs(schema)]
         return (
-            f"the first line has {len(names) - 1} blocks instead of {len(names)} ({', '.join(names[:4])} …), "
+            f"the first line has {len(names) - len(schema.tasks)} blocks instead of {len(names)} ({', '.join(names[:4])} …), "
             "so the label seems to be missing; if another block is missing, set data.format.order to the blocks in the files"
         )
 
@@ -62,8 +63,8 @@ class Multislot(Lines):
         """Return the blocks of a line in order. A block may have several uses."""
         known = {name: self._block(name, schema) for name, _, _ in named_fields(schema)}
         every_dense = BlockSpec("dense", [], len(schema.dense), list(range(len(schema.dense))))
-        slots = [slot.source_name for slot in schema.read_slots]
-        default = [*(["dense"] if schema.dense else []), *slots, *schema.sides.values(), schema.label]
+        slots = [slot.source_name for slot in schema.read_columns]
+        default = [*(["dense"] if schema.dense else []), *slots, *schema.sides.values(), *schema.label_columns]
         blocks = [BlockSpec(name, [], 1, []) for name in ("ins_id", "content") if getattr(self, name)]
         for name in self.order or dict.fromkeys(default):
             if name not in known and name != "dense":
@@ -77,7 +78,7 @@ class Multislot(Lines):
             )
         names = [block.name for block in blocks]
         dense = [column for block in blocks for column in block.dense]
-        absent = [name for name in known if name not in names and known[name].uses and name != schema.label]
+        absent = [name for name in known if name not in names and known[name].uses and name not in schema.label_columns]
         absent += [column.name for i, column in enumerate(schema.dense) if i not in dense]
         if absent or len(set(names)) < len(names) or len(set(dense)) < len(dense):
             raise ConfigError(
@@ -90,7 +91,7 @@ class Multislot(Lines):
         fields = [(kind, index) for other, kind, index in named_fields(schema) if other == name]
         dense = dense_groups(schema).get(name, [])
         uses = [(kind, index) for kind, index in fields if kind != _core.Role.dense]
-        multi = bool(uses) and all(kind == _core.Role.slot and schema.slots[index].multi for kind, index in uses)
+        multi = bool(uses) and all(kind == _core.Role.slot and schema.key_columns[index].multi for kind, index in uses)
         return BlockSpec(name, uses, len(dense) or (0 if multi else 1), dense)
 
 

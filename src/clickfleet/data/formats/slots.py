@@ -16,4 +16,4 @@ class Slots(Slotted):
 
     def labelled(self, schema: Schema, first_line: bytes) -> bool:
         names = [token.partition(b":")[0] for token in first_line.replace(b"\t", b" ").strip().split(b" ")]
-        return schema.label.encode() in names
+        return any(label.encode() in names for label in schema.label_columns)

@@ -27,6 +27,6 @@ class Vw(Weighted):
         return bool(tokens)
 
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
-        names = ["" if slot.source_name == self.unnamed else slot.source_name for slot in schema.slots]
+        names = ["" if slot.source_name == self.unnamed else slot.source_name for slot in schema.key_columns]
         fields = [(name, _core.Role.slot, i) for i, name in enumerate(names)]
         return weighted_parser(self, "spaces", schema, fields, first_line, self.shape)

@@ -1,6 +1,8 @@
 """Tools for click logs.
 
 synth    generates logs from a known model
+teacher  that model: rows in the shape of Criteo's, clicks and purchases
+interests  another one: visits of a shop, whose clicks depend on past events
 fetch    downloads public logs
 prepare  splits a log into training and test parts and fits transforms
 stats    describes the columns of a log

@@ -16,8 +16,8 @@ from typing import Literal
 
 from clickfleet.config.plugins import AUTO, Plugin
 from clickfleet.data.bad_lines import Policy
-from clickfleet.data.files import expand, move, open_bytes, packing, reading
-from clickfleet.data.formats import load
+from clickfleet.data.dataset import count_rows
+from clickfleet.data.files import expand, move, packing
 from clickfleet.data.logs.sketch import Quantiles
 from clickfleet.data.logs.source import (
     COLUMNAR,
@@ -29,14 +29,12 @@ from clickfleet.data.logs.source import (
     first_line,
     numbers,
     progress_of,
-    read_chunks,
     recognise,
     shuffled,
     text_columns,
 )
 from clickfleet.data.logs.target import ENDINGS, OutputFile
 from clickfleet.data.parsing.delimited import Delimited
-from clickfleet.data.parsing.lines import Lines
 from clickfleet.data.progress import progress
 from clickfleet.data.schema import Dense, Schema, Transform, write_schema
 from clickfleet.errors import ConfigError, DataError
@@ -82,7 +80,7 @@ def prepare(
     form, schema, found = recognise(files, options.format, schema, options.keys)
     guessed = found is not None and any(slot.bucket for slot in schema.slots)
     if guessed and options.transform is not None:  # the buckets belong to the guessed transforms
-        schema = replace(schema, slots=schema.read_slots)
+        schema = replace(schema, slots=tuple(slot for slot in schema.slots if slot.bucket is None))
     options = replace(options, format=form.name, transform=options.transform or (None if guessed else "minmax"))
     train_rows = round(_count(files, form) * (1 - options.test_share))
     beside = out.with_name(f".{out.name}.writing")
@@ -193,32 +191,12 @@ def _size(files: list[str]) -> int:
 
 def _count(files: list[str], plugin: Plugin) -> int:
     """Return the number of rows, including bad ones."""
-    form, kind = load(plugin), plugin.name
     rows = 0
     with progress("counting rows in files", len(files), "files") as bar:
         for path in files:
-            rows += _count_lines(path) - form.header_lines if isinstance(form, Lines) else _count_table(path, kind)
+            rows += count_rows(path, plugin)
             bar.advance(1)
     return rows
-
-
-def _count_lines(path: str) -> int:
-    rows, last = 0, b"\n"
-    for data in read_chunks(path):
-        rows += data.count(b"\n")
-        last = data[-1:]
-    return rows + (last != b"\n")
-
-
-def _count_table(path: str, kind: str) -> int:
-    from pyarrow import parquet
-
-    from clickfleet.data.arrow_ipc import open_ipc
-
-    with open_bytes(path) as file, reading(path):
-        if kind == "parquet":
-            return int(parquet.ParquetFile(file).metadata.num_rows)
-        return sum(batch.num_rows for batch in open_ipc(file))
 
 
 class _Writer:

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,13 +22,14 @@ from clickfleet.data.bad_lines import describe
 from clickfleet.data.batch import AMOUNTS, Batch
 from clickfleet.data.formats import Format, load
 from clickfleet.data.formats.multislot import Multislot
+from clickfleet.data.histories import history_columns
 from clickfleet.data.logs.source import LineRows, TableRows, column_names, stored
 from clickfleet.data.parsing.columns import TableBlock
 from clickfleet.data.parsing.delimited import Delimited
 from clickfleet.data.parsing.lines import LineBlock
 from clickfleet.data.parsing.slotted import Slotted
 from clickfleet.data.repeatable import check_repeatable
-from clickfleet.data.schema import Schema
+from clickfleet.data.schema import History, Schema, Slot
 
 RawValues = dict[str, list[str]]
 """Name of a column in the file -> its values as text."""
@@ -64,8 +65,12 @@ class LogSample:
     row: int
     """Number of the row or line in its file, from 1."""
     label: float | None = None
+    """The first label; None if it is missing."""
+    labels: dict[str, float | None] = field(default_factory=dict)
     dense: list[DenseSample] = field(default_factory=list)
     slots: list[SlotSample] = field(default_factory=list)
+    histories: list[SlotSample] = field(default_factory=list)
+    """The columns of the histories. `raw` has all events of the file, `keys` those that count."""
     sides: dict[str, float] = field(default_factory=dict)
     line: str | None = None
     problem: str | None = None
@@ -126,7 +131,7 @@ def _sample(
         number = given[at] if at < len(given) else None
         dense.append(DenseSample(column.name, number, value, str(column.transform)))
     slots = []
-    for i, slot in enumerate(schema.slots):
+    for i, slot in enumerate(schema.key_columns):
         begin, end = int(one.offsets[i]), int(one.offsets[i + 1])
         texts = None if raw is None or slot.bucket is not None else raw.get(slot.source_name, [])
         weights = None if one.values is None else one.values[begin:end].tolist()
@@ -134,32 +139,49 @@ def _sample(
     sides = {name: float(getattr(one, name)[0]) for name in AMOUNTS if getattr(one, name) is not None}
     sides |= {"times": int(one.times[0])} if one.times is not None else {}
     shown = None if text is None else text.decode("utf-8", "backslashreplace")
-    return LogSample(path, row, None if one.labels is None else float(one.labels[0]), dense, slots, sides, shown)
+    labels: dict[str, float | None] = {}
+    if one.labels is not None:
+        numbers = one.labels.reshape(-1).tolist()
+        labels = {task.name: None if x != x else x for task, x in zip(schema.tasks, numbers, strict=True)}
+    return LogSample(
+        path,
+        row,
+        labels.get(schema.tasks[0].name),
+        labels,
+        dense,
+        slots[: len(schema.slots)],
+        slots[len(schema.slots) :],
+        sides,
+        shown,
+    )
 
 
 def _raw_reader(form: Format, path: str, schema: Schema) -> Callable[[bytes], RawValues] | None:
     """Return the function that finds the values of a line. None: only the reader itself knows them."""
     if isinstance(form, Delimited):
         names = column_names(form, path, schema)
-        return lambda line: _delimited_values(line, names, form)
+        lists = {slot.source_name for slot in schema.key_columns[len(schema.slots) :]}
+        return lambda line: _delimited_values(line, names, form, lists)
     if isinstance(form, Slotted):
         return lambda line: _slotted_values(line, form, schema)
     if isinstance(form, Multislot):
         blocks = [block.name for block in form.block_specs(schema)]
-        unlabelled = [name for name in blocks if name != schema.label]
+        unlabelled = [name for name in blocks if name not in schema.label_columns]
         return lambda line: _multislot_values(line, blocks, unlabelled)
     return None
 
 
-def _delimited_values(line: bytes, names: Sequence[str], form: Delimited) -> RawValues:
+def _delimited_values(line: bytes, names: Sequence[str], form: Delimited, histories: Collection[str]) -> RawValues:
     text = line.decode("utf-8", "backslashreplace")
     separator = form.separator
     fields = next(csv.reader([text], delimiter=separator)) if form.quotes and text else text.split(separator)
     values: RawValues = {}
     for name, value in zip(names, fields, strict=False):
         parts = value.split(form.list_separator) if form.list_separator else [value]
-        values[name] = [part for part in parts if part.strip(" ") or not form.blank_is_missing]
-    return {name: [part for part in parts if part] for name, parts in values.items()}
+        parts = [part for part in parts if part.strip(" ") or not form.blank_is_missing]
+        keep_empty = name in histories and value  # an event without a value
+        values[name] = parts if keep_empty else [part for part in parts if part]
+    return values
 
 
 def _slotted_values(line: bytes, form: Slotted, schema: Schema) -> RawValues:
@@ -191,7 +213,8 @@ def _table_values(row: dict[str, Any]) -> RawValues:
     for name, value in row.items():
         items = value if isinstance(value, list) else [] if value is None else [value]
         values[name] = [
-            item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else str(item) for item in items
+            item.decode("utf-8", "backslashreplace") if isinstance(item, bytes) else "" if item is None else str(item)
+            for item in items
         ]
     return values
 
@@ -201,18 +224,33 @@ def text_of(sample: LogSample, schema: Schema) -> str:
     head = f"{sample.file}:{sample.row}"
     if sample.problem is not None:
         return f"{head}: bad line: {sample.problem}\n  {(sample.line or '')[:200]}"
-    names = [*(d.name for d in sample.dense), *(s.name for s in sample.slots), schema.label, *sample.sides]
+    slots = [*sample.slots, *sample.histories]
+    tasks = [task.name if schema.labels else schema.label for task in schema.tasks]
+    names = [*(d.name for d in sample.dense), *(s.name for s in slots), *tasks, *sample.sides]
     width = min(max(map(len, names), default=0), 40)
-    lines = [head, f"  {schema.label:{width}}  {'no label' if sample.label is None else f'{sample.label:g}'}"]
+    lines = [head]
+    for name, task in zip(tasks, schema.tasks, strict=True):
+        value = sample.labels.get(task.name)
+        missing = "missing" if sample.labels else "no label"
+        lines.append(f"  {name:{width}}  {missing if value is None else f'{value:g}'}")
     lines += [f"  {name:{width}}  {value:g}" for name, value in sample.sides.items()]
     shows_raw = any(d.raw is not None for d in sample.dense) or any(s.raw is not None for s in sample.slots)
     for dense in sample.dense:
         raw = dense.raw if dense.raw is not None else "-" if shows_raw else ""
         transform = "" if dense.transform == "none" else f"  ({dense.transform})"
         lines.append(f"  {dense.name:{width}}  {raw}{' -> ' if raw else ''}{dense.value:.6g}{transform}")
-    for slot in sample.slots:
+    limits = {
+        slot.name: history for history, first in history_columns(schema) for slot in _columns(schema, first, history)
+    }
+    for slot in slots:
         pairs = [f"{key}" if slot.weights is None else f"{key}:{slot.weights[i]:g}" for i, key in enumerate(slot.keys)]
         raw = "" if slot.raw is None else f"{_shortened(slot.raw) or '-'} -> "
+        if (history := limits.get(slot.name)) is not None:
+            raw = "" if slot.raw is None else f"{_shortened([text or '-' for text in slot.raw]) or '-'} -> "
+            dropped = 0 if slot.raw is None else len(slot.raw) - len(slot.keys)
+            kept = f", the {history.keep} {len(slot.keys)} of {len(slot.raw or ())}" if dropped > 0 else ""
+            lines.append(f"  {slot.name:{width}}  {raw}{_shortened(pairs) or 'no events'}  ({_events(slot)}{kept})")
+            continue
         lines.append(f"  {slot.name:{width}}  {raw}{_shortened(pairs) or 'no key'}")
     return "\n".join(lines)
 
@@ -220,3 +258,11 @@ def text_of(sample: LogSample, schema: Schema) -> str:
 def _shortened(values: Sequence[str]) -> str:
     more = f" … {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
     return " ".join(values[:MOST_VALUES]) + more
+
+
+def _events(slot: SlotSample) -> str:
+    return "1 event" if len(slot.keys) == 1 else f"{len(slot.keys)} events"
+
+
+def _columns(schema: Schema, first: int, history: History) -> Sequence[Slot]:
+    return schema.key_columns[first : first + len(history.slots)]

@@ -23,9 +23,10 @@ from clickfleet.data.batch import Batch
 from clickfleet.data.files import Unpacked, decompressed_size
 from clickfleet.data.formats import Block, load
 from clickfleet.data.formats.csv import Csv
+from clickfleet.data.formats.joined import JoinedBlock
 from clickfleet.data.guess import Guess, guess
 from clickfleet.data.parsing.columns import TableBlock
-from clickfleet.data.parsing.delimited import Delimited
+from clickfleet.data.parsing.delimited import MISSING_WORDS, Delimited
 from clickfleet.data.parsing.lines import LineBlock
 from clickfleet.data.progress import Bar, progress
 from clickfleet.data.recognition import sample
@@ -237,6 +238,8 @@ class LogSource:
 
 def stored(block: Block, header: bytes = b"") -> LogRows:
     """Return the raw rows of a block. Call this before it is parsed, because parsing releases its memory."""
+    if isinstance(block, JoinedBlock):
+        block = block.columns()
     if isinstance(block, TableBlock):
         return TableRows(_plain(block.table))
     return LineRows(bytes(block.space[: block.used]) if isinstance(block, LineBlock) else b"\n", header)
@@ -258,6 +261,8 @@ def _plain_type(kind: Any) -> Any:
 
     if pa.types.is_dictionary(kind):
         return kind.value_type
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_plain_type(kind.value_type))
     return pa.list_(_plain_type(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
@@ -349,20 +354,25 @@ def column_names(form: Delimited, path: str, schema: Schema) -> tuple[str, ...]:
     line = first_line(path)
     if isinstance(form, Csv) and form.header_lines:
         return tuple(form.split(line.decode("utf-8-sig")))
-    unlabelled = line.count(form.separator.encode()) == len(form.columns) - 2
-    return tuple(name for name in form.columns if not (unlabelled and name == schema.label))
+    unlabelled = line.count(form.separator.encode()) + 1 == len(form.columns) - len(schema.tasks)
+    return tuple(name for name in form.columns if not (unlabelled and name in schema.label_columns))
 
 
 def text_columns(
     lines: bytes, names: Sequence[str], form: Delimited, schema: Schema, path: str, only: Sequence[str] = ()
 ) -> Any:
-    """Return delimited lines as an Arrow record batch: numbers for the label and dense columns, bytes for all others."""
+    """Return delimited lines as an Arrow record batch: numbers for labels and dense columns, bytes for all others.
+
+    Columns with several values, such as histories, are lists of bytes if the format separates such values.
+    """
     import pyarrow as pa
+    import pyarrow.compute as pc
     from pyarrow import csv
 
-    real = {schema.label, *(dense.source_name for dense in schema.dense)}
-    try:
-        table = csv.read_csv(
+    real = {*schema.label_columns, *(dense.source_name for dense in schema.dense)}
+
+    def parse(numbers: Any) -> Any:
+        return csv.read_csv(
             pa.BufferReader(lines),
             csv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=list(names)),
             csv.ParseOptions(
@@ -372,15 +382,40 @@ def text_columns(
                 ignore_empty_lines=False,
             ),
             csv.ConvertOptions(
-                column_types={name: pa.float64() if name in real else pa.binary() for name in names},
+                column_types={name: numbers if name in real else pa.binary() for name in names},
                 include_columns=list(only) or None,
                 null_values=["", *(" " * n for n in range(1, _MOST_BLANKS))] if form.blank_is_missing else [""],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=True,
             ),
         )
+
+    try:
+        try:
+            table = parse(pa.float64())
+        except pa.ArrowInvalid:  # words for missing values, such as NA
+            if not form.missing_words:
+                raise
+            table = parse(pa.string())
+            for at, name in enumerate(table.column_names):
+                if name in real:
+                    table = table.set_column(at, name, _numbers_or_words(table.column(name)))
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}: {error}") from None
     if table.num_rows != lines.count(b"\n"):
         raise DataError(f"{path}: a line contains a carriage return", "remove it, or convert the file's line endings")
-    return table.combine_chunks().to_batches()[0]
+    for name in dict.fromkeys(slot.source_name for slot in schema.read_columns if slot.multi):
+        if form.list_separator and name in table.column_names and name not in real:
+            at = table.column_names.index(name)
+            table = table.set_column(at, name, pc.split_pattern(table.column(name), form.list_separator.encode()))
+    return table.combine_chunks().to_batches()[0] if table.num_rows else table.schema.empty_table().to_batches()[0]
+
+
+def _numbers_or_words(column: Any) -> Any:
+    """Return text as numbers, with null for a word that means a missing value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim_whitespace(column)
+    missing = pc.is_in(trimmed, pa.array([*MISSING_WORDS, ""]))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), trimmed).cast(pa.float64())

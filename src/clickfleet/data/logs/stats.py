@@ -1,9 +1,12 @@
-"""Describe a log: rows, click rate, and per column the missing values, the distinct values and the frequent ones."""
+"""Describe a log: rows, labels, and per column the missing values, the distinct values and the frequent ones.
+
+Of a history it tells how many events rows have, and describes the values of the events like those of a slot.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,13 @@ from numpy.typing import NDArray
 from clickfleet import _core
 from clickfleet.config.plugins import AUTO, closest
 from clickfleet.data.bad_lines import Policy
-from clickfleet.data.batch import concatenate
+from clickfleet.data.batch import Keys, concatenate
 from clickfleet.data.files import expand
+from clickfleet.data.histories import history_columns
 from clickfleet.data.logs.sketch import Distinct, Frequent, Quantiles
-from clickfleet.data.logs.source import COLUMNAR, LogPiece, LogReport, LogSource, progress_of, recognise
+from clickfleet.data.logs.source import COLUMNAR, LogPiece, LogReport, LogSource, numbers, progress_of, recognise
 from clickfleet.data.logs.target import slot_keys
-from clickfleet.data.schema import Schema, Slot
+from clickfleet.data.schema import History, Schema, Slot
 from clickfleet.errors import DataError
 
 _STYLE = """
@@ -45,8 +49,17 @@ _WIDTH, _HEIGHT, _LINE = 360, 120, 17
 def table(summary: Summary, top: int = 3) -> str:
     """Return the summary as text, one line per column."""
     lines = [f"{summary.rows:,} rows, {_ctr(summary)}"]
-    names = [column.name for column in summary.dense] + [slot.name for slot in summary.slots]
-    width = max(map(len, ["dense", *names]))
+    slots = [*summary.slots, *(column for history in summary.histories for column in history.columns)]
+    names = [label.name for label in summary.labels] + [dense.name for dense in summary.dense]
+    names += [slot.name for slot in slots]
+    width = max(map(len, ["history", *names]))
+    if len(summary.labels) > 1:
+        lines += ["", f"{'label':{width}}{'missing':>12}{'mean':>12}{'if given':>12}"]
+        for label in summary.labels:
+            shown = [None if not summary.rows else label.missing / summary.rows, label.mean, label.mean_given]
+            cells = (f"{shown[0]:.1%}" if shown[0] is not None else "", *(_mean(x) for x in shown[1:]))
+            note = f"  given {label.given}" if label.given else ""
+            lines.append(f"{label.name:{width}}" + "".join(f"{cell:>12}" for cell in cells) + note)
     if summary.dense:
         heads = ("missing", "least", "median", "mean", "95%", "greatest")
         lines += ["", f"{'dense':{width}}" + "".join(f"{head:>12}" for head in heads)]
@@ -57,12 +70,20 @@ def table(summary: Summary, top: int = 3) -> str:
         lines.append(
             f"{dense.name:{width}}{missing:>12}" + "".join(f"{'' if x is None else f'{x:.5g}':>12}" for x in shown)
         )
-    if summary.slots:
+    if summary.histories:
+        heads = ("empty", "median", "mean", "95%", "greatest", "over max")
+        lines += ["", f"{'history':{width}}" + "".join(f"{head:>12}" for head in heads) + "  events per row"]
+    for history in summary.histories:
+        about = history.to_dict()
+        rates = [f"{about[name] / max(summary.rows, 1):.1%}" for name in ("empty", "cut")]
+        middle = ["" if about[name] is None else f"{about[name]:.5g}" for name in ("p50", "mean", "p95", "max")]
+        lines.append(f"{history.name:{width}}" + "".join(f"{cell:>12}" for cell in (rates[0], *middle, rates[1])))
+    if slots:
         lines += ["", f"{'slot':{width}}{'missing':>12}{'distinct':>12}  most frequent values"]
-    for slot in summary.slots:
+    for slot in slots:
         column = slot.to_dict(top)
         frequent = "  ".join(f"{value} {count / slot.values:.1%}" for value, count in column["top"])
-        missing = f"{slot.missing / max(summary.rows, 1):.1%}"
+        missing = f"{slot.missing / max(slot.entries or summary.rows, 1):.1%}"
         lines.append(f"{slot.name:{width}}{missing:>12}{column['distinct']:>12,}  {frequent}")
     return "\n".join(lines)
 
@@ -70,8 +91,13 @@ def table(summary: Summary, top: int = 3) -> str:
 def page(summary: Summary, title: str) -> str:
     """Return the summary as an HTML page."""
     about = f"{summary.rows:,} rows, {_ctr(summary)}, {len(summary.dense)} dense columns, {len(summary.slots)} slots"
-    cards = [_dense_card(column.to_dict(), summary.rows) for column in summary.dense]
+    about += f", {len(summary.histories)} histories" if summary.histories else ""
+    cards = [_label_card(label, summary.rows) for label in summary.labels if len(summary.labels) > 1]
+    cards += [_dense_card(column.to_dict(), summary.rows) for column in summary.dense]
     cards += [_slot_card(slot.to_dict(), summary.rows) for slot in summary.slots]
+    for history in summary.histories:
+        cards.append(_history_card(history.to_dict(), summary.rows))
+        cards += [_slot_card(column.to_dict(), column.entries) for column in history.columns]
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
@@ -83,6 +109,25 @@ def page(summary: Summary, title: str) -> str:
 
 def _ctr(summary: Summary) -> str:
     return "no labels" if summary.ctr is None else f"click rate {summary.ctr:.4f}"
+
+
+def _mean(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _label_card(label: LabelColumn, rows: int) -> str:
+    about = f"label, missing {label.missing / max(rows, 1):.1%}, mean {_mean(label.mean) or 'unknown'}"
+    if label.given:
+        about += f", {_mean(label.mean_given) or 'unknown'} where {escape(label.given)} is 1"
+    return _card(label.name, about, "")
+
+
+def _history_card(history: LogReport, rows: int) -> str:
+    about = f"events per row: empty {history['empty'] / max(rows, 1):.1%}"
+    if history["max"] is None:
+        return _card(history["name"], about, "")
+    about += f", median {history['p50']:.4g}, mean {history['mean']:.4g}, over max {history['cut'] / max(rows, 1):.1%}"
+    return _card(history["name"], about, _histogram(history))
 
 
 def _dense_card(column: LogReport, rows: int) -> str:
@@ -173,12 +218,56 @@ class DenseColumn:
 
 
 @dataclass
+class LabelColumn:
+    """A label: the rows that have it, and its mean over them. That of a label with loss log is the share of positives."""
+
+    name: str
+    given: str = ""
+    missing: int = 0
+    known: int = 0
+    total: float = 0.0
+    known_given: int = 0
+    total_given: float = 0.0
+
+    def add(self, values: NDArray[Any], given: NDArray[np.bool_] | None) -> None:
+        present = ~np.isnan(values)
+        self.missing += len(values) - int(present.sum())
+        self.known += int(present.sum())
+        self.total += float(values[present].sum())
+        if given is not None:
+            present &= given
+            self.known_given += int(present.sum())
+            self.total_given += float(values[present].sum())
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.known if self.known else None
+
+    @property
+    def mean_given(self) -> float | None:
+        """The mean over rows where the label `given` is 1."""
+        return self.total_given / self.known_given if self.known_given else None
+
+    def to_dict(self) -> LogReport:
+        about: LogReport = {"name": self.name, "missing": self.missing, "mean": self.mean}
+        return about | ({"given": self.given, "mean_given": self.mean_given} if self.given else {})
+
+
+@dataclass
 class SlotColumn:
     name: str
     missing: int = 0
     values: int = 0
     distinct: Distinct = field(default_factory=Distinct)
     frequent: Frequent = field(default_factory=Frequent)
+    entries: int = 0
+    """Of a column of a history: the number of events."""
+
+    def count(self, values: Keys, texts: list[bytes], counts: NDArray[Any]) -> None:
+        """Add distinct values: their hashes, their texts and how often each occurs."""
+        self.values += int(counts.sum())
+        self.distinct.add(values)
+        self.frequent.add(texts, counts)
 
     def to_dict(self, top: int = 10) -> LogReport:
         return {
@@ -193,17 +282,44 @@ class SlotColumn:
 
 
 @dataclass
+class HistoryColumns:
+    """A history: how many events rows have, and the values of the events by slot."""
+
+    name: str
+    limit: int
+    columns: list[SlotColumn]
+    empty: int = 0
+    cut: int = 0
+    """Rows with more events than the schema keeps."""
+    lengths: Quantiles = field(default_factory=Quantiles)
+
+    def add(self, lengths: NDArray[Any]) -> None:
+        self.empty += int((lengths == 0).sum())
+        self.cut += int((lengths > self.limit).sum())
+        self.lengths.add(lengths.astype(np.float64))
+
+    def to_dict(self) -> LogReport:
+        about = DenseColumn(self.name, 0, self.lengths).to_dict()
+        del about["missing"]
+        columns = [column.to_dict() for column in self.columns]
+        return about | {"kind": "history", "empty": self.empty, "cut": self.cut, "columns": columns}
+
+
+@dataclass
 class Summary:
     """Statistics of a log, updated with every piece."""
 
     schema: Schema
     rows: int = 0
-    labelled: int = 0
-    clicks: float = 0.0
 
     def __post_init__(self) -> None:
+        self.labels = [LabelColumn(task.name, task.given) for task in self.schema.tasks]
         self.dense = [DenseColumn(column.name) for column in self.schema.dense]
         self.slots = [SlotColumn(slot.name) for slot in self.schema.slots if slot.bucket is None]
+        self.histories = [
+            HistoryColumns(history.name, history.max, [SlotColumn(f"{history.name}.{slot}") for slot in history.slots])
+            for history in self.schema.histories
+        ]
 
     def add(self, piece: LogPiece) -> None:
         self.rows += len(piece)
@@ -216,33 +332,41 @@ class Summary:
         import pyarrow as pa
 
         names = set(columns.column_names)
-        if self.schema.label in names:
-            labels = columns.column(self.schema.label).cast(pa.float64()).drop_null().to_numpy()
+        if all(name in names for name in self.schema.label_columns):
+            labels = np.stack([numbers(columns.column(name)) for name in self.schema.label_columns], axis=1)
+            for i, task in enumerate(self.schema.tasks):
+                if task.loss == "log":
+                    labels[:, i] = np.where(np.isnan(labels[:, i]), np.nan, labels[:, i] > 0)
             self._add_labels(labels)
         for dense, column in zip(self.dense, self.schema.dense, strict=True):
             values = _pick(columns, column.source_name, names)
             dense.missing = (dense.missing or 0) + values.null_count
             dense.spread.add(values.cast(pa.float64()).drop_null().to_numpy())
-        for slot, described in zip(self.slots, self.schema.read_slots, strict=True):
+        for slot, described in zip(self.slots, self.schema.read_columns, strict=False):
             values, missing = _texts(_pick(columns, described.source_name, names))
             slot.missing += missing
-            counted = values.value_counts()
-            texts = counted.field("values").to_pylist()
-            counts = counted.field("counts").to_numpy()
-            slot.values += int(counts.sum())
-            slot.distinct.add(np.fromiter((_core.hash64("", text) for text in texts), np.uint64, len(texts)))
-            slot.frequent.add(texts, counts)
+            _count_texts(slot, values)
+        for history, source in zip(self.histories, self.schema.histories, strict=True):
+            for i, (events_of, name) in enumerate(zip(history.columns, source.columns, strict=True)):
+                lists = _pick(columns, name, names)
+                if i == 0:
+                    history.add(_lengths(lists))
+                events = _events(lists)
+                values, missing = _texts(events)
+                events_of.entries += len(events)
+                events_of.missing += missing
+                _count_texts(events_of, values)
 
     def _add_batch(self, piece: LogPiece) -> None:
         batch = piece.batch
         assert batch is not None
         if batch.labels is not None:
-            self._add_labels(batch.labels)
+            self._add_labels(batch.labels.reshape(len(batch), -1))
         for i, dense in enumerate(self.dense):
             dense.missing = None
             dense.spread.add(batch.dense[:, i])
         places = [i for i, slot in enumerate(self.schema.slots) if slot.bucket is None]
-        for place, slot, described in zip(places, self.slots, self.schema.read_slots, strict=True):
+        for place, slot, described in zip(places, self.slots, self.schema.read_columns, strict=False):
             keys, starts, _ = slot_keys(batch, place)
             absent = missing_key(self.schema, described)
             if described.multi:
@@ -250,22 +374,38 @@ class Summary:
             else:
                 slot.missing += int((keys == absent).sum())
                 keys = keys[keys != absent]
-            slot.values += len(keys)
-            values, counts = np.unique(keys, return_counts=True)
-            slot.distinct.add(values)
-            slot.frequent.add([b"%d" % key for key in values.tolist()], counts)
+            _count_keys(slot, keys)
+        owners = {slot.name: slot for slot in self.schema.slots}
+        for history, (source, first) in zip(self.histories, history_columns(self.schema), strict=True):
+            for i, (column, name) in enumerate(zip(history.columns, source.slots, strict=True)):
+                keys, starts, _ = slot_keys(batch, first + i)
+                if i == 0:
+                    history.add(np.diff(starts))
+                present = keys[keys != missing_key(self.schema, owners[name])]
+                column.entries += len(keys)
+                column.missing += len(keys) - len(present)
+                _count_keys(column, present)
 
     def _add_labels(self, labels: NDArray[Any]) -> None:
-        self.labelled += len(labels)
-        self.clicks += float((labels > 0).sum())
+        """Add labels [B, T], with NaN for missing ones."""
+        names = [label.name for label in self.labels]
+        for i, label in enumerate(self.labels):
+            given = labels[:, names.index(label.given)] == 1 if label.given else None
+            label.add(labels[:, i], given)
 
     @property
     def ctr(self) -> float | None:
-        return self.clicks / self.labelled if self.labelled else None
+        """The mean of the first label."""
+        return self.labels[0].mean
 
     def to_dict(self) -> LogReport:
         columns = [column.to_dict() for column in self.dense] + [slot.to_dict() for slot in self.slots]
-        return {"rows": self.rows, "ctr": self.ctr, "columns": columns}
+        result: LogReport = {"rows": self.rows, "ctr": self.ctr, "columns": columns}
+        if len(self.labels) > 1:
+            result["labels"] = [label.to_dict() for label in self.labels]
+        if self.histories:
+            result["histories"] = [history.to_dict() for history in self.histories]
+        return result
 
 
 def stats(
@@ -277,8 +417,9 @@ def stats(
     """Summarize all rows of `inputs` in bounded memory."""
     files = expand(inputs)
     form, read_as, _ = recognise(files, format, schema)
-    log = LogSource(files, form, read_as, bad_lines)
-    summary = Summary(log.schema)
+    unlimited = tuple(replace(history, max=History.LIMIT) for history in read_as.histories)
+    log = LogSource(files, form, replace(read_as, histories=unlimited), bad_lines)
+    summary = Summary(read_as)
     with progress_of(files, "reading") as bar:
         for path in files:
             for piece in _gathered(log.pieces(path, columns=log.format in COLUMNAR, bar=bar)):
@@ -320,6 +461,31 @@ def _pick(columns: Any, name: str, names: set[str]) -> Any:
     if name not in names:
         raise DataError(f"the data has no column {name!r}{closest(name, names)}", "describe its columns with --schema")
     return columns.column(name)
+
+
+def _count_texts(slot: SlotColumn, values: Any) -> None:
+    counted = values.value_counts()
+    texts = counted.field("values").to_pylist()
+    hashes = np.fromiter((_core.hash64("", text) for text in texts), np.uint64, len(texts))
+    slot.count(hashes, texts, counted.field("counts").to_numpy())
+
+
+def _count_keys(slot: SlotColumn, keys: Keys) -> None:
+    values, counts = np.unique(keys, return_counts=True)
+    slot.count(values, [b"%d" % key for key in values.tolist()], counts)
+
+
+def _lengths(lists: Any) -> NDArray[Any]:
+    import pyarrow.compute as pc
+
+    lengths: NDArray[Any] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return lengths
+
+
+def _events(lists: Any) -> Any:
+    import pyarrow.compute as pc
+
+    return pc.list_flatten(lists)
 
 
 def _texts(column: Any) -> tuple[Any, int]:

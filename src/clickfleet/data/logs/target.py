@@ -22,7 +22,7 @@ from clickfleet.data.batch import Batch
 from clickfleet.data.files import packing, replacing
 from clickfleet.data.formats import load
 from clickfleet.data.logs.source import COLUMNAR, LogPiece, exact_dense
-from clickfleet.data.schema import KeyRule, Schema, Slot
+from clickfleet.data.schema import KeyRule, Label, Schema, Slot
 from clickfleet.errors import ConfigError, DataError
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
@@ -52,6 +52,8 @@ def _raw(column: Any, separator: str, quote: bool, name: str) -> PrintColumn:
         column = column.flatten()  # an absent list is an empty one
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if around and column.null_count:  # an event without a value
+        column = column.cast(pa.string()).fill_null("")
     return _printed(column, present, separator, quote, name, around)
 
 
@@ -101,29 +103,41 @@ def _holds(column: Any, characters: str) -> bool:
 
 def slots_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
     """Return lines of `name:value` tokens, with the label first."""
-    columns = [_number(values, prefix=f"{name}:") for name, values in row_columns(batch, schema).items()]
+    columns = [
+        _number(values, prefix=f"{name}:", skip_absent=True) for name, values in row_columns(batch, schema).items()
+    ]
     columns += [_dense(dense, i, prefix=f"{column.source_name}:") for i, column in enumerate(schema.dense)]
-    columns += [_keys(batch, i, prefix=f"{slot.source_name}:", skip_absent=True) for i, slot in enumerate(schema.slots)]
+    columns += [
+        _keys(batch, i, prefix=f"{slot.source_name}:", skip_absent=True) for i, slot in enumerate(schema.key_columns)
+    ]
     return bytes(print_rows(columns, " "))
 
 
 def feasign_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
     """Return lines of `value:slot` tokens, with the label first and without dense values."""
     assert not dense.shape[1]
-    columns = [_number(values, suffix=f":{name}") for name, values in row_columns(batch, schema).items()]
-    columns += [_keys(batch, i, suffix=f":{slot.source_name}", skip_absent=True) for i, slot in enumerate(schema.slots)]
+    columns = [
+        _number(values, suffix=f":{name}", skip_absent=True) for name, values in row_columns(batch, schema).items()
+    ]
+    columns += [
+        _keys(batch, i, suffix=f":{slot.source_name}", skip_absent=True) for i, slot in enumerate(schema.key_columns)
+    ]
     return bytes(print_rows(columns, " "))
 
 
 def multislot_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
-    """Return lines of counted blocks: dense values, slots (an empty one becomes a 0), other columns, label."""
+    """Return lines of counted blocks: dense values, slots (an empty one becomes a 0), histories, other columns, labels."""
     width = dense.shape[1]
     columns = [_dense(dense, i, before=f"{width} " if i == 0 else "") for i in range(width)]
-    columns += [_keys(batch, i, counted=True, absent="1 0") for i in range(len(schema.slots))]
+    columns += [
+        _keys(batch, i, counted=True, absent="1 0" if i < len(schema.slots) else "0")
+        for i in range(len(schema.key_columns))
+    ]
     numbers = row_columns(batch, schema)
-    if schema.label in numbers:
-        numbers[schema.label] = numbers.pop(schema.label)  # last
-    columns += [_number(values, before="1 ") for values in numbers.values()]
+    for name in schema.label_columns:
+        if name in numbers:
+            numbers[name] = numbers.pop(name)  # last
+    columns += [_block(values) for values in numbers.values()]
     return bytes(print_rows(columns, " "))
 
 
@@ -141,13 +155,28 @@ def libffm_lines(batch: Batch, dense: Floats, schema: Schema) -> bytes:
 
 
 def row_columns(batch: Batch, schema: Schema) -> dict[str, NDArray[Any]]:
-    """Return the label and the other columns with one value per row, by their names in the files."""
-    named = {schema.label: batch.labels, **{name: getattr(batch, f"{kind}s") for kind, name in schema.sides.items()}}
+    """Return the labels and the other columns with one value per row, by their names in the files. NaN is a missing label."""
+    named: dict[str, Any] = {}
+    if batch.labels is not None:
+        labels = batch.labels.reshape(len(batch), -1)
+        named = {name: np.ascontiguousarray(labels[:, i]) for i, name in enumerate(schema.label_columns)}
+    named |= {name: getattr(batch, f"{kind}s") for kind, name in schema.sides.items()}
     return {name: values for name, values in named.items() if values is not None}
 
 
 def _number(values: NDArray[Any], **around: Any) -> PrintColumn:
-    return PrintColumn(values, bare=values.dtype.kind == "f", **around)
+    real = values.dtype.kind == "f"
+    present = ~np.isnan(values) if real else None
+    flags = None if present is None or present.all() else present.astype(np.uint8)
+    return PrintColumn(values, bare=real, present=flags, **around)
+
+
+def _block(values: NDArray[Any]) -> PrintColumn:
+    """Print a counted block of one value, or of none if it is missing."""
+    real = values.dtype.kind == "f"
+    present = ~np.isnan(values) if real else np.ones(len(values), bool)
+    starts = np.concatenate([[0], np.cumsum(present)]).astype(np.int64)
+    return PrintColumn(values[present], starts=starts, counted=True, absent="0", bare=real)
 
 
 def _dense(dense: Floats, i: int, **around: Any) -> PrintColumn:
@@ -185,10 +214,10 @@ def key_columns(batch: Batch, dense: Floats, schema: Schema) -> Any:
 
     if batch.values is not None and not (batch.values == 1).all():
         raise DataError("the keys have values other than 1, which only libffm can store")
-    columns = {name: pa.array(values) for name, values in row_columns(batch, schema).items()}
+    columns = {name: pa.array(values, from_pandas=True) for name, values in row_columns(batch, schema).items()}
     for i, column in enumerate(schema.dense):
         columns[column.source_name] = pa.array(np.ascontiguousarray(dense[:, i]))
-    for i, slot in enumerate(schema.slots):
+    for i, slot in enumerate(schema.key_columns):
         keys, starts, _ = slot_keys(batch, i)
         one = pa.array(keys)
         columns[slot.source_name] = pa.LargeListArray.from_arrays(starts, one) if slot.multi else one
@@ -303,13 +332,16 @@ class Target:
             raise ConfigError(f"cannot write the format {self.format!r}", f"choose one of {', '.join(FORMATS)}")
         if self.raw and self.format not in COLUMNAR:
             raise ConfigError(f"{self.format} stores keys and cannot keep raw values", "choose --keys py2 or hash64")
+        if self.format in ("criteo", "libffm") and (self.schema.histories or len(self.schema.tasks) > 1):
+            what = "histories" if self.schema.histories else "several labels"
+            raise ConfigError(f"{self.format} cannot store {what}", "choose csv, parquet, arrow, slots or multislot")
         if self.format == "criteo":
             if not self.raw:
                 raise ConfigError("criteo stores raw values, which cannot be recovered from keys")
-            if (len(self.schema.dense), len(self.schema.read_slots)) != (13, 26):
+            if (len(self.schema.dense), len(self.schema.read_columns)) != (13, 26):
                 raise ConfigError(
                     f"a criteo line has 13 dense columns and 26 slots, this schema has {len(self.schema.dense)} "
-                    f"and {len(self.schema.read_slots)}"
+                    f"and {len(self.schema.read_columns)}"
                 )
         if self.format == "libffm" and self.schema.sides:
             raise ConfigError("libffm cannot store the columns show, click, weight, time or group")
@@ -334,7 +366,7 @@ class Target:
             assert piece.batch is not None
             names = [*row_columns(piece.batch, self.result)]
             names += [column.source_name for column in self.result.dense]
-            names += [slot.source_name for slot in self.result.slots]
+            names += [slot.source_name for slot in self.result.key_columns]
         quoted = ['"' + name.replace('"', '""') + '"' if any(c in name for c in ',"') else name for name in names]
         return (",".join(quoted) + "\n").encode()
 
@@ -343,8 +375,8 @@ class Target:
         """The raw columns, in the order of the output."""
         schema = self.schema
         names = [dense.source_name for dense in schema.dense]
-        names += [slot.source_name for slot in schema.read_slots]
-        return list(dict.fromkeys([schema.label, *names, *schema.sides.values()]))
+        names += [slot.source_name for slot in schema.read_columns]
+        return list(dict.fromkeys([*schema.label_columns, *names, *schema.sides.values()]))
 
     @cached_property
     def result(self) -> Schema:
@@ -356,21 +388,22 @@ class Target:
             return Schema((), fields, label="label", keys=KeyRule("raw"), values=True)
         schema = replace(self.schema.applied(), values=False)
         dense = () if self.format == "feasign" else schema.dense
-        slots = tuple(Slot(slot.name, slot.multi, slot.pooling, slot.source) for slot in schema.slots)
-        known = load(self.format).schema if self.format in LINES else None
+        slots = tuple(
+            Slot(slot.name, slot.multi, slot.pooling, slot.source, rows_of=slot.rows_of) for slot in schema.slots
+        )
+        labels = schema.tasks
+        plain = not schema.histories and len(labels) == 1
+        known = load(self.format).schema if self.format in LINES and plain else None
         if known is not None and (len(known.dense), len(known.slots)) == (len(dense), len(slots)):
-            dense, label = known.dense, known.label
-            slots = tuple(
-                replace(slot, name=given.name, source=given.source)
-                for slot, given in zip(slots, known.slots, strict=True)
-            )
-        elif self.format == "feasign":
-            label = "1"
-            if not all(slot.name.isdigit() and slot.name != "1" for slot in slots):
-                slots = tuple(replace(slot, name=str(i), source="") for i, slot in enumerate(slots, 2))
+            dense, labels = known.dense, known.tasks
+            names = [(given.name, given.source) for given in known.slots]
+        elif self.format == "feasign" and not all(slot.name.isdigit() and slot.name != "1" for slot in slots):
+            labels = (replace(labels[0], source="1"), *labels[1:])
+            names = [(str(i), "") for i, _ in enumerate(slots, 2)]
         else:
-            label = schema.label
-        return replace(schema, dense=dense, slots=slots, label=label)
+            labels = (replace(labels[0], source="1"), *labels[1:]) if self.format == "feasign" else labels
+            names = [(slot.name, slot.source) for slot in slots]
+        return _renamed(replace(schema, dense=dense, slots=slots), names, labels)
 
     def encode(self, piece: LogPiece) -> Any:
         """Return rows as bytes or as an Arrow record batch."""
@@ -396,14 +429,66 @@ class Target:
         import pyarrow as pa
 
         present = [name for name in self._columns if name in columns.schema.names]
-        missing = [name for name in self._columns if name not in present and name != self.schema.label]
+        missing = [name for name in self._columns if name not in present and name not in self.schema.label_columns]
         if missing:
             raise DataError(f"the data has no column {missing[0]!r}", "name its columns in a schema (--schema)")
         picked = columns.select(present)
         if self.format in ("criteo", "csv"):
+            for slot in self.schema.key_columns[len(self.schema.slots) :]:
+                _check_events(columns.column(slot.source_name), slot.source_name)
             return raw_lines(picked, "\t" if self.format == "criteo" else ",", self.format == "csv")
         text = pa.schema([pa.field(f.name, pa.string()) if pa.types.is_binary(f.type) else f for f in picked.schema])
         try:
             return picked.cast(text)
         except pa.ArrowInvalid as error:
             raise DataError(f"{self.format} cannot store a column that is not UTF-8 text: {error}") from None
+
+
+def _renamed(schema: Schema, names: list[tuple[str, str]], labels: tuple[Label, ...]) -> Schema:
+    """Return the schema with new names of its slots. Every column of keys gets a name of its own in the files."""
+    new = {slot.name: name for slot, (name, _) in zip(schema.slots, names, strict=True)}
+    taken = {label.source_name for label in labels} | {column.source_name for column in schema.dense}
+
+    def free(wanted: str) -> str:
+        name, n = wanted, 1
+        while name in taken:
+            name, n = f"{wanted}_{n}", n + 1
+        taken.add(name)
+        return name
+
+    slots = []
+    for slot, (name, source) in zip(schema.slots, names, strict=True):
+        where = free(source or name)
+        slots.append(replace(slot, name=name, source="" if where == name else where, rows_of=new.get(slot.rows_of, "")))
+    histories = tuple(
+        replace(
+            history,
+            slots=tuple(new[slot] for slot in history.slots),
+            columns=tuple(free(column) for column in history.columns),
+        )
+        for history in schema.histories
+    )
+    sides: dict[str, Any] = {kind: free(name) for kind, name in schema.sides.items()}
+    one: dict[str, Any] = {"labels": labels}
+    if len(labels) == 1 and labels[0] == Label(labels[0].name, source=labels[0].source):
+        one = {"labels": (), "label": labels[0].source_name}
+    return replace(schema, slots=tuple(slots), histories=histories, **one, **sides)
+
+
+def _check_events(column: Any, name: str) -> None:
+    """Raise DataError if a history has a single event without a value: its field would be empty, as without events."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return
+    single = column.filter(pc.equal(pc.fill_null(pc.list_value_length(column), 0), 1))
+    values = single.flatten()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_binary(values.type)
+    if values.null_count or (text and pc.any(pc.equal(pc.binary_length(values), 0)).as_py()):
+        raise DataError(
+            f"column {name} has a history of one event without a value, which csv cannot store",
+            "write parquet or arrow instead",
+        )

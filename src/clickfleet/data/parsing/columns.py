@@ -15,8 +15,9 @@ from clickfleet import _core
 from clickfleet.config.plugins import closest
 from clickfleet.data.batch import Batch, Floats, Keys
 from clickfleet.data.formats import Bad, Block, OnBad, Parsed
-from clickfleet.data.parsing.layout import dense_groups, layout, not_a_label, without_absent_sides
-from clickfleet.data.schema import Schema, Slot
+from clickfleet.data.histories import history_columns
+from clickfleet.data.parsing.layout import dense_groups, layout, not_a_label, unequal_history, without_absent_sides
+from clickfleet.data.schema import History, Label, Schema, Slot
 from clickfleet.errors import DataError
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -27,24 +28,25 @@ class Columns:
     """Converts record batches to rows of a schema. Columns that the schema does not need are ignored."""
 
     def __init__(self, schema: Schema, present: Collection[str], where: str) -> None:
-        self.labelled = schema.label in present
+        self.labelled = all(name in present for name in schema.label_columns)
         self.schema = schema = schema if self.labelled else without_absent_sides(schema, present)
         self._where = where
         self._layout = layout(schema, label=self.labelled)
-        needed = self.names(schema)
+        needed = [*self.names(schema), *(schema.label_columns if self.labelled else ())]
         for name in needed:
             if name not in present:
                 raise DataError(
                     f"{where}: there is no column {name!r}{closest(name, present)}",
                     "set the column's name in the data in the schema (source: …)",
                 )
-        self.needed = [*([schema.label] if self.labelled else []), *dict.fromkeys(needed)]
+        labels = schema.label_columns if self.labelled else ()
+        self.needed = [*labels, *dict.fromkeys(name for name in needed if name not in labels)]
         """Names of the columns to read."""
 
     @staticmethod
     def names(schema: Schema) -> list[str]:
         """Return the names of the columns that rows without a label have."""
-        return [*schema.sides.values(), *dense_groups(schema), *(slot.source_name for slot in schema.read_slots)]
+        return [*schema.sides.values(), *dense_groups(schema), *(slot.source_name for slot in schema.read_columns)]
 
     def parse(self, table: pa.RecordBatch, on_bad: OnBad = "all") -> Parsed:
         """Convert a record batch. `line` of a bad row is its index in the record batch."""
@@ -77,17 +79,20 @@ class _Conversion:
 
     def batch(self, labelled: bool) -> Batch:
         schema = self.schema
-        labels = self._labels(schema.label) if labelled else None
+        labels = self._labels() if labelled else None
         shows, weights = (self._amounts(name, 1.0) if name else None for name in (schema.show, schema.weight))
         clicks = None
         if schema.click:
             clicks = self._amounts(schema.click, np.nan)
-            clicks = np.where(np.isnan(clicks), 0 if labels is None else labels, clicks).astype(np.float32)
+            first = np.float32(0) if labels is None else np.nan_to_num(labels if labels.ndim == 1 else labels[:, 0])
+            clicks = np.where(np.isnan(clicks), first, clicks).astype(np.float32)
         times = self._times(schema.time) if schema.time else None
         groups = self._groups(schema.group) if schema.group else None
         dense = self._dense()
         keys, offsets, values = self._keys(dense)
-        return Batch(dense, keys, len(schema.slots), offsets, labels, shows, clicks, weights, times, groups, values)
+        return Batch(
+            dense, keys, len(schema.key_columns), offsets, labels, shows, clicks, weights, times, groups, values
+        )
 
     def _column(self, name: str) -> pa.Array:
         return _without_views(self.table.column(name))
@@ -98,7 +103,7 @@ class _Conversion:
             column, kind = column.dictionary_decode(), kind.value_type
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
-        elif _is_text(kind) and any(name == slot.source_name for slot in self.schema.read_slots):
+        elif _is_text(kind) and any(name == slot.source_name for slot in self.schema.read_columns):
             return self._parsed_numbers(name, column)  # the column is also a slot, whose numbers may be text
         elif not any(check(kind) for check in _NUMBERS):
             raise self._wrong(name, kind, "a number")
@@ -143,11 +148,28 @@ class _Conversion:
             self.bad.setdefault(int(row), (name, f"{amounts[row]:g} is out of range"))
         return amounts
 
-    def _labels(self, name: str) -> Floats:
-        labels = self._numbers(name, "the label is missing")
-        for row in np.flatnonzero((labels != self.schema.negative) & (labels != 1)):
-            self.bad.setdefault(int(row), (name, f"{labels[row]:g} {not_a_label(self.schema)}"))
-        return np.asarray(labels == 1, np.float32)
+    def _labels(self) -> Floats:
+        """Return the labels: [B], or [B, T] if there are several, of which a row must have at least one."""
+        tasks = self.schema.tasks
+        if len(tasks) == 1:
+            return self._label(tasks[0], "the label is missing")
+        labels = np.stack([self._label(task, np.nan) for task in tasks], axis=1)
+        for row in np.flatnonzero(np.isnan(labels).all(1)):
+            self.bad.setdefault(int(row), ("", "the label is missing"))
+        return labels
+
+    def _label(self, task: Label, missing: float | str) -> Floats:
+        name = task.source_name
+        labels = self._numbers(name, missing)
+        if task.loss == "log":
+            known = (labels == self.schema.negative) | (labels == 1) | np.isnan(labels)
+            for row in np.flatnonzero(~known):
+                self.bad.setdefault(int(row), (name, f"{labels[row]:g} {not_a_label(self.schema)}"))
+            return np.where(np.isnan(labels), labels, labels == 1).astype(np.float32)
+        if task.loss == "poisson":
+            for row in np.flatnonzero(labels < 0):
+                self.bad.setdefault(int(row), (name, f"{labels[row]:g} is out of range"))
+        return labels
 
     def _times(self, name: str) -> NDArray[np.int64]:
         column = self._column(name)
@@ -193,7 +215,7 @@ class _Conversion:
     def _groups(self, name: str) -> Keys:
         column = self._column(name)
         if pa.types.is_floating(column.type):
-            column = self._whole(name, column, None)
+            column = self._whole(name, column, int)
         text = column.cast(pa.string()).fill_null("")
         out = np.empty((self.rows, 1), np.uint64)
         self.plan.group_keys(*text_buffers(text), out)
@@ -229,17 +251,17 @@ class _Conversion:
         )
 
     def _each(
-        self, name: str, n: int, fill: Callable[[int], int], out: Any, reason: str, values: Any, rows: Any = None
+        self, name: str, n: int, fill: Callable[[int], int], out: Any, reason: str, values: Any, row_of: "RowOf" = int
     ) -> None:
         """Call `fill` until all values are filled. Each value at which it stops is bad; the next call starts after it."""
         at = fill(0) if n else 0
         while at < n:
             out[at] = 0
-            self.bad.setdefault(int(at if rows is None else rows[at]), (name, f"{values[at]} {reason}"))
+            self.bad.setdefault(row_of(at), (name, f"{values[at]} {reason}"))
             at += 1 + (fill(at + 1) if at + 1 < n else 0)
 
     def _keys(self, dense: Floats) -> tuple[Keys, Any, Any]:
-        slots = self.schema.slots
+        slots = self.schema.key_columns
         columns = [None if slot.bucket else self._column(slot.source_name) for slot in slots]
         ragged = self.schema.values or any(
             slot.multi or (column is not None and _is_list(column.type))
@@ -252,26 +274,27 @@ class _Conversion:
         for i, (slot, column) in enumerate(zip(slots, columns, strict=True)):
             if column is None:
                 woven.append((next(buckets), None))
-            elif self._by_dictionary(column):
-                woven.append(self._dictionary(i, slot, column))
             else:
-                out = np.empty((self.rows, 1), np.uint64)
-                self._slot_keys(i, slot, column, out, None)
-                woven.append((out[:, 0], None))
+                woven.append(self._keys_of(i, slot, column, int))
         keys = np.empty((self.rows, len(slots)), np.uint64)
         _core.weave(woven, keys)
         return keys.reshape(-1), None, None
 
     def _bucket_keys(self, dense: Floats) -> Iterator[Keys]:
         """Yield the keys of each bucketed slot."""
-        for number in range(len(self.schema.slots) - len(self.schema.read_slots)):
+        for number in range(len(self.schema.key_columns) - len(self.schema.read_columns)):
             out = np.empty((self.rows, 1), np.uint64)
             self.plan.bucket_keys(dense, out, number)
             yield out[:, 0]
 
     def _by_dictionary(self, column: pa.Array) -> bool:
-        # With the key rule raw, a bad dictionary entry must be traced to its rows.
-        return pa.types.is_dictionary(column.type) and self.schema.keys.name != "raw"
+        # With the key rule raw, and among floats, a bad dictionary entry must be traced to its rows.
+        kind = column.type
+        return bool(
+            pa.types.is_dictionary(kind)
+            and self.schema.keys.name != "raw"
+            and not pa.types.is_floating(kind.value_type)
+        )
 
     def _dictionary(self, i: int, slot: Slot, column: pa.Array) -> tuple[Keys, Any]:
         """Return the keys of a dictionary's entries, the last for a missing value, and the entry of each row."""
@@ -279,31 +302,42 @@ class _Conversion:
         uses = uses.fill_null(len(column.dictionary)) if uses.null_count else uses
         keys = np.empty((len(column.dictionary) + 1, 1), np.uint64)
         keys[-1] = self.plan.missing_key(i)
-        self._slot_keys(i, slot, column.dictionary, keys[:-1], None)
+        self._slot_keys(i, slot, column.dictionary, keys[:-1], int)
         return keys[:, 0], uses.to_numpy()
 
     def _ragged(self, columns: list[Any], dense: Floats) -> tuple[Keys, Any, Any]:
-        lists: list[tuple[Keys, NDArray[np.int64], Any]] = []  # keys, how many per row, values
         buckets = self._bucket_keys(dense)
-        for i, (slot, column) in enumerate(zip(self.schema.slots, columns, strict=True)):
-            if column is None:
-                lists.append((next(buckets), np.ones(self.rows, np.int64), None))
-            else:
-                lists.append(self._slot_lists(i, slot, column))
-        counts = np.stack([count for _, count, _ in lists], axis=1) if lists else np.zeros((self.rows, 0), np.int64)
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts.reshape(-1))))
-        keys = np.empty(offsets[-1], np.uint64)
-        values = np.ones(offsets[-1], np.float32) if self.schema.values else None
-        starts = offsets[:-1].reshape(counts.shape)
-        for i, (slot_keys, count, slot_values) in enumerate(lists):
-            where = np.repeat(starts[:, i] - np.cumsum(count) + count, count) + np.arange(len(slot_keys))
-            keys[where] = slot_keys
-            if values is not None and slot_values is not None:
-                values[where] = slot_values
-        return keys, offsets, values
+        lists = [
+            _Lists(next(buckets)) if column is None else self._slot_lists(i, slot, column)
+            for i, (slot, column) in enumerate(zip(self.schema.key_columns, columns, strict=True))
+        ]
+        for history, first in history_columns(self.schema):
+            self._keep_events(history, first, lists)
+        keys, offsets, values = _core.weave_lists([column.arrays() for column in lists], self.rows)
+        if self.schema.values and values is None:
+            values = np.ones(len(keys), np.float32)
+        return keys.view(np.uint64), offsets.view(np.int64), values if self.schema.values else None
 
-    def _slot_lists(self, i: int, slot: Slot, column: pa.Array) -> tuple[Keys, NDArray[np.int64], Any]:
-        values = None
+    def _keep_events(self, history: History, first: int, lists: list["_Lists"]) -> None:
+        """Check the columns of a history against each other, and drop the events beyond its limit."""
+        events = lists[first].counts
+        for place in range(first, first + len(history.slots)):
+            column = lists[place]
+            for row in np.flatnonzero(column.counts != events):
+                reason = unequal_history(self.schema, place, int(events[row]), int(column.counts[row]))
+                self.bad.setdefault(int(row), ("", reason))
+            kept = np.minimum(column.counts, history.max)
+            if history.keep == "last":
+                column.starts = column.starts + (column.counts - kept)
+            lists[place].counts = kept
+
+    def _slot_lists(self, i: int, slot: Slot, column: pa.Array) -> "_Lists":
+        """Return the keys of a slot that may have several per row, or of a column of a history."""
+        values, is_event = None, i >= len(self.schema.slots)
+        if is_event and not _is_list(column.type) and not pa.types.is_null(column.type):
+            raise self._wrong(slot.source_name, column.type, "a list, as a history needs")
+        if not _is_list(column.type) and not slot.multi:
+            return _Lists(*self._keys_of(i, slot, column, int))
         if _is_list(column.type):
             pairs = pa.types.is_map(column.type)
             if pairs:
@@ -315,67 +349,109 @@ class _Conversion:
                 values = self._floats(slot.name, flat.field(1)).astype(np.float32)
                 flat = flat.field(0)
         else:
-            present = column.is_valid().to_numpy(zero_copy_only=False)
-            counts, flat = present.astype(np.int64), column.drop_null()
-        rows = np.repeat(np.arange(self.rows), counts)
-        out = np.empty((len(flat), 1), np.uint64)
-        self._slot_keys(i, slot, flat, out, rows)
-        keys = out[:, 0]
+            counts = column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+            flat = column.drop_null()
+        ends = np.cumsum(counts)
+        keys, uses = self._keys_of(i, slot, flat, lambda entry: int(np.searchsorted(ends, entry, "right")))
+        if not is_event and (absent := _empty(flat)) is not None:  # an empty value has a key only if it is an event
+            present = ~absent
+            counts = counts - np.bincount(np.repeat(np.arange(self.rows), counts)[absent], minlength=self.rows)
+            ends = np.cumsum(counts)
+            keys, uses = (keys[present], None) if uses is None else (keys, uses[present])
+            values = None if values is None else values[present]
+        starts = ends - counts
         if not slot.multi:
             for row in np.flatnonzero(counts > 1):
                 self.bad.setdefault(int(row), (slot.name, "has several values, but the slot is single-valued"))
-            absent = np.flatnonzero(counts == 0)
-            places = np.cumsum(counts)[absent]
-            keys = np.insert(keys, places, np.uint64(self.plan.missing_key(i)))
-            values = None if values is None else np.insert(values, places, np.float32(1))
-            counts = np.maximum(counts, 1)
-        return keys, counts, values
+            keys = np.append(keys, np.uint64(self.plan.missing_key(i)))
+            uses = np.arange(len(keys) - 1, dtype=np.int32) if uses is None else uses
+            uses = np.append(uses, np.int32(len(keys) - 1))
+            values = None if values is None else np.append(values, np.float32(1))
+            starts = np.where(counts == 0, len(uses) - 1, starts)
+            counts = np.ones(self.rows, np.int64)
+        return _Lists(keys, uses, starts, counts, values)
 
-    def _whole(self, name: str, column: pa.Array, rows: Any) -> pa.Array:
+    def _keys_of(self, i: int, slot: Slot, column: pa.Array, row_of: "RowOf") -> tuple[Keys, Any]:
+        """Return keys, and which of them each entry of a column uses; None: they are in order."""
+        if self._by_dictionary(column):
+            return self._dictionary(i, slot, column)
+        out = np.empty((len(column), 1), np.uint64)
+        self._slot_keys(i, slot, column, out, row_of)
+        return out[:, 0], None
+
+    def _whole(self, name: str, column: pa.Array, row_of: "RowOf") -> pa.Array:
         """Return ids stored as floats as integers; NaN is a missing value. pandas stores ids so if some are missing."""
         numbers = self._floats(name, column)
         missing = np.isnan(numbers)
         with np.errstate(invalid="ignore"):
             odd = ~missing & ((numbers != np.floor(numbers)) | (np.abs(numbers) >= 2.0**53))
         for at in np.flatnonzero(odd):
-            self.bad.setdefault(
-                int(at if rows is None else rows[at]),
-                (name, f"{numbers[at]:g} is not an id; expected text or integers"),
-            )
+            self.bad.setdefault(row_of(int(at)), (name, f"{numbers[at]:g} is not an id; expected text or integers"))
         absent = missing | odd
         return pa.array(np.where(absent, 0, numbers).astype(np.int64), mask=absent)
 
-    def _slot_keys(self, i: int, slot: Slot, column: pa.Array, out: Keys, rows: Any) -> None:
-        """Write the key of each entry of `column` to `out`. `rows` is the row of each entry."""
+    def _slot_keys(self, i: int, slot: Slot, column: pa.Array, out: Keys, row_of: "RowOf") -> None:
+        """Write the key of each entry of `column` to `out`."""
         kind, n = column.type, len(column)
         name = slot.source_name
-        if self._by_dictionary(column):
-            keys, uses = self._dictionary(i, slot, column)
-            out[:, 0] = keys[uses]
-            return
         if pa.types.is_dictionary(kind):
             column, kind = column.dictionary_decode(), kind.value_type
         if pa.types.is_boolean(kind):
             column, kind = column.cast(pa.int8()), pa.int8()
         if pa.types.is_floating(kind):
-            column, kind = self._whole(name, column, rows), pa.int64()
+            column, kind = self._whole(name, column, row_of), pa.int64()
         if pa.types.is_integer(kind):
             wide = column.cast(pa.uint64() if pa.types.is_unsigned_integer(kind) else pa.int64())
             numbers = np.ascontiguousarray(wide.fill_null(0).to_numpy(zero_copy_only=False))
             reason = "is negative; the key rule raw needs unsigned integers"
             self._each(
-                name, n, lambda at: self.plan.integer_keys(i, numbers[at:], out[at:]), out, reason, numbers, rows
+                name, n, lambda at: self.plan.integer_keys(i, numbers[at:], out[at:]), out, reason, numbers, row_of
             )
         elif _is_text(kind) or pa.types.is_null(kind):
             text = column if _is_text(kind) else column.cast(pa.string())
             text = text.fill_null("") if text.null_count else text
             ends, data = text_buffers(text)
             reason = "is not an unsigned 64-bit integer, as the key rule raw requires"
-            self._each(name, n, lambda at: self.plan.text_keys(i, ends[at:], data, out[at:]), out, reason, text, rows)
+            self._each(name, n, lambda at: self.plan.text_keys(i, ends[at:], data, out[at:]), out, reason, text, row_of)
         else:
             raise self._wrong(name, kind, "text or integers")
         if column.null_count:
             out[column.is_null().to_numpy(zero_copy_only=False), 0] = self.plan.missing_key(i)
+
+
+RowOf = Callable[[int], int]
+"""Returns the row of an entry."""
+
+
+class _Lists:
+    """The keys of a column. Row r uses `counts[r]` entries from `starts[r]` on; without them, entry r."""
+
+    def __init__(
+        self, keys: Keys, uses: Any = None, starts: Any = None, counts: Any = None, values: Any = None
+    ) -> None:
+        self.keys, self.uses, self.starts, self.counts, self.values = keys, uses, starts, counts, values
+
+    def arrays(self) -> tuple[Any, ...]:
+        return np.ascontiguousarray(self.keys), self.uses, self.starts, self.counts, self.values
+
+
+def _empty(column: pa.Array) -> NDArray[np.bool_] | None:
+    """Return which entries are null or an empty text; None if no entry is."""
+    if pa.types.is_dictionary(column.type):
+        inside = _empty(column.dictionary)
+        if inside is None and not column.null_count:
+            return None
+        inside = np.append(np.zeros(len(column.dictionary), bool) if inside is None else inside, True)
+        return np.asarray(inside[column.indices.cast(pa.int64()).fill_null(len(inside) - 1).to_numpy()])
+    absent = np.zeros(len(column), bool)
+    if pa.types.is_floating(column.type):
+        absent = np.isnan(column.fill_null(np.nan).to_numpy(zero_copy_only=False))
+    elif column.null_count:
+        absent = column.is_null().to_numpy(zero_copy_only=False)
+    if _is_text(column.type):
+        ends, _ = text_buffers(column)
+        absent = absent | (np.diff(ends) == 0)
+    return absent if absent.any() else None
 
 
 def _is_list(kind: Any) -> bool:

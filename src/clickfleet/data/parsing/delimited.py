@@ -13,6 +13,8 @@ from clickfleet.errors import ConfigError, DataError
 
 SEPARATORS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 """Names of separators that are hard to write on a command line."""
+MISSING_WORDS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", "\\N")
+"""Words for a missing label or number, where a format knows them. The parser in the core has the same list."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,11 @@ class Delimited(Lines):
     separator: str = "\t"
     columns: tuple[str, ...] = ()
     list_separator: str = ""
-    """Separator between the values of a multi-valued slot."""
+    """Separator between the values of a multi-valued slot or the events of a history."""
     quotes: bool = False
     """Fields in double quotes may contain separators."""
     missing_words: ClassVar[bool] = False
-    """NA, N/A, NaN, nan, NULL, null, None, ? and \\N are missing values of dense columns."""
+    """NA, N/A, NaN, nan, NULL, null, None, ? and \\N are missing labels and missing values of dense columns."""
     blank_is_missing: ClassVar[bool] = False
     """A field of spaces is a missing value."""
 
@@ -44,14 +46,13 @@ class Delimited(Lines):
             raise ConfigError("data.format.separator and data.format.list_separator must differ")
 
     def parser(self, schema: Schema, first_line: bytes, path: str) -> Parser:
-        if schema.label not in self.columns:
-            raise ConfigError(
-                f"the format has no column {schema.label!r} for the label{closest(schema.label, self.columns)}"
-            )
+        for name in schema.label_columns:
+            if name not in self.columns:
+                raise ConfigError(f"the format has no column {name!r} for the label{closest(name, self.columns)}")
         fields = first_line.count(self.separator.encode()) + 1
         columns = list(self.columns)
-        if fields == len(columns) - 1:
-            columns.remove(schema.label)  # rows without a label
+        if fields == len(columns) - len(schema.label_columns):
+            columns = [name for name in columns if name not in schema.label_columns]  # rows without a label
         return delimited_parser(self, schema, columns, path)
 
 
@@ -68,17 +69,19 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
             )
         uses[columns.index(name)].append((kind, index))
 
-    has_label = schema.label in columns
+    has_label = all(name in columns for name in schema.label_columns)
     schema = schema if has_label else without_absent_sides(schema, columns)
     if has_label:
-        place(schema.label, role.label, 0, "the label")
+        for i, name in enumerate(schema.label_columns):
+            place(name, role.label, i, "the label")
     for kind, column in schema.sides.items():
         place(column, getattr(role, kind), 0, kind)
     for i, dense in enumerate(schema.dense):
         place(dense.source_name, role.dense, i, f"the dense column {dense.name}")
-    for i, slot in enumerate(schema.slots):
+    for i, slot in enumerate(schema.key_columns):
         if slot.bucket is None:
-            place(slot.source_name, role.slot, i, f"the slot {slot.name}")
+            what = "slot" if i < len(schema.slots) else "history"
+            place(slot.source_name, role.slot, i, f"the {what} {slot.name}")
     plan = _core.Delimited(
         layout(schema, label=has_label),
         uses,
@@ -91,7 +94,7 @@ def delimited_parser(form: Delimited, schema: Schema, columns: Sequence[str], pa
     what = {"\t": "tab", ",": "comma"}.get(form.separator, repr(form.separator))
     expected = f"{len(columns)} {what}-separated fields"
     if len(columns) == len(form.columns) and has_label:
-        expected += f" ({len(columns) - 1} without a label)"
+        expected += f" ({len(columns) - len(schema.label_columns)} without a label)"
     elif len(columns) < len(form.columns):
         expected += " (the first line has no label)"
     # A misplaced quotation mark may be in a field after the last column.

@@ -9,8 +9,10 @@ import numpy as np
 from clickfleet import _core
 from clickfleet.data.batch import NOT_A_LABEL, Batch
 from clickfleet.data.formats import Bad, OnBad, Parsed
+from clickfleet.data.histories import history_columns
 from clickfleet.data.parsing.lines import Text
 from clickfleet.data.schema import Schema
+from clickfleet.errors import ConfigError
 
 _ON_BAD = {"stop": _core.OnBad.stop, "some": _core.OnBad.some, "all": _core.OnBad.all}
 
@@ -40,7 +42,9 @@ _REASONS = (
     "{not_a_label}",
     "is not a time: an integer, or a date such as 2026-01-31 or 2026-01-31T10:20:30",
     "has a value other than 1, but the schema has no values (values: true allows them)",
+    "{unequal}",
 )
+_LABEL_KINDS = {"log": _core.LabelKind.click, "mse": _core.LabelKind.number, "poisson": _core.LabelKind.count}
 
 
 def not_a_label(schema: Schema) -> str:
@@ -48,6 +52,25 @@ def not_a_label(schema: Schema) -> str:
     if not schema.negative:
         return NOT_A_LABEL
     return f"is not a label; labels must be 1 (click) or {schema.negative} (no click), as the schema says (negative)"
+
+
+def unequal_history(schema: Schema, column: int, expected: int, found: int) -> str:
+    """Return the reason why a key column has another length than the first column of its history."""
+    history, first = next(pair for pair in reversed(list(history_columns(schema))) if pair[1] <= column)
+    return (
+        f"the history {history.name} has {expected} values in {history.columns[0]}, "
+        f"but {found} in {history.columns[column - first]}"
+    )
+
+
+def check_holds(form: str, schema: Schema, *, histories: bool = False, labels: bool = False) -> None:
+    """Refuse histories, and several labels, in a format that does not hold them."""
+    others = "use csv, jsonl, parquet, arrow, slots, feasign or multislot"
+    if schema.histories and not histories:
+        raise ConfigError(f"{form} has no lists, as the history {schema.histories[0].name} needs", others)
+    if len(schema.tasks) > 1 and not labels:
+        names = ", ".join(task.name for task in schema.tasks)
+        raise ConfigError(f"{form} has one label per line, but the schema has {len(schema.tasks)}: {names}", others)
 
 
 def without_absent_sides(schema: Schema, present: Collection[str]) -> Schema:
@@ -60,6 +83,7 @@ def layout(schema: Schema, *, label: bool) -> Any:
     """Return the native layout of a schema's rows, with or without a label."""
     plan = _core.Layout(getattr(_core.KeyRule, schema.keys.name), max(schema.keys.modulus, 1))
     plan.label = label
+    plan.labels = [_LABEL_KINDS[task.loss] for task in schema.tasks]
     for kind in schema.sides:
         setattr(plan, kind, True)
     if schema.group is not None:
@@ -70,8 +94,14 @@ def layout(schema: Schema, *, label: bool) -> Any:
     for column in schema.dense:
         scale = getattr(_core.Scale, column.transform.name)
         plan.add_dense(column.name, scale, column.transform.a, column.transform.scale, column.missing)
-    for slot in schema.slots:
-        plan.add_slot(slot.name, slot.multi, slot.prefix or slot.name)
+    for slot, number in zip(schema.slots, schema.slot_numbers, strict=False):
+        owner = schema.slots[number]
+        plan.add_slot(owner.name, slot.multi, owner.prefix or owner.name)
+    for history in schema.histories:
+        for name in history.slots:
+            owner = next(slot for slot in schema.slots if slot.name == name)
+            plan.add_slot(owner.name, True, owner.prefix or owner.name)
+        plan.add_history(len(history.slots), history.max, history.keep == "last")
     for i, slot in enumerate(schema.slots):
         if (bucket := slot.bucket) is not None:
             plan.add_bucket(
@@ -94,12 +124,19 @@ def dense_groups(schema: Schema) -> dict[str, list[int]]:
     return groups
 
 
+def request_fields(schema: Schema) -> Any:
+    """Return the native converter of named features, as requests have them: `_core.Fields`."""
+    buckets = {slot.name: i for i, slot in enumerate(slot for slot in schema.key_columns if slot.bucket)}
+    slots = [(slot.source_name, buckets.get(slot.name, -1)) for slot in schema.key_columns]
+    return _core.Fields(layout(schema, label=False), list(dense_groups(schema).items()), slots)
+
+
 class NativeParser:
     """Wraps a native parser. `names` maps field numbers to names; `expected` describes a valid line or token."""
 
     def __init__(self, plan: Any, schema: Schema, names: Callable[[int], str], expected: str = "") -> None:
-        self._plan = plan
-        self._dense, self._slots = len(schema.dense), len(schema.slots)
+        self._plan, self._schema = plan, schema
+        self._dense, self._slots, self._labels = len(schema.dense), len(schema.key_columns), len(schema.tasks)
         self._names = names
         self._expected = expected
         self._not_a_label = not_a_label(schema)
@@ -107,6 +144,8 @@ class NativeParser:
     def __call__(self, lines: Text, on_bad: OnBad) -> Parsed:
         columns, rows, seen, bad_lines, bad = self._plan.parse(lines, _ON_BAD[on_bad])
         columns["dense"] = columns["dense"].reshape(rows, self._dense)
+        if self._labels > 1 and columns["labels"] is not None:
+            columns["labels"] = columns["labels"].reshape(rows, self._labels)
         for name, kind in _WIDE.items():
             if columns[name] is not None:
                 columns[name] = columns[name].view(kind)
@@ -124,7 +163,10 @@ class NativeParser:
         why: int,
         detail: int,
     ) -> Bad:
-        reason = _REASONS[why].format(detail=detail, expected=self._expected, not_a_label=self._not_a_label)
+        reason = _REASONS[why]
+        if reason == "{unequal}":
+            reason = unequal_history(self._schema, detail >> 42, detail >> 21 & 0x1FFFFF, detail & 0x1FFFFF)
+        reason = reason.format(detail=detail, expected=self._expected, not_a_label=self._not_a_label)
         if reason.startswith(("is ", "has ", "comes ")):
             reason = f"{shorten(bytes(lines[value : value + value_length]))} {reason}"
         return Bad(line, bytes(lines[at : at + length]), "" if field == -1 else self._names(field), reason)
@@ -142,4 +184,4 @@ def shorten(text: bytes, limit: int = 40) -> str:
 
 def nothing(schema: Schema) -> Batch:
     """Return a batch without rows."""
-    return Batch(np.empty((0, len(schema.dense)), np.float32), np.empty(0, np.uint64), len(schema.slots))
+    return Batch(np.empty((0, len(schema.dense)), np.float32), np.empty(0, np.uint64), len(schema.key_columns))

@@ -12,10 +12,10 @@ from clickfleet.data.schema import Schema
 def named_fields(schema: Schema) -> list[tuple[str, Any, int]]:
     """Return (name in the files, role, index) of every column of a schema, with dense columns by group."""
     role = _core.Role
-    fields: list[tuple[str, Any, int]] = [(schema.label, role.label, 0)]
+    fields: list[tuple[str, Any, int]] = [(name, role.label, i) for i, name in enumerate(schema.label_columns)]
     fields += [(column, getattr(role, kind), 0) for kind, column in schema.sides.items()]
     fields += [(name, role.dense, i) for i, name in enumerate(dense_groups(schema))]
-    fields += [(slot.source_name, role.slot, i) for i, slot in enumerate(schema.slots) if slot.bucket is None]
+    fields += [(slot.source_name, role.slot, i) for i, slot in enumerate(schema.key_columns) if slot.bucket is None]
     return fields
 
 

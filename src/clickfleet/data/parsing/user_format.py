@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from clickfleet.data.batch import Batch, concatenate
 from clickfleet.data.formats import Bad, OnBad, Parsed, UserFormat
+from clickfleet.data.histories import keep_events
 from clickfleet.data.parsing.layout import nothing
 from clickfleet.data.parsing.lines import Lines, Parser, Text
 from clickfleet.data.schema import Schema
@@ -54,13 +55,14 @@ class FunctionLines(Lines):
     def _check(batch: Batch, schema: Schema) -> Batch:
         if not isinstance(batch, Batch):
             raise ConfigError(f"parse returned {type(batch).__name__}, not a Batch")
-        if batch.dense.shape[1] != len(schema.dense) or batch.slots != len(schema.slots):
+        if batch.dense.shape[1] != len(schema.dense) or batch.slots != len(schema.key_columns):
             raise ConfigError(
                 f"parse returned {batch.dense.shape[1]} dense columns and {batch.slots} slots, "
-                f"the schema has {len(schema.dense)} and {len(schema.slots)}"
+                f"the schema has {len(schema.dense)} and {len(schema.key_columns)}"
+                + (" with the columns of its histories" if schema.histories else "")
             )
-        batch.check_rows()
-        return batch
+        batch.check_rows(schema)
+        return keep_events(batch, schema)
 
 
 class UserFormatLines(FunctionLines):

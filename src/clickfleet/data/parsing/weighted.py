@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from clickfleet import _core
-from clickfleet.data.parsing.layout import NativeParser, layout
+from clickfleet.data.parsing.layout import NativeParser, check_holds, layout
 from clickfleet.data.parsing.lines import Lines
 from clickfleet.data.schema import Schema
 from clickfleet.errors import ConfigError
@@ -29,6 +29,7 @@ def weighted_parser(
 ) -> NativeParser:
     """Return the parser for a file that starts with this line."""
     name = type(form).__name__.lower()
+    check_holds(name, schema, histories=grammar == "spaces")
     if schema.dense:
         raise ConfigError(f"{name} has no dense columns, but the schema has {len(schema.dense)}", "make them slots")
     for kind, column in schema.sides.items():

@@ -14,6 +14,9 @@ from clickfleet.errors import DataError, MissingError
 from clickfleet.online.passes import Patience
 
 POLL_S = 0.2
+MOST_RECORDS = 10_000
+PROMPT_MS = 50
+"""Longest time that a broker waits for more records before it answers, where passes are short."""
 CHECK_S = 5.0
 """Seconds without a record after which the client asks whether the topic still exists. The broker reports a deletion only after minutes."""
 SURE = 3
@@ -44,8 +47,9 @@ class Record(NamedTuple):
 class Broker:
     """Read records of assigned partitions. Wait for a broker that is down; raise DataError if the topic was deleted."""
 
-    def __init__(self, config: Kafka) -> None:
-        self.config = config
+    def __init__(self, config: Kafka, prompt: bool = False) -> None:
+        self.config, self.prompt = config, prompt
+        """`prompt`: a broker answers soon even if there are only a few records."""
         self._ended: set[int] = set()
         self._consumer: Any = None
         self._down: str | None = None
@@ -62,6 +66,7 @@ class Broker:
                 raise MissingError("confluent-kafka, which reads Kafka topics,", "kafka") from None
             settings = {
                 "client.id": "clickfleet",
+                **({"fetch.wait.max.ms": PROMPT_MS} if self.prompt else {}),
                 **self.config.options,
                 "bootstrap.servers": self.config.brokers,
                 "group.id": "clickfleet",  # required by librdkafka; nothing is committed to it
@@ -171,12 +176,16 @@ class Broker:
                 total += max(0, known[1] - offset)
         return total
 
-    def records(self, patience: Patience) -> list[Record]:
-        """Return the records that arrive within a short time."""
+    def records(self, patience: Patience, within_s: float | None = None, most: int = MOST_RECORDS) -> list[Record]:
+        """Return the records that arrive within a short time, at most so many. With `within_s`, return as soon as there are any."""
         from confluent_kafka import KafkaError
 
         patience.check()
-        messages = self.client.consume(10_000, POLL_S)
+        if within_s is None:
+            messages = self.client.consume(most, POLL_S)
+        else:
+            messages = self.client.consume(1, min(within_s, POLL_S))
+            messages += self.client.consume(most - 1, 0) if messages else []
         records = []
         for message in messages:
             error, partition = message.error(), message.partition()

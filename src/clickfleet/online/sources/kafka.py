@@ -7,11 +7,15 @@ A pass ends after `rows_per_pass` rows, or when `interval` of event time has pas
 spans two days. While the run is behind, passes grow up to `max_rows_per_pass`. Late records, of an earlier day or interval, become part
 of the open pass and are counted. An empty partition does not delay the others: the pass ends when another partition is past its end, or
 `idle` seconds after its end by the clock. Records with implausible times are set aside, so that none moves the run to another day.
+
+A micro-pass (`online.pass`) ends some seconds after its first record was received, whatever the times of the records, or after a
+number of rows. Only the end of a day follows the times of the records.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +27,7 @@ from zoneinfo import ZoneInfo
 from clickfleet.config.load import Config
 from clickfleet.config.plugins import Plugin
 from clickfleet.errors import ConfigError, DataError
-from clickfleet.online.passes import LateFiles, Pass, Patience, Position, check_files, number_of, parse_day
+from clickfleet.online.passes import LateFiles, Pass, PassEnd, Patience, Position, check_files, number_of, parse_day
 from clickfleet.online.sources.broker import Broker, Record
 from clickfleet.online.sources.messages import BadRecord, PassFiles, Records, Spool
 from clickfleet.training import modes
@@ -63,6 +67,8 @@ class _Partition:
 class Topic:
     """The passes of a topic; their files are written to the folder `spool`."""
 
+    status: dict[str, Any] | None = None
+
     def __init__(
         self,
         config: Config,
@@ -73,8 +79,9 @@ class Topic:
     ) -> None:
         assert config.online.kafka is not None
         self.config, self.kafka, self.zone, self.warn, self.clock = config, config.online.kafka, zone, warn, clock
-        if self.kafka.rows_per_pass is None and self.kafka.interval is None:
-            raise ConfigError("online.kafka needs rows_per_pass or interval", "set one or both")
+        self.limits = config.online.pass_
+        if self.kafka.rows_per_pass is None and self.kafka.interval is None and self.limits is None:
+            raise ConfigError("online.kafka needs rows_per_pass or interval", "set one or both, or online.pass")
         if self.kafka.interval is not None and not 1 <= self.kafka.interval <= 86400:
             raise ConfigError("online.kafka.interval must lie between 1s and 1d")
         form = config.data.format
@@ -86,7 +93,7 @@ class Topic:
         online = config.online
         self.first_day = None if online.start_day is None else parse_day(online.start_day, "online.start_day")
         self.end_day = None if online.end_day is None else parse_day(online.end_day, "online.end_day")
-        self.broker = Broker(self.kafka)
+        self.broker = Broker(self.kafka, prompt=self.limits is not None)
         self.backlog: int | None = None
         """Number of records waiting in the topic when the last pass was found."""
         self._next_offsets: dict[str, int] | None = None
@@ -127,7 +134,7 @@ class Topic:
                 break
             if gathered.again:
                 arrived, gathered.rest, gathered.again = gathered.rest, [], False
-            arrived = arrived or self.broker.records(patience)
+            arrived = arrived or self.broker.records(patience, gathered.within_s)
         self._rest = gathered.rest
         if gathered.late:
             self.warn(f"{day:%Y%m%d} pass {number} has {gathered.late:,} records of earlier days")
@@ -267,35 +274,47 @@ class Topic:
             self.warn(f"{day} pass {number}: {count} {where}, first {spooled.bad[0].words}")
         return spooled
 
-    def again(self, planned: Pass, patience: Patience) -> Pass:
+    def again(self, planned: Pass, patience: Patience, before: Position | None = None) -> Pass:
         if not check_files(planned):
             return planned
-        ranges = {int(p): tuple(both) for p, both in planned.position["ranges"].items()}
+        ranges = {int(p): (first, last) for p, (first, last) in planned.position["ranges"].items()}
         aside = {
             (p, offset): why
             for p, first, count, why in planned.position.get("aside", [])
             for offset in range(first, first + count)
         }
-        wanted = {p: both for p, both in ranges.items() if both[1] > both[0]}
-        self._start({**planned.position, "offsets": {str(p): first for p, (first, _) in ranges.items()}}, patience)
+        starts = {str(p): first for p, (first, _) in ranges.items()}
+        arrived, self._rest = self._rest, []
+        if starts != self._next_offsets:  # otherwise the client is already there
+            self._start({**planned.position, "offsets": starts}, patience)
+            arrived = []
         self._next_offsets = None
         parts = {p: _Partition(first, first) for p, (first, _) in ranges.items()}
         wrong: list[tuple[Record, str]] = []
-        while any(parts[p].next < last for p, (_, last) in wanted.items()):
-            for record in self.broker.records(patience):
+        while True:
+            for record in arrived:
                 here, why = parts[record.partition], aside.get((record.partition, record.offset))
-                if why is not None:
+                if record.offset >= ranges[record.partition][1]:
+                    self._rest.append(record)
+                elif why is not None:
                     wrong.append((record, why))
-                elif record.offset < ranges[record.partition][1]:
+                else:
                     here.records.append(record)
                 here.next = record.offset + 1
+            if all(parts[p].next >= last for p, (_, last) in ranges.items()):
+                break
+            arrived = self.broker.records(patience)
         spooled = self._write(planned.day, planned.number, {p: part.records for p, part in parts.items()}, wrong)
         if (spooled.files, spooled.sizes) != (planned.data, planned.sizes):
             raise DataError(f"{planned.name}: the records of {self.kafka.topic} at its offsets changed")
+        self.spool.prune(KEEP_SPOOLS)
+        self._next_offsets = {str(p): last for p, (_, last) in ranges.items()}
         return planned
 
     def late_files(self, read: Sequence[Pass]) -> list[LateFiles]:
         return []
+
+    def recall(self, planned: Sequence[Pass]) -> None: ...
 
     def close(self) -> None:
         self.broker.close()
@@ -315,8 +334,11 @@ class _Gathering:
         self.done_s = done_s
         """End of the last interval that was read completely."""
         self.end_s = topic.end_of(begin, midnight, done_s)
-        self.limit = self.kafka.rows_per_pass
+        self.usual = self.kafka.rows_per_pass if topic.limits is None else topic.limits.rows
+        """Number of rows of a pass while the run is not behind."""
+        self.limit = self.usual if topic.limits is None else self.usual or self.kafka.max_rows_per_pass
         """Number of rows at which the pass ends."""
+        self.end = None if topic.limits is None else PassEnd(topic.limits)
         self.rest: list[Record] = []
         """Records that belong, or may belong, to later passes."""
         self.rows = self.records = self.late = 0
@@ -353,7 +375,17 @@ class _Gathering:
             self.times.append(record.time_s)
             self._count(self.topic.spool.rows_of(record))
 
+    @property
+    def within_s(self) -> float | None:
+        """How long a micro-pass waits for further records; None for other passes."""
+        if self.end is None:
+            return None
+        left = self.end.left_s
+        return math.inf if left is None else left
+
     def _count(self, rows: int) -> None:
+        if self.end is not None:
+            self.end.add(rows)
         self.rows += rows
         self.records += 1
         self.full = self.limit is not None and self.rows >= self.limit
@@ -381,10 +413,12 @@ class _Gathering:
         """Return whether the pass ends here, after all received records were taken. May move the end instead."""
         if self.full:
             return not self._grow()
+        if self.end is not None and self.end.left_s == 0.0:
+            self.full = True
+            return True
         if not self.topic.over(self.parts, self.end_s):
-            usual = self.kafka.rows_per_pass
             # A pass that grew beyond the usual size ends when there is nothing more to read.
-            self.full = usual is not None and self.rows >= usual and self.topic.all_read(self.parts)
+            self.full = self.usual is not None and self.rows >= self.usual and self.topic.all_read(self.parts)
             return self.full
         if self.end_s == self.midnight:
             return True
@@ -396,7 +430,7 @@ class _Gathering:
 
     def _grow(self) -> bool:
         """Raise the row limit if the topic holds enough records for another pass. Return whether it was raised."""
-        most, usual = self.kafka.max_rows_per_pass or 0, self.kafka.rows_per_pass
+        most, usual = self.kafka.max_rows_per_pass or 0, self.usual
         if usual is None or self.limit is None or self.rows >= most:
             return False
         waiting = self.topic.broker.waiting({p: part.next for p, part in self.parts.items()})

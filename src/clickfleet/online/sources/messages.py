@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,8 +80,11 @@ class Spool:
         self.folder, self.config, self.workers = folder, config, workers
         assert config.online.kafka is not None
         self.kind = config.online.kafka.format
-        self.columns = None if self.kind == "text" else columns_of(schema_of(config))
-        self._fits = {} if self.columns is None else fits_of(self.columns)
+        self.columns, self._fits = None, Fits()
+        if self.kind != "text":
+            schema = schema_of(config)
+            self.columns = columns_of(schema)
+            self._fits = fits_of(self.columns, [name for history in schema.histories for name in history.columns])
 
     def rows_of(self, record: Record) -> int:
         """Return the number of rows in a record. A bad record, or a bad line, counts as one."""
@@ -276,12 +279,12 @@ def count_lines(value: bytes) -> int:
 def columns_of(schema: Schema) -> pa.Schema:
     """Return Arrow columns for the rows of a schema. Missing values are null."""
     whole = pa.uint64() if schema.keys.name == "raw" else pa.string()
-    kinds: dict[str, pa.DataType] = {schema.label: pa.float64()}
+    kinds: dict[str, pa.DataType] = dict.fromkeys(schema.label_columns, pa.float64())
     for kind, name in schema.sides.items():
         kinds[name] = {"time": pa.int64(), "group": pa.string()}.get(kind, pa.float64())
     for column in schema.dense:
         kinds[column.source or column.name] = pa.float64()
-    for slot in schema.read_slots:
+    for slot in schema.read_columns:
         kinds[slot.source or slot.name] = pa.list_(whole) if slot.multi else whole
     return pa.schema(list(kinds.items()))
 
@@ -319,9 +322,9 @@ def read_arrow(value: bytes, columns: pa.Schema) -> pa.Table:
         raise ValueError(f"it is not an Arrow stream of the schema: {reason}") from None
 
 
-def fits_of(columns: pa.Schema) -> Fits:
-    """Return, for each column, the function that converts a JSON value."""
-    return {field.name: _fit_of(field.type) for field in columns}
+def fits_of(columns: pa.Schema, histories: Collection[str] = ()) -> Fits:
+    """Return, for each column, the function that converts a JSON value. `histories` are columns of histories."""
+    return {field.name: _fit_of(field.type, field.name in histories) for field in columns}
 
 
 def read_json(line: bytes, fits: Fits) -> dict[str, object]:
@@ -356,18 +359,21 @@ def _no_number(token: str) -> Any:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
 
 
-def _fit_of(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return the conversion for a column. Text columns accept integers, but no other numbers."""
+def _fit_of(kind: pa.DataType, history: bool = False) -> Callable[[Any], Any]:
+    """Return the conversion for a column. Text columns accept integers, but no other numbers. A history is always a list."""
     if pa.types.is_list(kind):
-        fit = _fit_of(kind.value_type)
-        return lambda value: [
-            None if item is None else fit(item) for item in (value if isinstance(value, list) else [value])
-        ]
+        return partial(_list, _fit_of(kind.value_type), history)
     if pa.types.is_string(kind):
         return _text
     if pa.types.is_integer(kind):
         return partial(_whole_number, *((0, 2**64) if pa.types.is_unsigned_integer(kind) else (-(2**63), 2**63)))
     return _number
+
+
+def _list(fit: Callable[[Any], Any], history: bool, value: Any) -> list[Any]:
+    if history and not isinstance(value, list):
+        raise ValueError(f"{value!r:.40} is not a list, as a history needs")
+    return [None if item is None else fit(item) for item in (value if isinstance(value, list) else [value])]
 
 
 def _text(value: Any) -> str:

@@ -71,7 +71,8 @@ def settled(config: Config) -> Config:
     return dataclasses.replace(config, mode=dataclasses.replace(config.mode, settings=settings))
 
 
-STALE_SHARED_ERROR = 0.2
+STALE_SHARED_ERROR = {True: 0.05, False: 0.2}
+"""The default with stale weights, on a cluster or with several trainers on one machine, whose weights are less stale."""
 
 
 def with_shared_error(config: Config) -> Config:
@@ -80,8 +81,9 @@ def with_shared_error(config: Config) -> Config:
     original = config.model.settings.get("paddlerec") or loss.function is not None
     if loss.shared_error is not None or original:
         return config
-    stale = needs(config).stale if distributed(config) else hogwild(config) > 1
-    loss = dataclasses.replace(loss, shared_error=STALE_SHARED_ERROR if stale else 1.0)
+    on_cluster = distributed(config)
+    stale = needs(config).stale if on_cluster else hogwild(config) > 1
+    loss = dataclasses.replace(loss, shared_error=STALE_SHARED_ERROR[on_cluster] if stale else 1.0)
     return dataclasses.replace(config, train=dataclasses.replace(config.train, loss=loss))
 
 

@@ -6,7 +6,8 @@ With x the worker's weights, o those it received last, s those of the shards and
     receive   x ← s' + what the worker has learned meanwhile  o ← s'
 
 The mean of N workers moves one step while they make N. So each makes steps N times as long, and a batch moves s as far as on one
-machine. No worker waits for another, and nothing but these differences travels.
+machine. No worker waits for another, and nothing but these differences travels. While a run warms up, batches are cut into parts; the
+steps of all parts of a batch are together as long as that of the batch.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import threading
 
 import torch
 
+from clickfleet.data.batch import Batch
 from clickfleet.training.loop import Trainer, WorkerJob
 from clickfleet.training.optimizer import factor
 from clickfleet.training.sharding import Reply, Request
 from clickfleet.training.step import Result
+
+WARM_UP = 25
+"""Batches of each worker that are trained in parts."""
 
 
 class OwnWeights:
@@ -28,8 +33,8 @@ class OwnWeights:
         self.job, self.values, self.optimizer = job, job.learner.flat.values, job.optimizer
         self._received, self._sent = self.values.clone(), self.values.clone()
         self._begun = self._asked = False
-        self.steps = 0
-        """Steps since the last exchange."""
+        self.steps = self.batches = 0
+        """Steps and batches since the last exchange."""
         self._batches = 0
         """Batches of all workers at the last exchange, for the learning-rate schedule. Those since then are estimated."""
         self._lock = threading.Lock()
@@ -42,20 +47,21 @@ class OwnWeights:
             self.take(job.links[0].ask(Request(values=True)).wait())
             self._begun = True
 
-    def step(self, trainer: Trainer, result: Result) -> None:
-        """Learn from the gradients of a batch."""
+    def step(self, trainer: Trainer, batch: Batch, result: Result) -> None:
+        """Learn from the gradients of a batch or a part of one."""
         config, workers = self.optimizer.config, self.job.workers
-        rate = config.lr * factor(config.schedule, self._batches + self.steps * workers)
-        self.optimizer.step(trainer.step.flat.grads, result.dense_scale, workers * rate)
+        rate = config.lr * factor(config.schedule, self._batches + self.batches * workers)
+        self.optimizer.step(trainer.step.flat.grads, result.dense_scale, workers * rate / batch.parts)
         self.steps += 1
+        self.batches += batch.counted
 
     def put(self, request: Request) -> None:
         """Let a request exchange what was learned, unless that is nothing or another exchange is under way."""
         with self._lock:
             if self._asked or not self.steps:
                 return
-            self._batches += self.steps * self.job.workers
-            self._asked, self.steps = True, 0
+            self._batches += self.batches * self.job.workers
+            self._asked, self.steps, self.batches = True, 0, 0
             with self.optimizer.lock:
                 self._sent.copy_(self.values)
             request.difference = ((self._sent - self._received) / self.job.workers).numpy()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clickfleet import _core
 from clickfleet.data.batch import Floats, Keys
 from clickfleet.store import checkpoint
 from clickfleet.store.rules import rule
-from clickfleet.store.table import NO_SLOT, Table
+from clickfleet.store.table import Table
 from clickfleet.training.embedding import Push
 from clickfleet.training.loop import WorkerJob
 from clickfleet.training.modes._own_weights import OwnWeights
@@ -23,6 +24,8 @@ class Fetch(NamedTuple):
     """A request for rows that are not in the replica yet."""
 
     keys: Keys
+    slots: NDArray[np.uint16] | None
+    """Of each key, if slots have widths, rules or admissions of their own."""
     ticket: Ticket | None
 
 
@@ -31,14 +34,20 @@ class Replica:
 
     def __init__(self, job: WorkerJob, limit: int | None) -> None:
         self.job, self.link, self.limit = job, job.links[0], limit
-        spec = job.table.describe() | {"memory_limit": None, "snapshot_reserve": None}
+        spec = checkpoint.portable(job.table.describe()) | {"memory_limit": None, "snapshot_reserve": None}
         spec["policy"] = {**spec["policy"], "admission": "birth"}
+        spec["slots"] = {slot: {**own, "admission": "birth"} for slot, own in spec.get("slots", {}).items()}
         plain = rule("sgd").to_dict()
-        self._spec, self._old_spec = spec, {**spec, "rule": plain, "embed_rule": plain}
+        # Old values need no slots: they are as wide as the widest rows, and nothing reads beyond a row's own width.
+        old = {"rule": plain, "embed_rule": plain, "factors": job.table.factors, "slots": {}}
+        self._old_spec = {**spec, **old}
+        for part in (spec, *spec["slots"].values()):
+            part |= {name: part_of_all(part[name], job.workers) for name in ("rule", "embed_rule") if name in part}
+        self._spec = spec
         self.rows, self.blank, self.old = Table.like(spec), Table.like(spec), Table.like(self._old_spec)
         self.weights = OwnWeights(job)
         self._touched: list[Push] = []
-        self._steps = self.shipped_at = job.steps
+        self.shipped_at, self._shipped_batches = job.steps, job.trained
         self.ticket: Ticket | None = None
         self._sent: tuple[Keys, Floats] | None = None
         """Differences in flight. They are added to `old` with the answer, which replaces nearly all of it."""
@@ -54,16 +63,21 @@ class Replica:
         self._loaded = True
         self._restore()
 
-    def ask(self, batches: Sequence[Keys]) -> Fetch:
-        """Request the rows of some batches that the replica lacks."""
-        unknown = [keys[~self.rows.known(keys)] for keys in batches]
-        keys = unique(np.concatenate([np.empty(0, np.uint64), *unknown]))[0]
+    def ask(self, batches: Sequence[Keys], slots: Sequence[NDArray[np.uint16]] = ()) -> Fetch:
+        """Request the rows of some batches that the replica lacks. `slots` are those of the keys, if rows differ by slot."""
+        lacking = [~self.rows.known(keys) for keys in batches]
+        unknown = [keys[wanted] for keys, wanted in zip(batches, lacking, strict=True)]
+        keys, where = unique(np.concatenate([np.empty(0, np.uint64), *unknown]))
+        of_keys = None
+        if slots:
+            of_keys = np.empty(len(keys), np.uint16)
+            of_keys[where] = np.concatenate([each[wanted] for each, wanted in zip(slots, lacking, strict=True)])
         with self._lock:
-            return Fetch(keys, self.link.ask(Request(pull=keys)) if len(keys) else None)
+            return Fetch(keys, of_keys, self.link.ask(Request(pull=keys)) if len(keys) else None)
 
     def put(self, fetch: Fetch) -> None:
         """Store requested rows. Call it before training on their batches."""
-        keys, ticket = fetch
+        keys, slots, ticket = fetch
         if ticket is None:
             return
         with self._lock:
@@ -73,8 +87,9 @@ class Replica:
             if len(self.job.trainers) == 1:
                 # A row with its initial value need not be stored, unless another trainer could push it first.
                 new &= (rows != self.blank.pull(keys)).any(axis=1)
+            slots = None if slots is None else slots[new]
             for table in (self.old, self.rows):
-                table.move(keys[new], rows[new], add=False, distinct=True)
+                table.move(keys[new], rows[new], add=False, distinct=True, slots=slots)
             if self.limit is not None and self.ticket is not None:
                 self._late.append(keys)
 
@@ -93,25 +108,24 @@ class Replica:
         return int(self.ticket is not None)
 
     def ship(self) -> None:
-        """Send 1/N of the progress since the last shipment, and all counts."""
+        """Send the progress since the last shipment, and all counts."""
         self.receive(wait=True)
         self.shipped_at = self.job.steps
         if self._touched:
             used, self._touched = merged(self._touched), []
-            self._send(used, 1.0 / self.job.workers)
+            self._send(used)
             self.rows.end_day()  # an age counts shipments without use
             if self.limit is not None and self.rows.stats()["bytes"] > self.limit:
                 self._drop()
 
-    def _send(self, used: Push, share: float, dense: bool = True) -> None:
+    def _send(self, used: Push, dense: bool = True) -> None:
         delta = self.rows.pull(used.keys)
         delta -= self.old.pull(used.keys)
-        delta *= np.float32(share)
         self._sent = used.keys, delta
         request = Request(Kind.SHIP, push=used._replace(grads=delta), batches=0)
         if dense:
             self.weights.put(request)
-            request.batches, self._steps = self.job.steps - self._steps, self.job.steps
+            request.batches, self._shipped_batches = self.job.trained - self._shipped_batches, self.job.trained
         self.ticket = self.link.ask(request)
 
     def receive(self, wait: bool = True) -> None:
@@ -160,7 +174,7 @@ class Replica:
         return _keys_of(self.rows)
 
     def _drop(self) -> None:
-        """Shrink the replica: ship the least recently used rows completely, then drop them."""
+        """Shrink the replica: ship the least recently used rows, then drop them."""
         assert self.limit is not None
         self.receive()
         with self.rows.snapshot() as snapshot:
@@ -169,10 +183,10 @@ class Replica:
         keep = max(1, int(len(ages) * 0.8 * self.limit / self.rows.stats()["bytes"]))
         oldest = int(np.partition(ages, keep - 1)[keep - 1])
         keys = np.concatenate([part["key"] for part in parts])
-        dropped = keys[ages > oldest] if oldest else keys[:0]
-        if not len(dropped):
+        if not oldest or not (ages > oldest).any():
             return
-        self._send(_uncounted(dropped), 1.0, dense=False)
+        slots = np.concatenate([part["slot"] for part in parts])
+        self._send(_uncounted(keys[ages > oldest], slots[ages > oldest]), dense=False)
         self.receive()
         stay = keys[ages <= oldest]
         old = Table.like(self._old_spec)
@@ -184,53 +198,35 @@ class Replica:
 
     def save(self) -> dict[str, bytes]:
         """Return the replica with the state of its rule as files of a checkpoint. Call it right after `exchange`."""
-        return {
-            "rows.arrow": checkpoint.pack(self.rows),
-            "old.arrow": checkpoint.pack(self.old),
-        }
+        return {"rows.arrow": checkpoint.pack(self.rows)}
 
     def _restore(self) -> None:
-        """Load the saved replica and move it to the values that the shards have now.
-
-        If the workers have changed since, what those that left had not shipped is added, and all such progress is scaled: the mean
-        of the replicas of all workers stays the same.
-        """
-        saved, inherited = self.job.saved, self.job.inherited
-        scale = inherited.scale if saved else 0.0
-        if files := saved or inherited.like:
-            checkpoint.unpack(self.rows, files["rows.arrow"])
-            checkpoint.unpack(self.old, files["old.arrow"])
-        if scale != 1.0:
-            keys = self._keys()
-            self._add(keys, self.old.pull(keys), self.rows.pull(keys), 1.0 - scale)
-        for files in inherited.left:
-            self._take_over(files)
+        """Load a saved replica for the states of its rules. The weights are those that the shards have now."""
+        if not self.job.saved:
+            return
+        checkpoint.unpack(self.rows, self.job.saved["rows.arrow"])
         keys = self._keys()
         if len(keys):
             rows = self.link.ask(Request(pull=keys)).wait().rows
             assert rows is not None
-            self._take(keys, rows)
+            for table in (self.rows, self.old):
+                table.move(keys, rows, add=False, distinct=True)
 
-    def _take_over(self, files: dict[str, bytes]) -> None:
-        """Add the progress of another worker that was not shipped."""
-        rows, old = Table.like(self._spec), Table.like(self._old_spec)
-        checkpoint.unpack(rows, files["rows.arrow"])
-        checkpoint.unpack(old, files["old.arrow"])
-        keys = _keys_of(rows)
-        shared = self.rows.known(keys)
-        alone, both, scale = keys[~shared], keys[shared], self.job.inherited.scale
-        for mine, theirs in (
-            (self.rows, rows),
-            (self.old, old),
-        ):  # rows that this worker lacks, with the state of their rule
-            with theirs.snapshot() as snapshot:
-                checkpoint.keep_rows(snapshot, mine, lambda part: np.isin(part["key"], alone))
-        self._add(alone, old.pull(alone), rows.pull(alone), 1.0 - scale)
-        self._add(both, rows.pull(both), old.pull(both), scale)
 
-    def _add(self, keys: Keys, new: Floats, old: Floats, scale: float) -> None:
-        """Add a part of a difference to the rows of the replica."""
-        self.rows.move(keys, (new - old) * np.float32(scale), add=True, distinct=True)
+def part_of_all(rule: Mapping[str, Any], workers: int) -> dict[str, Any]:
+    """Return the rule of one replica of N. AdaGrad's steps shrink with the squares of all gradients, of which it sees an N-th.
+
+    It counts each square N times: lr/√(c + N·g²) is (lr/√N)/√(c/N + g²). Without this, the sum of N replicas overshoots.
+
+    >>> part_of_all({"name": "adagrad_v2", "lr": 0.2, "initial_g2sum": 0.4}, workers=4)
+    {'name': 'adagrad_v2', 'lr': 0.1, 'initial_g2sum': 0.1}
+    """
+    part = dict(rule)
+    if part["name"] in ("adagrad", "std_adagrad", "adagrad_v2"):
+        part["initial_g2sum"] /= workers
+    if part["name"] == "adagrad_v2":  # the others multiply by √c, so that a new row makes steps of lr
+        part["lr"] /= workers**0.5
+    return part
 
 
 def _keys_of(table: Table) -> Keys:
@@ -238,7 +234,7 @@ def _keys_of(table: Table) -> Keys:
         return np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
 
 
-def _uncounted(keys: Keys) -> Push:
+def _uncounted(keys: Keys, slots: NDArray[np.uint16]) -> Push:
     """Return a push of these keys without counts; the caller fills in the differences."""
     none = np.zeros(len(keys), np.float32)
-    return Push(keys, np.empty((len(keys), 0), np.float32), none, none, np.full(len(keys), NO_SLOT, np.uint16), 0.0)
+    return Push(keys, np.empty((len(keys), 0), np.float32), none, none, slots, 0.0)

@@ -19,9 +19,9 @@ from annotated_types import Ge
 from clickfleet.data.batch import Batch
 from clickfleet.errors import ConfigError
 from clickfleet.training.embedding import Embedding, Push
-from clickfleet.training.loop import Trainer, WorkerJob
+from clickfleet.training.loop import Trainer, WorkerJob, ramped
 from clickfleet.training.modes import Needs
-from clickfleet.training.modes._own_weights import OwnWeights
+from clickfleet.training.modes._own_weights import WARM_UP, OwnWeights
 from clickfleet.training.sharding import Gradient, Link, Reply, Request, Ticket, copied, merged, summed
 from clickfleet.training.step import Result
 
@@ -32,6 +32,7 @@ TICK_S = 0.01
 DENSE_EVERY, PULL_EVERY = 8, 2
 OF_GRADIENT = ("pull_every", "independent_recv")
 """Settings of `dense: gradient`."""
+OF_AVERAGE = ("dense_every", "warm_up")
 NEEDS = Needs(distributed=True, stale=True, link_per_trainer=True)
 
 
@@ -41,7 +42,10 @@ class Config:
     """Dense weights. average: each worker trains its own copy and averages it with the others. gradient: the shards run one optimizer
     on the gradients of all workers, with eight times the messages. Default: average, unless pull_every or independent_recv is set."""
     dense_every: Count | None = None
-    """Batches of a worker between two averages of the dense weights. Default: 8. Only for average."""
+    """Batches of a worker between two averages of the dense weights; fewer at the beginning of a run. Default: 8. Only for average."""
+    warm_up: Annotated[int, Ge(0)] | None = None
+    """Batches of each worker, from the beginning of a run, that are trained in parts: one for each worker, of at least 100 rows. So a
+    worker makes as many steps as one machine while the weights change most. Default: 25. Only for average."""
     queue_size: Count = 4
     """Unanswered sends before a trainer waits."""
     merge: Count = 1
@@ -57,7 +61,7 @@ class Config:
     """Add merged row gradients, or also divide them by the number of batches (`mean`)."""
 
     def __post_init__(self) -> None:
-        given = [name for name in (*OF_GRADIENT, "dense_every") if getattr(self, name) is not None]
+        given = [name for name in (*OF_GRADIENT, *OF_AVERAGE) if getattr(self, name) is not None]
         unused = [name for name in given if (name in OF_GRADIENT) == self.averages]
         if unused:
             why = f"mode.dense is {self.dense}" if self.dense else f"mode.{given[0]} makes mode.dense gradient"
@@ -83,6 +87,7 @@ class Queue:
         """Sends before the last pull of the dense weights, with `dense: gradient`."""
         self._pushes: list[Push] = []
         self._gradients: list[Gradient] = []
+        self._batches = 0
         self._seen: list[int] = []
         self._since = 0.0
         self._out: deque[Ticket] = deque()
@@ -90,12 +95,15 @@ class Queue:
     def __len__(self) -> int:
         return len(self._out) + len(self._pushes)
 
-    def add(self, push: Push, gradient: Gradient | None, seen: list[int], asking: Request | None) -> Ticket | None:
-        """Add the gradients of a batch. If a send is due, request the next rows in the same message."""
+    def add(
+        self, push: Push, gradient: Gradient | None, seen: list[int], counted: bool, asking: Request | None
+    ) -> Ticket | None:
+        """Add the gradients of a batch or a part. If a send is due, request the next rows in the same message."""
         if not self._pushes:
             self._since, self._seen = time.monotonic(), seen
         alone = self.config.merge == 1  # sent before the next batch overwrites the arrays
         self._pushes.append(push if alone else copied(push))
+        self._batches += counted
         if gradient is not None:
             self._gradients.append(gradient if alone else gradient._replace(vector=gradient.vector.copy()))
         if self.due():
@@ -113,7 +121,7 @@ class Queue:
         if not self._pushes:
             return None if asking is None else self.link.ask(asking)
         request = asking or Request()
-        request.push, request.batches = merged(self._pushes, self.config.reduce == "mean"), len(self._pushes)
+        request.push, request.batches = merged(self._pushes, self.config.reduce == "mean"), self._batches
         if self._gradients:
             request.dense = summed(self._gradients, self._clips, self._loss_mean)
         request.seen = self._seen
@@ -122,7 +130,7 @@ class Queue:
         while len(self._out) > self.config.queue_size:
             self._out.popleft().wait()
         self.sends += 1
-        self._pushes, self._gradients = [], []
+        self._pushes, self._gradients, self._batches = [], [], 0
         return ticket
 
     def drain(self) -> None:
@@ -148,7 +156,7 @@ class PulledWeights:
         if request.values:
             queue.pulled_at = queue.sends
 
-    def learn(self, trainer: Trainer, result: Result) -> Gradient | None:
+    def learn(self, trainer: Trainer, batch: Batch, result: Result) -> Gradient | None:
         """Learn from a batch; return the gradient to send."""
         return self.job.gradient(trainer, result)
 
@@ -185,11 +193,11 @@ class AveragedWeights:
 
     def first(self, queue: Queue, request: Request) -> None: ...
 
-    def learn(self, trainer: Trainer, result: Result) -> None:
-        self.weights.step(trainer, result)
+    def learn(self, trainer: Trainer, batch: Batch, result: Result) -> None:
+        self.weights.step(trainer, batch, result)
 
     def ask(self, queue: Queue, request: Request) -> None:
-        if self.weights.steps >= self.every:
+        if self._due:
             self.weights.put(request)
 
     def sent(self, queue: Queue, request: Request, ticket: Ticket) -> None: ...
@@ -198,8 +206,12 @@ class AveragedWeights:
         self.weights.take(reply)
 
     def pause(self) -> None:
-        if self.weights.steps >= self.every:
+        if self._due:
             self.weights.exchange()
+
+    @property
+    def _due(self) -> bool:
+        return self.weights.batches >= ramped(self.every, self.weights.job.age)
 
     def end(self) -> None:
         self.weights.exchange()
@@ -213,6 +225,8 @@ def train(job: WorkerJob, config: Config) -> None:
         job.carried["dense"] = (AveragedWeights if config.averages else PulledWeights)(job, config)
     dense: AveragedWeights | PulledWeights = job.carried["dense"]
     dense.begin(job)
+    if config.averages:
+        job.warm_up = WARM_UP if config.warm_up is None else config.warm_up
     job.queued = lambda: sum(map(len, queues))
 
     def drain() -> None:
@@ -252,13 +266,13 @@ def train(job: WorkerJob, config: Config) -> None:
             step.embedding = embedding
             assert reply.rows is not None
             result = step(batch, reply.rows)
-            gradient = dense.learn(trainer, result)
+            gradient = dense.learn(trainer, batch, result)
             clock.lap("compute")
             following = prepare()
             asking = None if following is None else following[2]
             if asking is not None and queue.due(1):
                 dense.ask(queue, asking)
-            asked = queue.add(result.push, gradient, reply.seen, asking)
+            asked = queue.add(result.push, gradient, reply.seen, batch.counted, asking)
             if following and asking and asked:
                 coming.append((following[0], following[1], asked))
                 dense.sent(queue, asking, asked)

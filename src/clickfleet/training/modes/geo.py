@@ -1,16 +1,14 @@
 """Geo: each worker trains its own copy of the model and ships the difference every k steps.
 
-For rows, with x the worker's value, o its old copy, s the shards' value and N workers:
+For rows, with x the worker's value, o its old copy and s the shards' value:
 
-    ship      δ = (x − o)/N      o ← o + δ      s ← s + δ
+    ship      δ = x − o          o ← o + δ      s ← s + δ
     receive   x ← x + (s' − o)   o ← s'
 
-After a round x = s' + (1 − 1/N)·(own progress): the rest stays and enters the next difference. The rest at the end of
-training is never shipped: the full sum of the workers' progress overshoots (it cost 0.007 AUC in a trial). Dense weights are
-averaged instead (`_own_weights.py`).
+So the shards add up the progress of all workers. AdaGrad's steps shrink with the squares of all gradients, but a replica sees only
+its own; it counts each of them N times (`part_of_all`). Dense weights are averaged instead (`_own_weights.py`).
 
-When N workers become M < N, one that stays takes over the rest of one that leaves, and all rests are multiplied by M/N. So the
-mean of the workers' copies stays the same. A worker that joins starts from the shards' values, without a rest, and with the
+After an exchange the worker has the shards' values. So a worker that joins or leaves changes nothing but N. One that joins starts with the
 states of the rules of another worker.
 """
 
@@ -26,8 +24,9 @@ from clickfleet.config.sections import Bytes
 from clickfleet.data.batch import Batch, Keys
 from clickfleet.errors import ConfigError
 from clickfleet.training.embedding import Embedding
-from clickfleet.training.loop import Trainer, WorkerJob
+from clickfleet.training.loop import Trainer, WorkerJob, ramped
 from clickfleet.training.modes import Needs
+from clickfleet.training.modes._own_weights import WARM_UP
 from clickfleet.training.modes._replica import Fetch, Replica
 
 NEEDS = Needs(distributed=True, stale=True, replicates_rows=True)
@@ -37,14 +36,17 @@ TOGETHER = 8
 
 @dataclass(frozen=True)
 class Config:
-    k_steps: Annotated[int, Ge(1)] = 10
-    """Batches of a worker between two shipments."""
+    k_steps: Annotated[int, Ge(1)] = 25
+    """Batches of a worker between two shipments. At the beginning of a run it ships more often."""
+    warm_up: Annotated[int, Ge(0)] = WARM_UP
+    """Batches of each worker, from the beginning of a run, that are trained in parts: one for each worker, of at least 100 rows. So a
+    worker makes as many steps as one machine while the weights change most."""
     replica_limit: Bytes | None = None
     """Memory of a worker's replica. Beyond it, the least recently used rows are shipped completely and dropped."""
 
 
 def train(job: WorkerJob, config: Config) -> None:
-    for rule in (job.table.rule, job.table.embed_rule):
+    for rule in (rule for own in job.table.classes for rule in (own.rule, own.embed_rule)):
         if rule.name == "ftrl":
             raise ConfigError(
                 "mode geo cannot ship rows of the rule ftrl: differences of their weights do not add up",
@@ -53,8 +55,10 @@ def train(job: WorkerJob, config: Config) -> None:
     replica: Replica = job.carried.setdefault("replica", None) or Replica(job, config.replica_limit)
     job.carried["replica"], replica.job = replica, job
     replica.weights.begin(job)
+    job.warm_up = config.warm_up
     job.keep, job.before_checkpoint, job.queued = replica.save, replica.exchange, replica.waiting
 
+    by_slot = len(job.table.classes) > 1
     together = TOGETHER if len(job.trainers) == 1 else 1  # several trainers divide a round batch by batch
     spare = {trainer: [[trainer.step.spare() for _ in range(together)] for _ in range(2)] for trainer in job.trainers}
 
@@ -64,11 +68,12 @@ def train(job: WorkerJob, config: Config) -> None:
 
         def ask() -> tuple[list[tuple[Batch, Embedding, Keys]], Fetch] | None:
             """Return the next batches and the request for their rows."""
-            batches = []
+            batches, slots = [], []
             for embedding, batch in zip(next(sides), stream, strict=False):
                 batches.append((batch, embedding, embedding.unique(batch)))
+                slots += [embedding.slots_of(batch)] if by_slot else []
                 clock.lap("pull")
-            fetch = replica.ask([keys for _, _, keys in batches])
+            fetch = replica.ask([keys for _, _, keys in batches], slots)
             clock.lap("pull")
             return (batches, fetch) if batches else None
 
@@ -81,7 +86,7 @@ def train(job: WorkerJob, config: Config) -> None:
                 rows = replica.pull(keys, step.embedding.room())
                 clock.lap("pull")
                 result = step(batch, rows)
-                replica.weights.step(trainer, result)
+                replica.weights.step(trainer, batch, result)
                 clock.lap("compute")
                 replica.push(result.push)
                 replica.receive(wait=False)
@@ -90,7 +95,7 @@ def train(job: WorkerJob, config: Config) -> None:
 
     while not job.due:
         replica.begin()
-        job.stop_at = replica.shipped_at + config.k_steps
+        job.stop_at = replica.shipped_at + ramped(config.k_steps, job.age)
         job.together(work)
         clock = job.trainers[0].clock
         clock.start()

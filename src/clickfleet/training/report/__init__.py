@@ -14,6 +14,7 @@ from clickfleet.data.progress import amount
 from clickfleet.data.split import RowSplit
 from clickfleet.errors import CheckpointError, hide
 from clickfleet.store import checkpoint, run_folder
+from clickfleet.training.metrics import metric_name, of_other_labels
 from clickfleet.training.model import SavedModel, load, rows_per_slot
 from clickfleet.training.predict import top_slices
 from clickfleet.training.report import charts, page, stream
@@ -69,7 +70,7 @@ def write(folder: Path, model: SavedModel, evidence: Evidence) -> Path:
         f'<p class="soft">{escape(str(folder.absolute()))}, step {step:,}{of}, {now}, clickfleet {clickfleet.__version__}</p>',
         page.tiles(_numbers(model, evidence, lines)),
         page.section("Learning", page.charts(*_learning(lines))),
-        page.section("Passes", page.charts(*stream.passes(lines))),
+        page.section("Passes", page.charts(*stream.passes(lines)), stream.slices(lines)),
         page.section("Published", page.charts(*stream.entries(lines))),
         page.section(
             "Freshness", page.charts(*stream.freshness(lines, model.config.publish.freshness_slo)), stream.alarms(lines)
@@ -93,6 +94,7 @@ def _numbers(model: SavedModel, evidence: Evidence, lines: Lines) -> dict[str, s
     return {
         f"{evidence.of} AUC": page.number(test.get("auc")),
         f"{evidence.of} log loss": page.number(test.get("logloss")),
+        **{f"{evidence.of} {metric_name(name)}": page.number(value) for name, value in of_other_labels(test).items()},
         "normalised entropy": page.number(test.get("ne")),
         "calibration (actual / predicted)": page.number(test.get("calibration"), 3),
         "training AUC": page.number(trained.get("auc")),
@@ -100,6 +102,7 @@ def _numbers(model: SavedModel, evidence: Evidence, lines: Lines) -> dict[str, s
         "rows per second": None if speed is None else f"{speed:,.0f}",
         "rows in the table": page.number(stats["rows"]),
         "memory of the table": amount(stats["bytes"], "bytes"),
+        "rows on disk": page.number(stats.get("disk_rows")) if stats.get("disk_rows") else None,
         "dense parameters": page.number(sum(p.numel() for p in model.learner.model.parameters())),
         **stream.numbers(lines),
     }
@@ -118,7 +121,16 @@ def _learning(lines: Lines) -> list[str]:
         Series("validation", curve(valid, "logloss"), "b", dots=True),
         Series("test", curve(test, "logloss"), "d" if valid else "b", dots=True),
     ]
-    return [charts.lines("AUC", auc, "step"), charts.lines("Log loss", loss, "step")]
+    figures = [charts.lines("AUC", auc, "step"), charts.lines("Log loss", loss, "step")]
+    measured = next((kind[-1] for kind in (test, valid, lines["epoch"]) if kind), {})
+    for name in of_other_labels(measured):
+        series = [
+            Series("training", curve(lines["epoch"], name), "a", dots=True),
+            Series("validation", curve(valid, name), "b", dots=True),
+            Series("test", curve(test, name), "d" if valid else "b", dots=True),
+        ]
+        figures.append(charts.lines(page.capitalized(metric_name(name)), series, "step"))
+    return figures
 
 
 def _test(evidence: Evidence) -> list[str]:
@@ -140,9 +152,12 @@ def _test(evidence: Evidence) -> list[str]:
     if edges:
         both = [Series("not clicked", other, "a"), Series("clicked", clicked, "b")]
         figures.append(charts.histogram("Scores", edges, both, "score", "share of the class"))
-    numbers = {key: page.number(value) for key, value in evidence.results.items() if key != "slices"}
-    cells = ((escape(key), value or "–") for key, value in numbers.items())
-    figures.append(page.card("Metrics", page.table(("metric", "value"), cells)))
+    labels = evidence.results.get("tasks", {})
+    parts = {"Metrics": {key: value for key, value in evidence.results.items() if key not in ("slices", "tasks")}}
+    parts |= {f"Metrics of the label {label}": part for label, part in labels.items()}
+    for title, part in parts.items():
+        cells = [(escape(key), page.number(value) or "–") for key, value in part.items()]
+        figures.append(page.card(escape(title), page.table(("metric", "value"), cells)))
     return figures
 
 

@@ -17,7 +17,6 @@ from clickfleet.data.batch import Batch, concatenate
 from clickfleet.data.dataset import Data
 from clickfleet.errors import CheckpointError, ConfigError, DataError
 from clickfleet.training import predict
-from clickfleet.training.embedding import Embedding
 from clickfleet.training.learner import Learner
 from clickfleet.training.metrics import Buckets
 from clickfleet.training.model import SavedModel
@@ -57,7 +56,7 @@ class EvidenceSample:
     @classmethod
     def for_importance(cls, learner: Learner) -> EvidenceSample:
         """Return a sample whose size bounds the time and memory of shuffling every field of a model."""
-        slots, fields = len(learner.schema.slots), len(learner.schema.slots) + len(learner.schema.dense)
+        slots, fields = len(learner.schema.key_columns), len(learner.schema.key_columns) + len(learner.schema.dense)
         wide = 4 * (slots * (1 + learner.table.factors) + len(learner.schema.dense))
         return cls(max(min(5000, SCORED_ROWS // (2 * fields or 1), SAMPLE_BYTES // (2 * wide or 1)), 200))
 
@@ -89,15 +88,18 @@ def importance(
     threads: int = 1,
     seed: int = 0,
 ) -> list[Importance]:
-    """Return the importance of each field, or of each of `groups` of fields shuffled together; the largest first."""
+    """Return the importance of each field, or of each of `groups` of fields shuffled together; the largest first.
+
+    A history that the model reads is one field.
+    """
     if rows.labels is None or not len(rows):
         raise DataError("importance needs rows with labels")
-    names = [slot.name for slot in learner.schema.slots]
-    dense = [column.name for column in learner.schema.dense]
-    wanted = [[name] for name in (*names, *dense)] if groups is None else [list(group) for group in groups]
-    unknown = [name for group in wanted for name in group if name not in names and name not in dense]
+    names, dense = list(learner.shape.slot_names), list(learner.shape.dense_names)
+    every = [*names, *dense, *(history.name for history in learner.shape.histories)]
+    wanted = [[name] for name in every] if groups is None else [list(group) for group in groups]
+    unknown = [name for group in wanted for name in group if name not in every]
     if unknown:
-        raise ConfigError(f"the model has no field {unknown[0]}", f"fields: {', '.join((*names, *dense))}")
+        raise ConfigError(f"the model has no field {unknown[0]}", f"fields: {', '.join(every)}")
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(rows))).to(learner.device)
     x = _inputs(learner, rows)
     starts = range(0, len(rows), ROWS_AT_ONCE)
@@ -105,14 +107,19 @@ def importance(
     @torch.inference_mode()
     def score(group: Sequence[str], start: int) -> NDArray[np.float32]:
         part = slice(start, start + ROWS_AT_ONCE)
-        dense_, first, factors = (each[part].clone() for each in x)
+        dense_, first, factors = (each[part].clone() for each in (x.dense, x.first, x.factors))
+        histories = {}
+        for name, events in x.histories.items():
+            row = torch.arange(len(rows), device=order.device) if events.row is None else events.row
+            histories[name] = events._replace(row=row[order[part] if name in group else part])
         for name in group:
             if name in names:
                 field = names.index(name)
                 first[:, field], factors[:, field] = x.first[order[part], field], x.factors[order[part], field]
-            else:
+            elif name in dense:
                 dense_[:, dense.index(name)] = x.dense[order[part], dense.index(name)]
-        return torch.sigmoid(learner.model(Inputs(dense_, first, factors))).cpu().numpy()
+        scores = learner.loss.scores(learner.model(Inputs(dense_, first, factors, histories)))
+        return (scores if scores.ndim == 1 else scores[:, 0]).cpu().numpy()
 
     was_training = learner.model.training
     learner.model.eval()
@@ -130,15 +137,20 @@ def importance(
 
 
 def _inputs(learner: Learner, rows: Batch) -> Inputs:
-    embedding = Embedding(learner.schema, learner.table.factors, learner.device)
+    embedding = learner.embedding()
     pulled = learner.table.pull(embedding.unique(rows), training=False, out=embedding.room())
     return embedding.inputs(rows, pulled, training=False)
 
 
 def _metrics(scores: NDArray[np.float32], rows: Batch) -> tuple[float, float]:
+    """Return AUC and log loss of the first label."""
     buckets = Buckets()
     assert rows.labels is not None
-    buckets.update(scores, rows.labels, rows.weights)
+    labels = rows.labels if rows.corrections is None else rows.corrections.judged()
+    labels = labels if labels.ndim == 1 else labels[:, 0]
+    known = ~np.isnan(labels)
+    weights = None if rows.weights is None else rows.weights[known]
+    buckets.update(scores[known], np.ascontiguousarray(labels[known]), weights)
     return buckets.auc, float(buckets.results()["logloss"] or 0.0)
 
 

@@ -48,6 +48,10 @@ summary{cursor:pointer}pre{margin:10px 0 4px;overflow-x:auto}
 )
 
 
+def capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def page(title: str, parts: Iterable[str], language: str = "en") -> str:
     """Return a whole document."""
     return (

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from clickfleet.training.metrics import value_of
 from clickfleet.training.report import charts, page
 from clickfleet.training.report.charts import Point, Series
 
@@ -16,9 +17,9 @@ Lines = dict[str, list[dict[str, Any]]]
 def numbered(lines: Sequence[Mapping[str, Any]], key: str, x: str | None = None, limit: int = 300) -> list[Point]:
     """Return the values of a key over the line number, or over another key, thinned to at most `limit` points."""
     points = [
-        (float(line[x]) if x else float(place), float(line[key]))
+        (float(line[x]) if x else float(place), float(value))
         for place, line in enumerate(lines, 1)
-        if line.get(key) is not None and (x is None or line.get(x) is not None)
+        if (value := value_of(line, key)) is not None and (x is None or line.get(x) is not None)
     ]
     every = -(-len(points) // limit) or 1
     return points[::-1][::every][::-1]  # keeps the last point
@@ -115,6 +116,25 @@ def alarms(lines: Lines) -> str:
         f"<p>step {line['step']:,}: a {escape(str(line['entry_kind']))} was held back: {escape('; '.join(line['reasons']))}</p>"
         for line in lines.get("alarm", [])[-20:]
     )
+
+
+def slices(lines: Lines) -> str:
+    """Return the COPC of all rows and of the largest slices, with error bars, as the last pass found them."""
+    found = next((line["slices"] for line in reversed(lines.get("pass", [])) if line.get("slices")), None)
+    if found is None:
+        return ""
+    cells = [
+        [
+            escape(str(one["slice"])),
+            f"{one['shows']:,.0f}",
+            f"{one['copc']:.3f} ± {2 * one['error']:.3f}",
+            f"{one['raw']:.3f}",
+        ]
+        for one in found
+    ]
+    note = "Scores made before training, as they were served, in about the last quarter of the half-life. ±: two standard errors."
+    head = ["slice", "shows", "COPC", "COPC without calibration"]
+    return f'<p class="soft">{note}</p>' + page.table(head, cells)
 
 
 def span(seconds: float | None) -> str | None:

@@ -1,0 +1,214 @@
+"""Hand what workers scored to the recorder, a process that writes the show log: in files that one appends to and the other removes.
+
+    <folder>/<writer>-000003.frames        whole frames, one after another: length, checksum, entries as msgpack
+    <folder>/<writer>-000003.frames.read   how far the recorder has read
+
+A worker appends a frame before it replies, which costs it one write. The files are in memory where the system has a file system there:
+no disk makes a reply wait. What a worker has written survives its death, and that of the recorder: a file is removed when all of it is
+in the log. After a kill, the frame being written is incomplete and left out; its request had no reply.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import xxhash
+
+from clickfleet.data.files import check_private
+from clickfleet.store.event_log import create_held, hold
+
+FILE_BYTES = 4 << 20
+MAX_FILES = 16
+"""Full files of a worker that may wait for the recorder. Beyond it, what the worker scores is not logged."""
+MAX_FRAME = 1 << 30
+READ_BYTES = 1 << 20
+"""Bytes read at a time. A frame may be longer."""
+_HEAD = struct.Struct("<IQ")
+_READ = struct.Struct("<Q")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder()
+
+
+class FrameWriter:
+    """The files of one worker, in the first of some folders that has room. A write that fails in all of them raises OSError."""
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
+        self.name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+        self._number = self._size = 0
+        self._file: int | None = None
+
+    def write(self, entries: Sequence[Any]) -> int:
+        """Append entries as one frame: tuples of plain values."""
+        payload = _encoder.encode(entries)
+        frame = _HEAD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+        problem = OSError("there is no folder")
+        if self._file is not None and self._size < FILE_BYTES:
+            try:
+                return self._append(self._file, frame)
+            except OSError as error:
+                problem = error
+        for folder in self.folders:
+            try:
+                return self._append(self._open(folder), frame)
+            except OSError as error:
+                problem = error
+        raise problem
+
+    def _append(self, file: int, frame: bytes) -> int:
+        rest = memoryview(frame)
+        try:
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        except OSError:
+            os.ftruncate(file, self._size)
+            raise
+        self._size += len(frame)
+        return len(frame)
+
+    def _open(self, folder: Path) -> int:
+        if sum(1 for _ in self._files()) >= MAX_FILES:
+            raise OSError(f"the recorder is {MAX_FILES * FILE_BYTES >> 20} MiB behind")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(folder)
+        file = create_held(folder / f"{self.name}-{self._number + 1:06d}.frames")
+        self.close()
+        self._number, self._size, self._file = self._number + 1, 0, file
+        return file
+
+    def _files(self) -> Iterator[Path]:
+        """Yield the files that the recorder has not removed yet."""
+        for folder in self.folders:
+            yield from folder.glob(f"{self.name}-*.frames")
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that the recorder has not logged yet."""
+        waiting = 0
+        for path in self._files():
+            with suppress(FileNotFoundError):
+                waiting += path.stat().st_size - _read_until(Path(f"{path}.read"))
+        return waiting
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _read_until(path: Path) -> int:
+    """Return how far the recorder has read a file."""
+    with suppress(OSError, struct.error):
+        return int(_READ.unpack(path.read_bytes())[0])
+    return 0
+
+
+class ShowFrame(NamedTuple):
+    """Entries, and what to call when they are in the log."""
+
+    entries: list[Any]
+    file: FrameFile
+    end: int
+
+    def done(self) -> None:
+        self.file.done(self.end)
+
+
+class FrameFile:
+    """One file, read from where the last recorder stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY)
+        self._read = os.open(f"{path}.read", os.O_RDWR | os.O_CREAT, 0o600)
+        saved = os.pread(self._read, _READ.size, 0)
+        self._at = self._done = _READ.unpack(saved)[0] if len(saved) == _READ.size else 0
+        self.damaged = False
+
+    def frames(self) -> Iterator[ShowFrame]:
+        """Yield the frames that are complete and were not yielded before."""
+        size = READ_BYTES
+        while not self.damaged:
+            content, at = os.pread(self._file, size, self._at), 0
+            last = len(content) < size
+            while len(content) - at >= _HEAD.size:
+                length, checksum = _HEAD.unpack_from(content, at)
+                end = at + _HEAD.size + length
+                if end > len(content) and length <= MAX_FRAME:
+                    size = max(READ_BYTES, end - at)
+                    break
+                payload = memoryview(content)[at + _HEAD.size : end]
+                if length > MAX_FRAME or xxhash.xxh3_64_intdigest(payload) != checksum:
+                    self.damaged = True
+                    return
+                self._at, at = self._at + end - at, end
+                try:
+                    entries = list(_decoder.decode(payload))
+                except (msgspec.DecodeError, TypeError, RecursionError):  # it was not written by a worker
+                    entries = []
+                yield ShowFrame(entries, self, self._at)
+            if last:
+                return
+
+    def done(self, end: int) -> None:
+        self._done = end
+        os.pwrite(self._read, _READ.pack(end), 0)
+
+    @property
+    def all_done(self) -> bool:
+        return self._done == self._at
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether its writer is dead or has a newer file."""
+        return hold(self._file, release=True)
+
+    def remove(self) -> None:
+        self.close()
+        for path in (self.path, Path(f"{self.path}.read")):
+            with suppress(OSError):
+                path.unlink()
+
+    def close(self) -> None:
+        os.close(self._file)
+        os.close(self._read)
+
+
+class FrameReader:
+    """All files of some folders."""
+
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
+        self._files: dict[str, FrameFile] = {}
+
+    def frames(self) -> Iterator[ShowFrame]:
+        """Yield new frames of all workers. Remove files that are done with."""
+        found = [path for folder in self.folders for path in folder.glob("*.frames")]
+        for path in sorted(found, key=lambda path: path.name):
+            if path.name not in self._files:
+                with suppress(FileNotFoundError):
+                    self._files[path.name] = FrameFile(path)
+        for name, file in list(self._files.items()):
+            left = file.is_left  # asked before reading: nothing comes after
+            yield from file.frames()
+            if left and file.all_done:
+                file.remove()
+                del self._files[name]
+
+    @property
+    def empty(self) -> bool:
+        """Return whether everything of dead writers is in the log."""
+        return not self._files
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files = {}

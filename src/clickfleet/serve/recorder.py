@@ -1,0 +1,176 @@
+"""The recorder: a low-priority process that writes what the workers scored to the show log.
+
+python -m clickfleet.serve.recorder STATE
+"""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from clickfleet.data.events import SHOWS
+from clickfleet.errors import ClickfleetError
+from clickfleet.serve.batching import Counts
+from clickfleet.serve.connection import log_fault
+from clickfleet.serve.counters import RECORDER, Meter
+from clickfleet.serve.event_queue import EventSink
+from clickfleet.serve.frames import FrameReader, ShowFrame
+from clickfleet.serve.show_log import Scored, encode
+from clickfleet.serve.supervisor import Settings
+from clickfleet.store.event_log import complete_leftovers
+
+POLL_S = 0.02
+SAVE_S = 0.5
+BATCH_ROWS = 4096
+"""Rows of a record batch, if so many wait."""
+NICE = 5
+REPORT_S = 60.0
+
+
+class Recorder:
+    """Takes frames and writes them. What the log does not take is dropped and counted."""
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.log is not None
+        self.settings = settings
+        self.meter = Meter(Path(settings.state) / RECORDER)
+        self.reader = FrameReader(*settings.frames)
+        self._sink: EventSink | None = None
+        self._taken: list[ShowFrame] = []
+        """Frames whose rows were written, but perhaps not delivered yet."""
+        self._reported_at = -REPORT_S
+        if settings.log_folder is not None:
+            complete_leftovers(settings.log_folder)
+
+    def poll(self) -> int:
+        """Write everything that workers have handed over. Return the number of rows."""
+        rows, waiting, taken = 0, list[Scored](), list[ShowFrame]()
+        for frame in self.reader.frames():
+            scored = self._scored(frame)
+            waiting += scored
+            taken.append(frame)
+            rows += sum(entry.rows for entry in scored)
+            if sum(entry.rows for entry in waiting) >= BATCH_ROWS:
+                self._write(waiting, taken)
+                waiting, taken = [], []
+        if taken:
+            self._write(waiting, taken)
+        elif self._sink is not None:
+            self._guarded(self._sink.rotate)
+        if self._taken:
+            self._release()
+        return rows
+
+    def _scored(self, frame: ShowFrame) -> list[Scored]:
+        try:
+            return [Scored(*entry) for entry in frame.entries]
+        except TypeError:  # of another version of this program
+            self.meter.count("shows_dropped", len(frame.entries))
+            return []
+
+    def _write(self, scored: list[Scored], taken: list[ShowFrame]) -> None:
+        for group in [scored] if scored else []:
+            if self._try(group):
+                continue
+            for entry in group if len(group) > 1 else []:  # one that cannot be converted does not cost the others
+                self._try([entry])
+        self._taken += taken
+
+    def _release(self) -> None:
+        """Let go of the frames that are in the log. What a broker has not taken yet is read again after a kill."""
+        if self._sink is None or self._sink.settle():
+            for frame in {id(frame.file): frame for frame in self._taken}.values():  # the last one of each file
+                frame.done()
+            self._taken = []
+
+    def _try(self, group: list[Scored]) -> bool:
+        """Write some entries. Return False if they should be tried one by one."""
+        rows = sum(entry.rows for entry in group)
+        try:
+            batch = encode(group)
+        except Exception:
+            if len(group) > 1:
+                return False
+            log_fault()
+            self.meter.count("shows_dropped", rows)
+            return True
+        if self._sink is None:
+            self._guarded(self._open)
+        sink = self._sink
+        written = sink is not None and self._guarded(lambda: sink.write(batch))
+        self.meter.count("shows_logged" if written else "shows_dropped", rows)
+        return True
+
+    def _open(self) -> None:
+        assert self.settings.log is not None
+        self._sink = self.settings.target(self.settings.log).open(SHOWS, durable=False, lost=self._lost)
+
+    def _lost(self, rows: int) -> None:
+        """Count rows that Kafka had taken and did not deliver."""
+        self.meter.count("shows_logged", -rows)
+        self.meter.count("shows_dropped", rows)
+
+    def _guarded(self, work: object) -> bool:
+        """Do some work that may fail for want of a disk or a broker. Return whether it did not."""
+        assert callable(work)
+        try:
+            work()
+        except OSError as error:
+            if (now := time.monotonic()) >= self._reported_at + REPORT_S:
+                self._reported_at = now
+                print(f"recorder: cannot write the show log: {error.strerror or error}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def save(self) -> None:
+        with suppress(OSError):  # the disk of the state may be full while that of the log is not
+            self.meter.save(Counts())
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._guarded(self._sink.close)
+            self._release()
+        self.reader.close()
+        for folder in self.settings.frames[:-1]:  # in memory
+            with suppress(OSError):
+                folder.rmdir()
+        self.save()
+
+
+def main() -> None:
+    settings = Settings.read(sys.argv[1])
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor stops this process after the workers
+    parent = os.getppid()
+    try:
+        recorder = Recorder(settings)
+    except ClickfleetError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    os.nice(NICE)
+    saved_at = 0.0
+    while True:
+        last = stopped or os.getppid() != parent
+        try:
+            recorder.poll()
+        except Exception:  # whatever happens, go on: the files stay until they are read
+            log_fault()
+        if time.monotonic() >= saved_at + SAVE_S:
+            saved_at = time.monotonic()
+            recorder.save()
+        if last:
+            break
+        time.sleep(POLL_S)
+    recorder.close()
+
+
+if __name__ == "__main__":
+    main()

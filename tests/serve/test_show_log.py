@@ -1,0 +1,588 @@
+"""The show log: what was scored is in it as it was sent, once, whatever is killed, full or down; and no reply suffers."""
+
+import json
+import os
+import signal
+import stat
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clickfleet.data.batch import Batch
+from clickfleet.data.events import JOINED, SHOWS
+from clickfleet.data.formats.joined import JoinedReader
+from clickfleet.data.schema import Dense, Schema, Slot, Transform
+from clickfleet.errors import ConfigError
+from clickfleet.serve import frames, show_log, supervisor
+from clickfleet.serve.client import Client, GrpcClient, tensors_of
+from clickfleet.serve.features import Fields
+from clickfleet.serve.frames import FrameReader, FrameWriter
+from clickfleet.serve.open_inference import ListTensor, RawTensor
+from clickfleet.serve.show_log import Scored, encode, inputs_of_request, is_sampled
+from clickfleet.serve.supervisor import Settings
+from clickfleet.store.event_log import EventFolder, LogPlace, StreamReader
+from mock_cluster import Cluster
+from served import FLAT, SCHEMA, Model, Served, features, running, until
+from small_disk import small_disk
+
+
+def shows_in(folder: Path) -> list[dict[str, Any]]:
+    """All shows of a log, also those in growing files."""
+    log, rows = EventFolder(folder), []
+    listed = log.streams()
+    for name in listed:
+        reader = StreamReader(log, name, SHOWS, LogPlace(), lambda text: None)
+        while (read := reader.read(listed)) is not None:
+            rows += read.batch.to_pylist()
+        reader.close()
+    return sorted(rows, key=lambda row: (row["time"], row["request"], row["position"] or 0))
+
+
+def wait_for(folder: Path, count: int) -> list[dict[str, Any]]:
+    until(lambda: len(shows_in(folder)) >= count)
+    return shows_in(folder)
+
+
+def trained(shows: list[dict[str, Any]], schema: Schema) -> Batch:
+    """What a trainer makes of logged rows."""
+    rows = [
+        {
+            "kind": "negative",
+            "labels": [(schema.label, 0.0)],
+            "shown": show["time"],
+            "known": show["time"],
+            **{name: show[name] for name in ("request", "item", "route", "user", "features")},
+        }
+        for show in shows
+    ]
+    parsed = JoinedReader(schema).parse(pa.RecordBatch.from_pylist(rows, JOINED), "all")
+    assert not parsed.bad
+    return parsed.batch
+
+
+def same_rows(found: Batch, scored: Batch) -> bool:
+    """Whether keys and dense values are equal bit for bit."""
+    equal = found.dense.tobytes() == scored.dense.tobytes() and found.keys.tobytes() == scored.keys.tobytes()
+    values = (None if batch.values is None else batch.values.tobytes() for batch in (found, scored))
+    return equal and len({*values}) == 1 and np.array_equal(found.offsets, scored.offsets)
+
+
+@pytest.fixture(scope="module")
+def logging(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    """A server that logs everything."""
+    folder = tmp_path_factory.mktemp("logging")
+    with running(artifact, folder / "state", grpc_port=0, workers=2, log=str(folder / "shows")) as found:
+        yield found, folder / "shows"
+
+
+def logged(logging: tuple[Served, Path], *requests: str) -> list[list[dict[str, Any]]]:
+    """The shows of some requests, which must come."""
+    shows: dict[str, list[dict[str, Any]]] = {}
+
+    def complete() -> bool:
+        shows.clear()
+        for show in shows_in(logging[1]):
+            shows.setdefault(show["request"], []).append(show)
+        return all(request in shows for request in requests)
+
+    until(complete)
+    return [shows[request] for request in requests]
+
+
+def test_rows_are_logged_as_they_were_sent(logging: tuple[Served, Path]) -> None:
+    http, rows = logging[0].http, features(1, 3)
+    before = time.time()
+    named = http.post("/v1/predict", json={"rows": rows, "request": "mine", "items": ["x", 7, "z"]}).json()
+    header = http.post("/v1/predict", json={"rows": rows[:1]}, headers={"x-request-id": "by-header"}).json()
+    made = http.post("/v1/predict", json={"rows": rows[:1]}).json()
+    assert named["request"] == "mine"
+    assert header["request"] == "by-header"
+    assert len(made["request"]) == 20
+    found, by_header, by_server = logged(logging, "mine", "by-header", made["request"])
+    assert [json.loads(show["features"]) for show in found] == rows
+    assert [show["item"] for show in found] == ["x", "7", "z"]
+    assert [show["position"] for show in found] == [1, 2, 3]
+    assert np.allclose([show["score"] for show in found], named["scores"], atol=1e-7)
+    facts = {(show["model"], show["sequence"], show["route"], show["user"]) for show in found}
+    assert facts == {("deepfm", 1, "predict", None)}
+    assert before - 1 <= found[0]["time"].timestamp() <= time.time() + 1
+    assert [show["item"] for show in by_header + by_server] == ["0", "0"], "rows without ids are numbered"
+
+
+def test_every_scored_candidate_is_logged_with_its_place_in_the_reply(logging: tuple[Served, Path]) -> None:
+    candidates = [{"id": f"c{i}", "ad": f"v{i}", "value": 1 + i % 2} for i in range(6)]
+    body = {
+        "user": {"user": "v3", "tags": ["v1", "v2"]},
+        "candidates": [*candidates, {"id": "c1", "ad": "v9"}, {"id": "out", "ad": "v1"}],
+        "exclude": ["out"],
+        "top_k": 3,
+        "fixed": [{"position": 1, "id": "c4"}],
+        "request": 5,
+    }
+    reply = logging[0].http.post("/v1/rank", json=body).json()
+    assert reply["request"] == "5"
+    (found,) = logged(logging, "5")
+    assert {show["item"] for show in found} == {f"c{i}" for i in range(6)}
+    assert {show["item"]: show["position"] for show in found if show["position"]} == {
+        item["id"]: place for place, item in enumerate(reply["ranked"], 1)
+    }
+    assert sum(show["position"] is None for show in found) == 3, "scored, but not returned"
+    assert {json.dumps(json.loads(show["user"])) for show in found} == {json.dumps(body["user"])}
+    assert {show["item"]: json.loads(show["features"]) for show in found} == {one["id"]: one for one in candidates}
+    served = {item["id"]: item["score"] for item in reply["ranked"]}
+    assert all(served[show["item"]] == show["score"] for show in found if show["position"])
+
+
+def test_tensors_are_logged_and_the_id_of_the_protocol_is_the_request(
+    logging: tuple[Served, Path], model: Model
+) -> None:
+    served, _ = logging
+    rows = features(8, 2, SCHEMA)
+    inputs = [
+        {"name": "age", "shape": [2], "datatype": "FP32", "data": [1.5, 2.25]},
+        {"name": "n", "shape": [2], "datatype": "INT64", "data": [1, 2]},
+        {"name": "user", "shape": [2], "datatype": "BYTES", "data": ["v1", "v2"]},
+        {"name": "tags", "shape": [2, 2], "datatype": "BYTES", "data": ["v1", "v2", "v3", ""]},
+        {"name": "ad", "shape": [2], "datatype": "BYTES", "data": ["v1", "é"]},
+    ]
+    named = served.http.post("/v2/models/deepfm/infer", json={"inputs": inputs, "id": "oip"}).json()
+    assert named["id"] == "oip"
+    made = served.http.post("/v2/models/deepfm/infer", json={"inputs": inputs}).json()
+    batch = model.batch(rows)
+    with GrpcClient(served.grpc, "deepfm") as calls:
+        calls.score(batch)
+    (found, again) = logged(logging, "oip", made["id"])
+    assert [json.loads(show["features"]) for show in found] == [
+        {"age": 1.5, "n": 1, "user": "v1", "tags": ["v1", "v2"], "ad": "v1"},
+        {"age": 2.25, "n": 2, "user": "v2", "tags": ["v3", ""], "ad": "é"},
+    ]
+    assert [show["position"] for show in again] == [1, 2]
+    until(lambda: any(show["features"].startswith("[") for show in shows_in(logging[1])))
+    encoded = [show for show in shows_in(logging[1]) if show["features"].startswith("[")]
+    assert same_rows(trained(encoded, SCHEMA), batch), "encoded by the client, through gRPC"
+
+
+def test_a_logged_row_is_trained_as_it_was_scored(logging: tuple[Served, Path]) -> None:
+    rows, user = features(30, 40), {"user": "v3", "age": 17.5}
+    served, fields = logging[0], Fields(SCHEMA)
+    served.http.post("/v1/predict", json={"rows": rows, "request": "bits"})
+    candidates = [{"id": i, "value": 2, "ad": row.get("ad"), "tags": row["tags"]} for i, row in enumerate(rows)]
+    served.http.post("/v1/rank", json={"user": user, "candidates": candidates, "request": "bits of ranks"})
+    found, ranked = logged(logging, "bits", "bits of ranks")
+    assert same_rows(trained(found, SCHEMA), fields.rows(rows))
+    whole = [{**user, "ad": row.get("ad"), "tags": row["tags"]} for row in rows]
+    by_item = sorted(ranked, key=lambda show: int(show["item"]))
+    assert same_rows(trained(by_item, SCHEMA), fields.rows(whole))
+
+
+WEIGHTED = Schema(
+    dense=(Dense("x", Transform("minmax", 0.0, 3.0)), Dense("y", source="xy"), Dense("z", source="xy")),
+    slots=(Slot("a"), Slot("b", multi=True), Slot("c", multi=True)),
+    values=True,
+)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=5) | st.integers(-(2**63), 2**64 - 1)
+NUMBERS = st.floats(-1e30, 1e30) | st.integers(-(2**60), 2**60) | st.none()
+
+
+def a_row(schema: Schema) -> st.SearchStrategy[dict[str, Any]]:
+    columns: dict[str, Any] = {}
+    for column in schema.dense:
+        columns[column.source_name] = NUMBERS
+    for slot in schema.slots:
+        columns[slot.source_name] = st.lists(TEXTS, max_size=3) if slot.multi else TEXTS | st.none()
+    if schema is WEIGHTED:
+        columns |= {"xy": st.lists(NUMBERS, min_size=2, max_size=2), "c": st.dictionaries(TEXTS, st.floats(-9, 9))}
+    return st.fixed_dictionaries({}, optional=columns)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, FLAT, WEIGHTED], ids=["ragged", "flat", "weighted"])
+@given(data=st.data())
+def test_any_row_survives_the_log_bit_for_bit(schema: Schema, data: Any) -> None:
+    rows = data.draw(st.lists(a_row(schema), min_size=1, max_size=6))
+    scored = Fields(schema).rows(json.loads(json.dumps(rows)))  # as the body of a request
+    score = np.zeros(len(rows), np.float32).tobytes()
+    body = json.dumps(
+        {"rows": rows}, ensure_ascii=data.draw(st.booleans()), indent=data.draw(st.sampled_from([None, 1]))
+    )
+    entry = Scored("predict", "r", 1, "m", 1, score, body.encode(), None)
+    found = trained(encode([entry]).to_pylist(), schema)
+    assert same_rows(found, scored)
+
+
+class _Version:
+    """What converting tensors needs of a version."""
+
+    def __init__(self, schema: Schema) -> None:
+        from clickfleet.serve.aliases import Aliases
+
+        self.schema, self.fields = schema, Fields(schema)
+        self.aliases = Aliases(self.fields, ["score"])
+
+
+@given(
+    st.lists(st.binary(max_size=4), min_size=2, max_size=2),
+    st.lists(st.floats(width=32, allow_infinity=False), min_size=2, max_size=2),
+    st.sampled_from(["FP32", "FP64", "list"]),
+)
+def test_any_tensor_survives_the_log_bit_for_bit(texts: list[bytes], numbers: list[float], kind: str) -> None:
+    """Texts that are no text too: such rows are logged as keys."""
+    from clickfleet.serve import open_inference
+
+    schema = Schema(dense=(Dense("x", Transform("log1p")),), slots=(Slot("a"), Slot("b", multi=True)))
+    version: Any = _Version(schema)
+    packed = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    given = np.array(numbers, np.float64 if kind == "FP64" else np.float32)
+    dense: Any = RawTensor("x", kind, [2], given.tobytes())
+    if kind == "list":
+        dense = ListTensor("x", "FP32", [2], given.tolist())
+    tensors = [dense, RawTensor("a", "BYTES", [2, 1], packed), RawTensor("b", "BYTES", [1 * 2, 1], packed)]
+    batch = open_inference.batch(tensors, version, 10)
+    scores = np.zeros(2, np.float32).tobytes()
+    content = msgspec.msgpack.decode(msgspec.msgpack.encode(inputs_of_request(tensors, batch, version)))
+    entry = Scored("infer", "r", 1, "m", 1, scores, content, None)
+    assert same_rows(trained(encode([entry]).to_pylist(), schema), batch)
+
+
+def test_encoded_rows_of_another_schema_are_bad_rows(model: Model) -> None:
+    batch = model.batch(features(3, 2))
+    tensors = [RawTensor(name, kind, values.shape, values.tobytes()) for name, values, kind in tensors_of(batch)]
+    content = inputs_of_request(tensors, batch, _Version(SCHEMA))  # type: ignore[arg-type]
+    entry = Scored("infer", "r", 1, "m", 1, np.zeros(2, np.float32).tobytes(), content, None)
+    rows = [
+        {**show, "kind": "label", "labels": [("label", 1.0)], "shown": show["time"], "known": show["time"]}
+        for show in encode([entry]).to_pylist()
+    ]
+    joined = pa.RecordBatch.from_pylist([{name: row.get(name) for name in JOINED.names} for row in rows], JOINED)
+    parsed = JoinedReader(FLAT).parse(joined, "all")
+    assert [bad.reason for bad in parsed.bad] == ["the features were encoded by another schema"] * 2
+    assert len(JoinedReader(SCHEMA).parse(joined, "all").batch) == 2
+
+
+def test_ids_of_rows_and_requests_are_checked(logging: tuple[Served, Path]) -> None:
+    http = logging[0].http
+    for more, message in (
+        ({"items": ["a"]}, "items has 1 ids for 2 rows"),
+        ({"items": ["a", "a"]}, "appears twice"),
+        ({"items": ["a", ""]}, "text of 1 to 1024 characters"),
+        ({"items": ["a", "b" * 2000]}, "text of 1 to 1024 characters"),
+        ({"request": ""}, "the id of the request"),
+        ({"request": "x" * 1025}, "the id of the request"),
+        ({"request": 1.5}, "cannot parse"),
+    ):
+        reply = http.post("/v1/predict", json={"rows": [{}, {}], **more})
+        assert (reply.status_code, message in reply.json()["error"]) == (400, True), reply.text
+    assert http.post("/v1/predict", json={"rows": [{}]}, headers={"x-request-id": "x" * 2000}).status_code == 400
+
+
+def test_without_a_log_a_reply_has_only_the_id_that_was_sent(served: Served) -> None:
+    assert "request" not in served.http.post("/v1/predict", json={"rows": [{}]}).json()
+    assert served.http.post("/v1/predict", json={"rows": [{}], "request": "r"}).json()["request"] == "r"
+    assert served.http.post("/v1/feedback", json={}).status_code == 403
+
+
+def test_files_are_private_and_complete_when_they_are_old_or_large(artifact: Path, tmp_path: Path) -> None:
+    log = tmp_path / "shows"
+    with running(artifact, tmp_path / "state", log=str(log), log_rotate_bytes=2000, log_rotate_s=1e9) as served:
+        for i in range(30):
+            served.http.post("/v1/predict", json={"rows": features(i, 20), "request": f"r{i}"})
+            wait_for(log, 20 * (i + 1))
+        until(lambda: len(list(log.glob("*/*.arrow"))) >= 3)
+    files = sorted(log.glob("*/*"))
+    assert {path.suffix for path in files} == {".arrow"}, "all are complete when the server has stopped"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
+    assert not list(log.glob("*/.*")), "nothing unfinished is left"
+    counted = Counter(row["request"] for path in files for row in pa.ipc.open_file(str(path)).read_all().to_pylist())
+    assert counted == {f"r{i}": 20 for i in range(30)}
+
+
+def test_a_quiet_server_completes_its_file_too(artifact: Path, tmp_path: Path) -> None:
+    log = tmp_path / "shows"
+    with running(artifact, tmp_path / "state", log=str(log), log_rotate_s=0.2) as served:
+        served.http.post("/v1/predict", json={"rows": [{}]})
+        until(lambda: len(list(log.glob("*/*.arrow"))) == 1)
+        assert not list(log.glob("*/*.open"))
+
+
+def test_a_sample_is_chosen_by_the_id_of_the_request(artifact: Path, tmp_path: Path) -> None:
+    ids = [f"r{i}" for i in range(200)]
+    log = tmp_path / "shows"
+    with running(artifact, tmp_path / "state", log=str(log), log_sample=0.25) as served:
+        for request in ids:
+            served.http.post("/v1/predict", json={"rows": [{}], "request": request})
+    kept = {show["request"] for show in shows_in(log)}
+    assert kept == {request for request in ids if is_sampled(request, int(0.25 * 2**64))}
+    assert 25 <= len(kept) <= 75
+
+
+def worker_of(served: Served, name: str = "worker 0") -> Any:
+    return served.fleet.children[name].process
+
+
+def counts(served: Served) -> dict[str, float]:
+    found: dict[str, float] = served.http.get("/v1/stats").json()["counts"]
+    return found
+
+
+def test_what_was_answered_survives_the_worker_and_the_recorder(artifact: Path, tmp_path: Path) -> None:
+    """Killed right after a reply; a recorder may then log a row twice, which the join recognises, but never loses one."""
+    log = tmp_path / "shows"
+    sent: list[str] = []
+    with running(artifact, tmp_path / "state", log=str(log)) as served:
+        for number, victim in enumerate(["worker 0", "recorder", "worker 0", "recorder"]):
+            for i in range(20):
+                request = f"{number}-{i}"
+                with httpx.Client(base_url=served.url, timeout=60) as http:
+                    assert http.post("/v1/predict", json={"rows": [{}], "request": request}).status_code == 200
+                sent.append(request)
+            before = worker_of(served, victim)
+            os.kill(before.pid, signal.SIGKILL)
+            until(lambda victim=victim, before=before: worker_of(served, victim) is not before)
+            until(lambda: served.fleet.ready())
+        until(lambda: len({show["request"] for show in shows_in(log)}) == len(sent))
+    assert {show["request"] for show in shows_in(log)} == set(sent)
+
+
+def test_the_next_server_takes_over_what_a_killed_one_left(artifact: Path, tmp_path: Path) -> None:
+    log = tmp_path / "shows"
+    writer = FrameWriter(log / ".frames")
+    scores = np.zeros(1, np.float32).tobytes()
+    entries = [Scored("predict", f"r{i}", 1, "m", 1, scores, b'{"rows":[{}]}', None) for i in range(5)]
+    writer.write(entries)
+    writer.close()
+    (left,) = (log / ".frames").glob("*.frames")
+    left.write_bytes(left.read_bytes() + b"\x99\x00\x00\x00 torn")
+    with running(artifact, tmp_path / "state", log=str(log)) as served:
+        assert {show["request"] for show in wait_for(log, 5)} == {f"r{i}" for i in range(5)}
+        until(lambda: not left.exists())
+        assert counts(served)["shows_logged"] == 5
+
+
+def test_frames_are_read_once_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "FILE_BYTES", 500)
+    monkeypatch.setattr(frames, "MAX_FILES", 3)
+    writer, reader = FrameWriter(tmp_path), FrameReader(tmp_path)
+
+    def write(number: int) -> None:
+        writer.write([("x" * 900, number)])
+
+    def numbers() -> list[int]:
+        found = []
+        for frame in reader.frames():
+            found.append(frame.entries[0][1])
+            frame.done()
+        return found
+
+    for number in range(3):
+        write(number)
+    assert [frame.entries[0][1] for frame in reader.frames()] == [0, 1, 2]
+    reader.close()
+    reader = FrameReader(tmp_path)
+    assert numbers() == [0, 1, 2], "nothing was done with them before"
+    reader.close()
+    reader = FrameReader(tmp_path)
+    assert numbers() == []
+    write(3)
+    assert numbers() == [3]
+    assert numbers() == []
+    assert len(list(tmp_path.glob("*.frames"))) == 1, "those that were read are gone"
+    write(4)
+    write(5)
+    with pytest.raises(OSError, match="behind"):
+        write(6)
+    assert numbers() == [4, 5]
+    write(7)
+    assert numbers() == [7]
+    writer.close()
+    reader.close()
+
+
+def test_a_full_disk_costs_shows_and_no_reply(artifact: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        log = disk.folder / "shows"
+        with running(artifact, tmp_path / "state", log=str(log)) as served:
+            served.http.post("/v1/predict", json={"rows": [{}], "request": "before"})
+            wait_for(log, 1)
+            disk.leave(0)
+            for i in range(50):
+                assert served.http.post("/v1/predict", json={"rows": features(i, 50)}).status_code == 200
+            until(lambda: counts(served).get("shows_dropped", 0) > 0)
+            disk.free()
+            served.http.post("/v1/predict", json={"rows": [{}], "request": "after"})
+            until(lambda: "after" in {show["request"] for show in shows_in(log)})
+            until(lambda: sum(counts(served).get(f"shows_{kind}", 0) for kind in ("logged", "dropped")) == 2502)
+            metrics = served.http.get("/metrics").text
+            assert "clickfleet_shows_dropped_total" in metrics
+            assert "clickfleet_show_log_waiting_bytes" in metrics
+        rows = shows_in(log)
+        assert {"before", "after"} <= {show["request"] for show in rows}
+
+
+def test_a_log_that_cannot_be_written_is_refused_at_the_start(artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "open/.frames").mkdir(parents=True)
+    (tmp_path / "open/.frames").chmod(0o777)
+    for settings, message in (
+        ({"log": str(tmp_path / "file/x")}, "cannot create the folder"),
+        ({"log": "s3://bucket/x"}, "cannot write a log to s3://bucket/x"),
+        ({"log": "kafka://broker"}, "names no Kafka topic"),
+        ({"log": str(tmp_path), "feedback": str(tmp_path)}, "cannot be in one place"),
+        ({"log": str(tmp_path / "x"), "log_sample": 0.0}, "a fraction above 0"),
+        ({"log": str(tmp_path / "open")}, "other users have access"),
+    ):
+        with pytest.raises(Exception, match=message):
+            supervisor.create(Settings(str(artifact), str(tmp_path), port=0, grpc_port=None, **settings))  # type: ignore[arg-type]
+    assert issubclass(ConfigError, Exception)
+
+
+# Kafka
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    for topic in ("shows", "feedback"):
+        made.create(topic, 1)
+    yield made
+    made.close()
+
+
+def messages(cluster: Cluster, topic: str, count: int) -> list[dict[str, Any]]:
+    """The events of a topic, when there are so many."""
+    kafka = pytest.importorskip("confluent_kafka")
+    from clickfleet.data.events import FEEDBACK, read_message
+
+    schema = SHOWS if topic == "shows" else FEEDBACK
+    consumer = kafka.Consumer({"bootstrap.servers": cluster.address, "group.id": "test", "log_level": 0})
+    consumer.assign([kafka.TopicPartition(topic, 0, 0)])
+    rows: list[dict[str, Any]] = []
+
+    def complete() -> bool:
+        for message in consumer.consume(100, 0.2):
+            if message.error() is None:
+                rows.extend(read_message(message.value(), schema, 0).batch.to_pylist())
+        return len(rows) >= count
+
+    until(complete)
+    consumer.close()
+    return rows
+
+
+def test_a_topic_takes_shows_and_feedback(artifact: Path, tmp_path: Path, cluster: Cluster) -> None:
+    urls = {kind: f"kafka://{cluster.address}/{topic}" for kind, topic in (("log", "shows"), ("feedback", "feedback"))}
+    with running(artifact, tmp_path / "state", **urls) as served:
+        rows = features(2, 30)
+        served.http.post("/v1/predict", json={"rows": rows, "request": "r"})
+        with Client(served.url) as client:
+            assert client.feedback([{"request": "r", "item": i, "label": {"click": 1}} for i in range(3)]) == 3
+        assert [json.loads(row["features"]) for row in messages(cluster, "shows", 30)] == rows
+        assert [row["item"] for row in messages(cluster, "feedback", 3)] == ["0", "1", "2"]
+
+
+def test_a_stopped_broker_costs_shows_and_refuses_feedback(artifact: Path, tmp_path: Path, cluster: Cluster) -> None:
+    where = f"kafka://{cluster.address}"
+    options = {"message.timeout.ms": 500, "reconnect.backoff.max.ms": 100, "queue.buffering.max.kbytes": 64}
+    settings = {"log": f"{where}/shows", "feedback": f"{where}/feedback", "kafka_options": options}
+    with running(artifact, tmp_path / "state", **settings) as served:
+        cluster.set_down(True)
+        for i in range(30):
+            assert served.http.post("/v1/predict", json={"rows": features(i, 30)}).status_code == 200
+        reply = served.http.post("/v1/feedback", json={"request": "r", "label": {"click": 1}})
+        assert (reply.status_code, "cannot be stored" in reply.json()["error"]) == (503, True)
+        assert reply.headers["retry-after"] == "5"
+        until(lambda: counts(served).get("shows_dropped", 0) > 0)
+        cluster.set_down(False)
+        until(lambda: served.http.post("/v1/feedback", json={"request": "r", "label": {"click": 1}}).status_code == 200)
+        assert counts(served)["feedback_refused"] >= 1
+
+
+def test_shows_are_dropped_and_counted_when_the_recorder_is_far_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "FILE_BYTES", 500)
+    monkeypatch.setattr(frames, "MAX_FILES", 3)
+    from clickfleet.serve.counters import Meter
+
+    meter = Meter(tmp_path / "m.json")
+    log = show_log.ShowLog([tmp_path / "frames"], meter)
+    done: Any = _Done()
+    for i in range(100):
+        log.predict(f"r{i}", b'{"rows": [{}]}', None, done)
+    waiting = log.waiting_bytes
+    log.close()
+    handed = [entry for frame in FrameReader(tmp_path / "frames").frames() for entry in frame.entries]
+    assert 0 < len(handed) < 100
+    assert meter.extra["shows_dropped"] == 100 - len(handed)
+    assert waiting == sum(path.stat().st_size for path in (tmp_path / "frames").glob("*.frames"))
+
+
+def test_a_folder_without_room_is_passed_over(tmp_path: Path) -> None:
+    """Memory may be full, or of a container that has little."""
+    with small_disk(tmp_path / "memory", 64 << 10) as disk:
+        writer, reader = (
+            FrameWriter(disk.folder / "f", tmp_path / "disk"),
+            FrameReader(disk.folder / "f", tmp_path / "disk"),
+        )
+        for number in range(30):
+            writer.write([("x" * 9000, number)])
+        assert list((disk.folder / "f").glob("*.frames"))
+        assert list((tmp_path / "disk").glob("*.frames"))
+        assert [frame.entries[0][1] for frame in reader.frames()] == list(range(30))
+        writer.close()
+        reader.close()
+
+
+def test_frames_of_any_length_are_read(tmp_path: Path) -> None:
+    sizes = [1, frames.READ_BYTES - 50, 3, 3 * frames.READ_BYTES, 7, frames.READ_BYTES, 5]
+    writer, reader = FrameWriter(tmp_path), FrameReader(tmp_path)
+    for size in sizes:
+        writer.write([("x" * size,)])
+    assert [len(frame.entries[0][0]) for frame in reader.frames()] == sizes
+    writer.close()
+    reader.close()
+
+
+def test_a_killed_recorder_delivers_again_what_a_broker_had_not_taken(
+    artifact: Path, tmp_path: Path, cluster: Cluster
+) -> None:
+    options = {"reconnect.backoff.max.ms": 100}
+    log = f"kafka://{cluster.address}/shows"
+    with running(artifact, tmp_path / "state", log=log, kafka_options=options) as served:
+        served.http.post("/v1/predict", json={"rows": [{}], "request": "before"})
+        messages(cluster, "shows", 1)
+        cluster.set_down(True)
+        for i in range(20):
+            assert served.http.post("/v1/predict", json={"rows": [{}], "request": f"r{i}"}).status_code == 200
+        until(lambda: counts(served).get("shows_logged", 0) > 1)  # handed to the client of Kafka
+        before = worker_of(served, "recorder")
+        os.kill(before.pid, signal.SIGKILL)
+        until(lambda: worker_of(served, "recorder") is not before)
+        cluster.set_down(False)
+        wanted = {"before", *(f"r{i}" for i in range(20))}
+        found: set[str] = set()
+
+        def complete() -> bool:
+            found.update(row["request"] for row in messages(cluster, "shows", 1))
+            return wanted <= found
+
+        until(complete)
+
+
+class _Done:
+    """A score."""
+
+    def __init__(self) -> None:
+        self.outputs = {"score": np.zeros(1, np.float32)}
+        self.version = self
+        self.identity = self
+        self.name, self.sequence = "m", 1
