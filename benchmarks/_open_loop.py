@@ -1,6 +1,6 @@
 """Send requests at fixed times, however slowly the server replies, and print the results as JSON.
 
-python _open_loop.py URL BODY RATE SECONDS
+python _open_loop.py URL BODY RATE SECONDS [ROUTE]
 """
 
 import asyncio
@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 
-async def open_loop(url: str, body: bytes, rate: float, seconds: float, connections: int = 16) -> dict[str, Any]:
+async def open_loop(
+    url: str, body: bytes, rate: float, seconds: float, route: str = "/v1/predict", connections: int = 16
+) -> dict[str, Any]:
     """Send requests at fixed times. Latency counts from the time a request was due."""
     host, port = url.removeprefix("http://").split(":")
-    head = f"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
     for _ in range(connections):
         free.put_nowait(await asyncio.open_connection(host, int(port)))
@@ -37,7 +39,8 @@ async def open_loop(url: str, body: bytes, rate: float, seconds: float, connecti
                 failed += 1
             else:
                 found = json.loads(content)
-                replies.append((found["sequence"], found["scores"][0]))
+                score = found["ranked"][0]["score"] if "ranked" in found else found["scores"][0]
+                replies.append((found["sequence"], score))
             times.append(time.perf_counter() - due)
         except (OSError, asyncio.IncompleteReadError):
             failed += 1
@@ -62,5 +65,5 @@ async def open_loop(url: str, body: bytes, rate: float, seconds: float, connecti
 
 
 if __name__ == "__main__":
-    url, body, rate, seconds = sys.argv[1:]
-    print(json.dumps(asyncio.run(open_loop(url, Path(body).read_bytes(), float(rate), float(seconds)))))
+    url, body, rate, seconds, *route = sys.argv[1:]
+    print(json.dumps(asyncio.run(open_loop(url, Path(body).read_bytes(), float(rate), float(seconds), *route))))

@@ -236,7 +236,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or Path(folder) / "data"
         if not data.exists():
-            synth(data, SynthOptions(rows=arguments.rows, test_rows=20_000, parts=2 * arguments.workers))
+            synth(data, SynthOptions(rows=arguments.rows, test_rows=100_000, parts=2 * arguments.workers))
         parse_ms = parsing(data)
         found: dict[tuple[str, str], list[Found]] = {(model, name): [] for model in models for name in names}
         for _ in range(arguments.rounds):

@@ -1,4 +1,5 @@
-"""Measure reading: text and Parquet to batches, against pyarrow only reading the same file, and against plain Python.
+"""Measure reading: text and Parquet to batches, against pyarrow only reading the same file, and against plain Python; rows with histories
+against rows without.
 
 python benchmarks/parse.py [--rows 400000] [--rounds 5] [--memory]      one thread unless stated otherwise
 
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from clickfleet.data.logs.convert import convert
+from clickfleet.data.logs.synth import SynthOptions, synth
 from clickfleet.data.reader import Reader
-from clickfleet.data.schema import Schema, preset
+from clickfleet.data.schema import Schema, preset, read_schema
 
 COLUMNS = ["click", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 VOCABULARY = (
@@ -90,6 +94,24 @@ def write_files(folder: Path, rows: int) -> dict[str, Path]:
     table = pa.csv.read_csv(files["criteo"], names, pa.csv.ParseOptions(delimiter="\t"), types)
     pq.write_table(table, files["parquet"])
     return files
+
+
+def write_histories(folder: Path, rows: int) -> tuple[dict[str, tuple[Path, Path]], Schema, Schema]:
+    """Write the visits of a shop without their histories and with them: name -> both files."""
+    options = SynthOptions(rows=rows // 8, test_rows=0, histories=True, format="parquet")
+    synth(folder / "shop", options, overwrite=True)
+    shop = read_schema(folder / "shop" / "schema.yaml")
+    plain = replace(shop, histories=())
+    (source,) = (folder / "shop" / "train").iterdir()
+    files = {}
+    for kind in ("csv", "slots", "multislot", "parquet"):
+        both = []
+        for name, schema in (("plain", plain), ("events", shop)):
+            path = folder / f"{name}.{kind}"
+            convert(source, path, "parquet", kind, schema=schema, keys=None if kind in ("csv", "parquet") else "hash64")
+            both.append(path)
+        files[kind] = (both[0], both[1])
+    return files, plain, shop
 
 
 def arrow_csv(path: Path, separator: str) -> None:
@@ -185,6 +207,26 @@ def run(rows: int = 400_000, rounds: int = 5, memory: bool = False) -> dict[str,
             lambda: pq.read_table(files["parquet"], use_threads=False),
         )
         note("parquet / pyarrow's read", arrow / mine, 0.8, Mrows_s=rows / mine / 1e6)
+        pairs, plain, shop = write_histories(Path(folder), rows)
+        for name, (without, path) in pairs.items():
+            read_as = [
+                schema if name in ("csv", "parquet") else read_schema(f"{file}.schema.yaml")
+                for schema, file in ((plain, without), (shop, path))
+            ]
+            times = max(1, round(path.stat().st_size / without.stat().st_size))  # about as many bytes
+            mine, other = compare(
+                rounds,
+                lambda name=name, path=path, schema=read_as[1]: ours(path, name, schema),  # type: ignore[misc]
+                lambda name=name, path=without, schema=read_as[0], times=times: ours([path] * times, name, schema),  # type: ignore[misc]
+            )
+            speeds = [path.stat().st_size / mine / 1e6, without.stat().st_size * times / other / 1e6]
+            note(
+                f"{name} with histories / without, bytes/s",
+                speeds[0] / speeds[1],
+                0.8,
+                MB_s=speeds[0],
+                without_MB_s=speeds[1],
+            )
         if memory:
             block = files["criteo"].read_bytes()[: 100 << 20]
             peaks = []
