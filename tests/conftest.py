@@ -1,7 +1,9 @@
 import gc
 import hashlib
 import os
+import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -13,7 +15,9 @@ from hypothesis import HealthCheck, settings
 
 from clickfleet.data.parsing import lines
 
-settings.register_profile("quick", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(  # the same examples in every run; `make soak` looks for others
+    "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("soak", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soak" if os.environ.get("CLICKFLEET_SOAK") else "quick")
 
@@ -49,6 +53,28 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect everything at its end. Otherwise the core would report every object as leaked."""
+    gc.unfreeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share tests in a way that survives the end of a worker process."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from sharing import Sharing
+
+    return Sharing(config, log)
+
+
+def pytest_runtest_setup() -> None:
+    """Give every test the same random numbers, whichever tests ran before it in this process."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
