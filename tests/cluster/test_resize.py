@@ -219,6 +219,24 @@ def test_requests_are_served_in_their_order(tmp_path: Path) -> None:
         assert not folder.requests()
 
 
+def test_a_run_that_ends_answers_before_it_removes_its_status(tmp_path: Path) -> None:
+    """Whoever finds neither believes that the run has died."""
+
+    class Folder(ControlFolder):
+        def answer(self, name: str, answer: Any) -> None:
+            there.append((self.folder / "status.json").exists())
+            super().answer(name, answer)
+
+    there: list[bool] = []
+    folder = Folder(tmp_path)
+    folder.open()
+    folder.write(STATUS)
+    (folder.folder / "request-1.json").write_text(json.dumps({"kind": "shards", "number": 4}))
+    folder.close("the run has ended")
+    assert there == [True]
+    assert not (folder.folder / "status.json").exists()
+
+
 STATUS: Any = {
     "time": 0.0,
     "mode": "async",

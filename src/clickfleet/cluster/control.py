@@ -138,15 +138,15 @@ class ControlFolder:
             temporary.write_text(json.dumps(status))
 
     def close(self, reason: str = "") -> None:
-        """Remove the status and, with a reason, answer everybody who still waits."""
+        """Remove the status and, with a reason, answer everybody who still waits: first, because without both a run has died."""
         with suppress(OSError):
-            (self.folder / STATUS).unlink(missing_ok=True)
             for path in self.folder.glob(f"{REQUEST}*.json"):
                 if reason:
                     self.answer(path.stem.removeprefix(REQUEST), {"error": reason})
                 path.unlink(missing_ok=True)
             for path in () if reason else self.folder.glob(f"{ANSWER}*.json"):
                 path.unlink(missing_ok=True)
+            (self.folder / STATUS).unlink(missing_ok=True)
 
 
 class RunningCluster:
