@@ -31,6 +31,8 @@ from served import WAIT_S, until
 from small_disk import Disk, small_disk
 from soak import SOAK
 
+pytestmark = pytest.mark.xdist_group("loop")  # one loop for most of these tests
+
 
 def test_what_is_not_set_follows_from_the_rest(tmp_path: Path) -> None:
     config = loop_config(configure({"run": {"dir": str(tmp_path / "run")}}))
@@ -314,7 +316,7 @@ def suffer(loop: FeedbackLoop, kept: KeptRows, seed: int, **parts: Any) -> None:
     with LoopTraffic(loop.url, seed=1000 + seed) as traffic:
         until(lambda: len(traffic.events) > 5)
         faults = Faults(loop, traffic, seed, **parts)
-        for turn in range(4 if SOAK else 2):
+        for turn in range(4 if SOAK else 1):
             faults.run(None if turn else seed)
             before = len(traffic.shows)
             until(lambda before=before: len(traffic.shows) > before + 5)  # type: ignore[misc]

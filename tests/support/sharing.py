@@ -14,6 +14,7 @@ class Sharing(LoadGroupScheduling):
     """`--dist loadgroup` without three faults of pytest-xdist 3.8.
 
     * It marks the tests of a group by their names, which pytest 9.2 does not let it change. Here the file says it: `pytestmark`.
+      Tests of a file with fixtures for the whole file are a group too, so that these are made once.
     * It gives the process that replaces an ended worker one test, and a worker starts none before it has the next one.
     * It runs the test in which a worker ended once more, and ends the next worker.
     """
@@ -48,5 +49,7 @@ class Sharing(LoadGroupScheduling):
 @cache
 def group_of(file: Path) -> str | None:
     """Return the group that all tests of a file belong to."""
-    found = MARK.search(file.read_text(encoding="utf-8")) if file.is_file() else None
-    return found and found[1]
+    text = file.read_text(encoding="utf-8") if file.suffix == ".py" and file.is_file() else ""
+    if (found := MARK.search(text)) is not None:
+        return found[1]
+    return str(file) if 'scope="module"' in text else None
