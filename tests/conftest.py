@@ -40,6 +40,15 @@ def _every_log_is_large() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _power_never_fails() -> Iterator[None]:
+    """Do not wait for the disk: no test looks at what a power failure leaves, and a busy disk needs a second for each file."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda file: None, raising=False)
+        yield
+
+
 @pytest.fixture
 def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose settings by the size of the data, as users do."""

@@ -2,7 +2,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from clickfleet.store import atomic, checkpoint
 from clickfleet.store.rules import rule as update_rule
 from clickfleet.store.rules import specs
 from reference import rows_of
+from small_disk import small_disk
 
 F = np.float32
 
@@ -209,17 +209,10 @@ def test_kill_during_a_save_leaves_the_old_state_or_the_new_one(tmp_path):
 
 def test_a_full_disk_is_said_plainly_and_leaves_the_old_state(tmp_path):
     """A real file system without room: a tmpfs of 1 MiB."""
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        first = checkpoint.write(trained(rows=300), small, 1)
+    with small_disk(tmp_path / "small", 1 << 20) as disk:
+        first = checkpoint.write(trained(rows=300), disk.folder, 1)
         with pytest.raises(CheckpointError, match="the disk is full"):
-            checkpoint.write(trained(rows=40_000), small, 2)
-        assert checkpoint.latest(small) == first
+            checkpoint.write(trained(rows=40_000), disk.folder, 2)
+        assert checkpoint.latest(disk.folder) == first
         checkpoint.load(first)
-        assert sorted(entry.name for entry in small.iterdir()) == ["LATEST", "step-000000000001"]
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
-    shutil.rmtree(small)
+        assert sorted(entry.name for entry in disk.folder.iterdir()) == ["LATEST", "step-000000000001"]
