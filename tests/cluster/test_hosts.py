@@ -122,7 +122,7 @@ class Hosts:
         shutil.rmtree(self.tmp, ignore_errors=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     if shutil.which("ip") is None or shutil.which("nsenter") is None:
         pytest.fail("there is no ip or nsenter: run scripts/ground (Debian: apt-get install iproute2 util-linux)")
