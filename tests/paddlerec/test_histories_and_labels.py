@@ -17,6 +17,7 @@ from clickfleet.paddlerec.task_networks import ALI_CCP
 from clickfleet.training.learner import Learner
 from originals import rows_of
 from paddlerec.test_field_networks import SAME, result
+from soak import SOAK
 
 ROWS = 40
 USER = 8
@@ -287,7 +288,8 @@ def test_it_trains_evaluates_and_its_own_yaml_gives_the_same_bytes(
     assert evaluated["auc"] == direct["test_auc"]
     assert len(evaluated.get("tasks", {})) == (2 if network in SEVERAL else 0)
     assert result(capsys, "predict", "-m", path, "--out", "scores.npy")["rows"] == ROWS
-    result(capsys, "export", path, "artifact")
+    if SOAK or network in ("din", "esmm"):  # tests/models exports every network
+        result(capsys, "export", path, "artifact")
     done = result(capsys, "migrate", "paddlerec", path)
     assert done["unknown"] == 0
     again = result(capsys, "train", done["path"], f"run.dir={tmp_path}/again", *SAME)
