@@ -3,6 +3,7 @@ import hashlib
 import os
 import random
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,6 +21,12 @@ settings.register_profile(  # the same examples in every run; `make soak` looks 
 )
 settings.register_profile("soak", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soak" if os.environ.get("CLICKFLEET_SOAK") else "quick")
+
+
+def pytest_configure() -> None:
+    """Handle SIGINT as in a terminal: a shell starts background jobs with it ignored, and so would be what tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
