@@ -23,6 +23,7 @@ from covering import Choice, pairwise
 from scenarios.test_matrix import Server, auc
 from served import running
 from shapes import SHAPES, Row, Shape
+from soak import SOAK
 
 FACTORS: dict[str, list[Any]] = {
     "shape": ["no_dense", "no_slots", "only_multi", "twice", "ids", "one_slot", "sides", "criteo"],
@@ -45,7 +46,8 @@ FACTORS: dict[str, list[Any]] = {
     "memory_limit": [None, "4MB"],
     "model": ["wide_deep", "dnn"],
 }
-CHOICES = pairwise(FACTORS)
+CHOICES = pairwise(FACTORS)[: None if SOAK else 16]
+"""All pairs of values in `make soak`; in `make test` the choices with the most of them, which hold every value."""
 MODES = [name for name in names("modes") if name != "local"]
 TEXT = ("txt", "csv", "tsv")
 ROWS = {"train-0": 25, "train-1": 13, "train-2": 8, "test-0": 11, "test-1": 14}
