@@ -42,18 +42,22 @@ FAILED_ONCE = [("no_dense", "lr"), ("no_dense", "xdeepfm"), ("one_slot", "deepfe
 """Combinations that gave wrong scores or none."""
 LIGHT = [shape for shape in EVERY if shape not in ("criteo", "300_slots")]
 KINDS = {name: find("models", name, Model) for name in MODELS}
-SPECIAL = [name for name, kind in KINDS.items() if kind.reads_histories or kind.least_labels > 1]
+SPECIAL = [
+    ("history" if kind.reads_histories else "labels", name)
+    for name, kind in KINDS.items()
+    if kind.reads_histories or kind.least_labels > 1
+]
 
 
 def selection() -> list[tuple[str, str]]:
     """Each model on one of the small shapes, in turn, and the two large ones on two models each.
 
-    Models that read histories or need several labels see all data that has them.
+    Models that read histories or need several labels see data that has them.
     """
     walk = [(LIGHT[place % len(LIGHT)], model) for place, model in enumerate(MODELS)]
     large = [(shape, model) for shape in ("criteo", "300_slots") for model in ("slot_dnn", "final_mlp")]
-    special = [(shape, model) for shape in HISTORIES for model in (*SPECIAL, "deepfm", "lr")]
-    return list(dict.fromkeys([*walk, *large, *special, *FAILED_ONCE]))
+    plain = [(shape, model) for shape in HISTORIES for model in ("deepfm", "lr")]
+    return list(dict.fromkeys([*walk, *large, *SPECIAL, *plain, *FAILED_ONCE]))
 
 
 CASES = ALL if os.environ.get("CLICKFLEET_SOAK") else selection()

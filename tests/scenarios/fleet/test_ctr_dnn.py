@@ -10,6 +10,7 @@ from fleet import shows
 from ports import free_ports
 from scenarios.fleet.conftest import ROWS, TEST_ROWS
 from shell import Shell
+from soak import in_soak
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("own clusters")]
 
@@ -75,6 +76,7 @@ def test_two_servers_and_two_workers_by_their_roles(shell: Shell) -> None:
         assert "the job has ended" in (shell.folder / name).read_text()
 
 
+@in_soak  # docs/fleet.md and tests/cluster/test_paddlerec.py launch too
 def test_two_servers_and_two_workers_by_launch(shell: Shell) -> None:
     more = "-o runner.model_save_path=by_launch cluster.start_timeout=250s"
     said = shell(f"clickfleet launch --server_num 2 --worker_num 2 dnn/config_bigdata.yaml {more}")
