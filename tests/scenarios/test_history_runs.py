@@ -19,7 +19,7 @@ from clickfleet.training.report.evidence import importance
 from scenarios.test_matrix import Case, close, files, learn_more, trained
 from shapes import HISTORIES, MODELS
 
-QUICK = ("din", "dnn", "fm", "deepfm", "xdeepfm")
+QUICK = ("din", "deepfm")
 CASES = [(shape, model) for shape in HISTORIES for model in (MODELS if os.environ.get("CLICKFLEET_SOAK") else QUICK)]
 
 
