@@ -99,11 +99,17 @@ def test_esmm_learns_the_product_over_all_rows() -> None:
     loss = loss - (bought * both.log() + (1 - bought) * (1 - both).log()).sum()
     computed = Loss(LossConfig(), 0.0, TASKS[:2], model.entire_space).total(model(x), labels)
     torch.testing.assert_close(computed, loss, rtol=1e-4, atol=1e-4)
+    loss = loss - 0.7 * (buy[0].log() + (1 - buy[1]).log())  # the two rows with a click and a known purchase
+    weight = ESMM.conditional(ESMM.Config(conditional=0.7))
+    computed = Loss(LossConfig(), 0.0, TASKS[:2], model.entire_space, weight).total(model(x), labels)
+    torch.testing.assert_close(computed, loss, rtol=1e-4, atol=1e-4)
 
 
 def test_esmm_needs_a_label_behind_another() -> None:
     with pytest.raises(ConfigError, match="only after another"):
         ESMM(ESMM.Config(), Shape(2, 3, 4, 4, tasks=(Label("click"), Label("buy"))))
+    with pytest.raises(ConfigError, match="must not be negative"):
+        ESMM(ESMM.Config(conditional=-1.0), SHAPE)
 
 
 def test_aitm_passes_on_from_label_to_label() -> None:

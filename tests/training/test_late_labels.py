@@ -60,7 +60,7 @@ def test_a_correction_is_one_more_row_without_a_method() -> None:
 @settings(max_examples=100, deadline=None)
 def test_all_rows_of_a_show_together_teach_its_last_labels(after: Any, data: Any, entire: bool) -> None:
     """Of several labels, with conditions and numbers: whatever was known at first, and whichever space a label is learned in."""
-    loss = Loss(LossSettings(), tasks=(CLICK, BUY, DWELL), entire_space=entire)
+    loss = Loss(LossSettings(), tasks=(CLICK, BUY, DWELL), entire_space=entire, conditional=0.5)
     before = [data.draw(st.tuples(*[st.sampled_from([0.0, 1.0, NAN])] * 2, st.just(row[2]))) for row in after]
     logits = np.random.default_rng(1).normal(size=(len(after), 3)).tolist()
     first = gradient(loss, logits, before)
@@ -84,9 +84,8 @@ def test_weighted_rows_of_a_show_have_the_expected_gradient_of_its_label(on_time
         loss = Loss(LossSettings(), tasks=(Label("click", late="weight"),))
         found = gradient(loss, [logit] * rows, labels, previous, [on_time] * rows).sum()
     else:
-        loss = Loss(
-            LossSettings(), tasks=(Label("click"), Label("buy", given="click", late="weight")), entire_space=entire
-        )
+        tasks = (Label("click"), Label("buy", given="click", late="weight"))
+        loss = Loss(LossSettings(), tasks=tasks, entire_space=entire, conditional=0.5)
         before = [[1.0 if y == y else NAN, y] for y in previous]
         shares = [[1.0, on_time]] * rows
         found = gradient(loss, [[sure, logit]] * rows, [[1.0, y] for y in labels], before, shares)[:, 1].sum()

@@ -61,15 +61,15 @@ def table(rows: int, seed: int) -> pa.Table:
     )
 
 
-@pytest.mark.parametrize("entire", [False, True])
+@pytest.mark.parametrize(("entire", "conditional"), [(False, 0.0), (False, 0.7), (True, 0.0), (True, 0.7)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_is_the_sum_over_labels_that_are_known(entire: bool, weighted: bool) -> None:
+def test_the_loss_is_the_sum_over_labels_that_are_known(entire: bool, conditional: float, weighted: bool) -> None:
     tasks = (CLICK, BUY, BACK, DWELL, VISITS)
     labels = some_labels(200, tasks)
     torch.manual_seed(0)
     logits = torch.randn(200, 5, dtype=torch.float64)
     weights = torch.rand(200, dtype=torch.float64) if weighted else None
-    found = Loss(LossSettings(), tasks=tasks, entire_space=entire).total(
+    found = Loss(LossSettings(), tasks=tasks, entire_space=entire, conditional=conditional).total(
         logits, torch.from_numpy(labels).double(), weights
     )
     expected = 0.0
@@ -84,9 +84,9 @@ def test_the_loss_is_the_sum_over_labels_that_are_known(entire: bool, weighted: 
             known_back = 0.0 if known_buy == 0 else y[2] if known_buy == 1 else np.nan
             expected += 0.0 if np.isnan(known_buy) else weight * 0.5 * cross(known_buy, buy)
             expected += 0.0 if np.isnan(known_back) else weight * 2.0 * cross(known_back, back)
-        else:
-            expected += weight * 0.5 * cross(y[1], p[1]) if y[0] == 1 and not np.isnan(y[1]) else 0.0
-            expected += weight * 2.0 * cross(y[2], p[2]) if y[1] == 1 and not np.isnan(y[2]) else 0.0
+        after = weight * conditional if entire else weight
+        expected += after * 0.5 * cross(y[1], p[1]) if y[0] == 1 and not np.isnan(y[1]) else 0.0
+        expected += after * 2.0 * cross(y[2], p[2]) if y[1] == 1 and not np.isnan(y[2]) else 0.0
         expected += 0.0 if np.isnan(y[3]) else weight * 0.02 * (z[3] - y[3]) ** 2
         expected += weight * (np.exp(z[4]) - y[4] * z[4]) if y[0] == 1 and not np.isnan(y[4]) else 0.0
     assert float(found) == pytest.approx(expected, rel=1e-6)

@@ -72,6 +72,7 @@ def take_esmm(keys: Keys, dim: int) -> None:
     keys.used(H + "cvr_fc_sizes", "model.hidden")
     keys.used(H + "sparse_feature_number", "table", "the table grows with the keys")
     keys.used(H + "max_len", "your reader", "the values of a field that it keeps")
+    keys.set("model.conditional", 0.0)  # its loss is that of the paper
 
 
 def esmm_schema(keys: Keys) -> Schema:

@@ -65,7 +65,13 @@ class Learner:
         """What maps the scores of the network to those that are published and predicted."""
         self.flat = Flat(self.model)
         self.optimizer = Optimizer(config.dense, self.flat.values)
-        self.loss = Loss(config.train.loss, kind.loss_epsilon(settings), schema.tasks, kind.entire_space)
+        self.loss = Loss(
+            config.train.loss,
+            kind.loss_epsilon(settings),
+            schema.tasks,
+            kind.entire_space,
+            kind.conditional(settings),
+        )
         l2_rows = config.train.loss.l2_rows
         self.l2_rows = kind.l2_rows(settings) if l2_rows is None else l2_rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -150,7 +151,7 @@ class Loss:
     """The objective of a step: the sum over all labels of weight·loss.
 
     A label with `given` counts in rows where that label is 1. With `entire_space`, it counts in all rows: the product of the
-    probabilities predicts both labels.
+    probabilities predicts both labels. `conditional` then adds the loss in rows where the other label is 1, with this weight.
 
     If only a fraction r of the negatives was kept, the odds in the data are 1/r times too high. The loss is therefore
     computed at logit − ln r, for the first label. The model learns the logits of the full traffic; evaluation and serving
@@ -163,6 +164,7 @@ class Loss:
         model_epsilon: float = 0.0,
         tasks: tuple[Label, ...] = (Label("label"),),
         entire_space: bool = False,
+        conditional: float = 0.0,
     ) -> None:
         if len(tasks) > 1 and config.function is not None:
             raise ConfigError(
@@ -183,7 +185,14 @@ class Loss:
                 f"train.loss.shared_error is {config.shared_error:g}, which is defined for the log loss only",
                 "remove it or train.loss.function",
             )
-        self.config, self.tasks, self.entire_space = config, tasks, entire_space
+        self.config, self.tasks = config, tasks
+        self._terms: list[tuple[int, Label, bool]] = []
+        """The terms of the loss of several labels: the number of a label, the label, and whether it is learned from all rows."""
+        for i, task in enumerate(tasks):
+            entire = entire_space and bool(task.given) and task.loss == "log"
+            self._terms.append((i, task, entire))
+            if entire and conditional:
+                self._terms.append((i, replace(task, weight=task.weight * conditional), False))
         self.shared_error = 1.0 if config.shared_error is None else config.shared_error
         self.epsilon = model_epsilon if config.epsilon is None else config.epsilon
         self.shift = -math.log(config.negatives_kept)
@@ -238,36 +247,35 @@ class Loss:
 
     def _all_tasks(self, logits: Tensor, labels: Tensor, weights: Tensor | None, late: LateLabels | None) -> Tensor:
         """Return the loss of all labels. `logits` and `labels` are [B, T]; NaN is an unknown label."""
-        spaces = []
-        for i, task in enumerate(self.tasks):
-            entire = self._is_entire(task)
+        parts = []
+        for i, task, entire in self._terms:
             space = entire_space if entire else own_space
             column, counts = space(labels, self.tasks, i)
             if late is None:
                 each = counts.float() * task.weight
-                spaces.append(TaskRows(column, each if weights is None else each * weights))
+                parts.append(TaskRows(column, each if weights is None else each * weights))
                 continue
             earlier = None if late.previous is None else space(late.previous, self.tasks, i)
             on_time = None if late.on_time is None else late.on_time[:, i]
-            p = self._probability(logits.detach(), i) if task.late == "weight" else column
-            spaces.append(_learned(task, (column, counts), earlier, weights, p, on_time))
+            p = self._probability(logits.detach(), i, entire) if task.late == "weight" else column
+            parts.append(_learned(task, (column, counts), earlier, weights, p, on_time))
         if self.shared_error < 1.0 and logits.requires_grad:
-            logs = torch.tensor([float(task.loss == "log") for task in self.tasks], device=logits.device)
-            damp_shared_error(logits, torch.stack([_curvature(rows) for rows in spaces], 1) * logs, self.shared_error)
+            curvature = torch.zeros_like(logits)
+            for (i, task, _), rows in zip(self._terms, parts, strict=True):
+                if task.loss == "log":
+                    curvature[:, i] += _curvature(rows)
+            damp_shared_error(logits, curvature, self.shared_error)
         losses = []
-        for i, rows in enumerate(spaces):
-            losses.append(self._task(logits, i, rows.labels, rows.weights))
+        for (i, _, entire), rows in zip(self._terms, parts, strict=True):
+            losses.append(self._task(logits, i, entire, rows.labels, rows.weights))
             if rows.before is not None and rows.withdrawn is not None:
-                losses.append(-self._task(logits, i, rows.before, rows.withdrawn))
+                losses.append(-self._task(logits, i, entire, rows.before, rows.withdrawn))
         return torch.stack(losses).sum()
 
-    def _is_entire(self, task: Label) -> bool:
-        return self.entire_space and bool(task.given) and task.loss == "log"
-
-    def _task(self, logits: Tensor, task: int, labels: Tensor, weights: Tensor) -> Tensor:
-        """Return the loss of one of several labels."""
+    def _task(self, logits: Tensor, task: int, entire: bool, labels: Tensor, weights: Tensor) -> Tensor:
+        """Return the loss of one of several labels, in all rows or in those where it counts."""
         kind, logit = self.tasks[task].loss, logits[:, task]
-        if self._is_entire(self.tasks[task]):
+        if entire:
             return log_loss_of_product(logits[:, chain(self.tasks, task)], labels, weights)
         if kind == "log":
             return log_loss(logit, labels, weights, self.epsilon)
@@ -275,9 +283,9 @@ class Loss:
             return (weights * (logit - labels).square()).sum()
         return (weights * (logit.exp() - labels * logit)).sum()
 
-    def _probability(self, logits: Tensor, task: int) -> Tensor:
+    def _probability(self, logits: Tensor, task: int, entire: bool) -> Tensor:
         """Return the predicted probability of a label in the space that it is learned in, on the scale of the full traffic."""
-        behind = chain(self.tasks, task) if self._is_entire(self.tasks[task]) else [task]
+        behind = chain(self.tasks, task) if entire else [task]
         shifts = torch.tensor([self.shift if i == 0 else 0.0 for i in behind], device=logits.device)
         return torch.sigmoid(logits[:, behind] - shifts).prod(1)
 

@@ -229,6 +229,11 @@ class Model(nn.Module):
         return cls.original_epsilon if getattr(config, "paddlerec", False) else 0.0
 
     @classmethod
+    def conditional(cls, config: Any) -> float:
+        """Return the weight of the loss of a label in rows where that in `given` is 1, beside the loss in all rows (`entire_space`)."""
+        return 0.0
+
+    @classmethod
     def l2_rows(cls, config: Any) -> float:
         """Return the default strength of L2 on the rows of a batch."""
         return cls.original_l2_rows if getattr(config, "paddlerec", False) else 0.0
