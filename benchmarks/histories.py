@@ -1,12 +1,14 @@
 """Train din and dien beside FuxiCTR's on the same rows: GAUC and rows per second from files. Then din beside the pooled model.
 
-python benchmarks/histories.py [--rows 200000] [--only din] [--ratings FOLDER] [--zoo FOLDER]
+python benchmarks/histories.py [--rows 200000] [--only din] [--ratings FOLDER] [--zoo FOLDER] [--seeds 1 2 3]
 
 The rows are those of `clickfleet synth --histories`, and with --ratings those of ml-100k, in the folder with ml-100k.inter.gz
-and ml-100k.item: a rating of 4 or 5 is the label, the films a user liked before are the history, and the last fifth of each user's
-ratings is the test. FuxiCTR takes part if it is installed and --zoo is the folder `model_zoo` of its repository, as its wheel
-lacks the models. All train with Adam 1e-3, batches of 1000 and factors of width 10; FuxiCTR has the MLP of ours. Its
-seconds cover reading and encoding the training rows, and the epochs. Tests are not timed.
+and ml-100k.item: a rating of 4 or 5 is the label, the films a user liked before are the history, the last fifth of each user's
+ratings is the test, and the tenth before it is the validation. FuxiCTR takes part if it is installed and --zoo is the folder
+`model_zoo` of its repository, as its wheel lacks the models. All train with Adam 1e-3, batches of 1000 and factors of width 10;
+FuxiCTR has an MLP of 400×3, and its other settings are those of its templates. On synth, all make one epoch. On ml-100k, all
+stop early by the AUC of the validation, with a patience of 2, and keep the best epoch; our other settings are the defaults.
+FuxiCTR's seconds cover reading and encoding the training rows, and the epochs. Evaluations are not timed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
+import importlib
 import importlib.util
 import io
 import sys
@@ -45,7 +48,8 @@ class Log(NamedTuple):
 
     folder: Path
     rows: int
-    epochs: int
+    epochs: int | None
+    """None: training stops by the validation rows."""
     best: float | None = None
 
     @property
@@ -59,7 +63,7 @@ def planted(folder: Path, rows: int, test_rows: int) -> Log:
     return Log(folder, rows, 1, report["best_auc"])
 
 
-def ratings(folder: Path, source: Path, most: int = 50, epochs: int = 2) -> Log:
+def ratings(folder: Path, source: Path, epochs: int | None, most: int = 50) -> Log:
     """Write the rows of ml-100k, in the order of time."""
     with (source / "ml-100k.item").open() as file:
         films = [line.rstrip("\n").split("\t") for line in file][1:]
@@ -73,13 +77,15 @@ def ratings(folder: Path, source: Path, most: int = 50, epochs: int = 2) -> Log:
     done: dict[str, int] = defaultdict(int)
     liked: dict[str, list[str]] = defaultdict(list)
     header = "liked,user,item,genre,liked_items,liked_genres\n"
-    parts = {name: [header] for name in ("train", "test")}
+    parts = {name: [header] for name in ("train", "valid", "test")}
     for user, item, rating, _ in events:
         past = liked[user][-most:]
         row = [str(int(float(rating) >= 4)), user, item, genre[item]]
         row += ["|".join(past), "|".join(genre[film] for film in past)]
         done[user] += 1
-        parts["train" if done[user] <= 0.8 * total[user] else "test"].append(",".join(row) + "\n")
+        share = done[user] / total[user]
+        part = "train" if share <= 0.7 else "valid" if share <= 0.8 else "test"
+        parts[part].append(",".join(row) + "\n")
         if float(rating) >= 4:
             liked[user].append(item)
     for name, lines in parts.items():
@@ -91,7 +97,8 @@ def ratings(folder: Path, source: Path, most: int = 50, epochs: int = 2) -> Log:
     return Log(folder, len(parts["train"]) - 1, epochs)
 
 
-def ours(log: Log, model: str, *settings: str) -> Outcome:
+def ours(log: Log, model: str, seed: int, *settings: str) -> Outcome:
+    length = [f"data.valid={log.folder}/valid/part-0.csv"] if log.epochs is None else [f"train.epochs={log.epochs}"]
     with tempfile.TemporaryDirectory() as folder:
         done = clickfleet.train(
             None,
@@ -101,9 +108,10 @@ def ours(log: Log, model: str, *settings: str) -> Outcome:
             f"model.name={model}",
             f"table.dim={DIM}",
             f"data.batch_size={BATCH}",
-            f"train.epochs={log.epochs}",
+            f"train.seed={seed}",
             f"run.dir={folder}/run",
             "run.report=false",
+            *length,
             *settings,
             quiet=True,
         )
@@ -111,10 +119,11 @@ def ours(log: Log, model: str, *settings: str) -> Outcome:
     return Outcome(done.rows_per_s, done.test["auc"], done.test["gauc"])
 
 
-def fuxictr(log: Log, model: str, zoo: Path) -> Outcome:
+def fuxictr(log: Log, model: str, seed: int, zoo: Path) -> Outcome:
     """Train FuxiCTR's model of the same name."""
     from fuxictr.preprocess import FeatureProcessor, build_dataset
     from fuxictr.pytorch.dataloaders import RankDataLoader
+    from fuxictr.pytorch.torch_utils import seed_everything
 
     from peers import one_epoch, start_ray
 
@@ -142,33 +151,71 @@ def fuxictr(log: Log, model: str, zoo: Path) -> Outcome:
     kind = "din" if model == "din" else "dien"
     fields = {f"{kind}_target_field": [tuple(history["slots"])], f"{kind}_sequence_field": [tuple(history["columns"])]}
     if model == "dien":
-        fields["dien_neg_seq_field"] = []
+        fields |= {"dien_neg_seq_field": [], "dnn_activations": "Dice", "attention_activation": "ReLU"}
     start_ray()
+    seed_everything(seed)
     with tempfile.TemporaryDirectory() as folder:
+        others = time_of_other_parts()
         begin = time.monotonic()
         processor = FeatureProcessor(features, {"name": label, "dtype": "float"}, dataset_id="log", data_root=folder)
-        files = [str(log.folder / part / "part-0.csv") for part in ("train", "test")]
-        paths = build_dataset(processor, files[0], None, files[1])
-        prepare_s = time.monotonic() - begin
+        files = {part: str(log.folder / part / "part-0.csv") for part in ("train", "valid", "test")}
+        paths = build_dataset(processor, files["train"], None if log.epochs else files["valid"], files["test"])
+        prepare_s = time.monotonic() - begin - sum(others)
         processor.feature_map.default_emb_dim = DIM
         network = getattr(module, name)(
-            processor.feature_map, verbose=0, metrics=["AUC"], model_root=folder, save_best_only=False, optimizer="adam",
-            loss="binary_crossentropy", task="binary_classification", learning_rate=1e-3, embedding_dim=DIM,
-            dnn_hidden_units=list(HIDDEN), batch_norm=False, **fields,
+            processor.feature_map, verbose=0, metrics=["AUC", "logloss"], model_root=folder, optimizer="adam",
+            monitor={"AUC": 1, "logloss": -1}, loss="binary_crossentropy", task="binary_classification",
+            learning_rate=1e-3, embedding_dim=DIM, dnn_hidden_units=list(HIDDEN), batch_norm=model == "dien", **fields,
         )  # fmt: skip
-        reader, _, tester = RankDataLoader(
-            processor.feature_map, train_data=paths[0], test_data=paths[2], batch_size=BATCH, data_format="parquet",
-            shuffle=True,
+        loaders = RankDataLoader(
+            processor.feature_map, train_data=paths[0], valid_data=paths[1], test_data=paths[2], batch_size=BATCH,
+            data_format="parquet", shuffle=True,
         )  # fmt: skip
+        reader, validation, tester = loaders.make_iterator() if hasattr(loaders, "make_iterator") else loaders
         begin = time.monotonic()
-        for _ in range(log.epochs):
-            one_epoch(network, reader)
-        train_s = time.monotonic() - begin
+        if log.epochs:
+            epochs, evaluation_s = log.epochs, 0.0
+            for _ in range(epochs):
+                one_epoch(network, reader)
+        else:
+            epochs, evaluation_s = fit(network, reader, validation)
+        train_s = time.monotonic() - begin - evaluation_s
         network.eval()
         with torch.no_grad():
             scores = [network(batch)["y_pred"].reshape(-1).numpy() for batch in tester]
     outcome = judged(log, label, np.concatenate(scores).astype(np.float32))
-    return Outcome(log.rows * log.epochs / (prepare_s + train_s), *outcome)
+    return Outcome(log.rows * epochs / (prepare_s + train_s), *outcome)
+
+
+def time_of_other_parts() -> list[float]:
+    """Return a list that gets the seconds FuxiCTR spends on encoding validation and test rows, which are not counted."""
+    module: Any = importlib.import_module("fuxictr.preprocess.build_dataset")
+    encode, seconds = getattr(module.transform, "untimed", module.transform), []
+
+    def timed(*args: Any, split: str = "train", **settings: Any) -> None:
+        begin = time.monotonic()
+        encode(*args, split=split, **settings)
+        if split != "train":
+            seconds.append(time.monotonic() - begin)
+
+    timed.untimed = encode  # type: ignore[attr-defined]
+    module.transform = timed
+    return seconds
+
+
+def fit(network: Any, reader: Any, validation: Any, most: int = 20) -> tuple[int, float]:
+    """Train until FuxiCTR stops, and load its best weights. Return the epochs, and the seconds of evaluations."""
+    spent, evaluate = 0.0, network.eval_step
+
+    def timed() -> None:
+        nonlocal spent
+        begin = time.monotonic()
+        evaluate()
+        spent += time.monotonic() - begin
+
+    network.eval_step = timed
+    network.fit(reader, epochs=most, validation_data=validation)
+    return network._epoch_index + 1, spent
 
 
 def judged(log: Log, label: str, scores: Any) -> tuple[float, float]:
@@ -204,6 +251,8 @@ def main() -> None:
     parser.add_argument("--ratings", type=Path, help="folder of ml-100k")
     parser.add_argument("--zoo", type=Path, help="folder model_zoo of FuxiCTR's repository")
     parser.add_argument("--no-synth", action="store_true")
+    parser.add_argument("--epochs", type=int, help="of ml-100k, instead of early stopping")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[7])
     args = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     peer = args.zoo is not None and importlib.util.find_spec("fuxictr") is not None
@@ -212,25 +261,30 @@ def main() -> None:
         if not args.no_synth:
             logs["synth"] = planted(Path(folder) / "synth", args.rows, args.test_rows)
         if args.ratings:
-            logs["ml-100k"] = ratings(Path(folder) / "ratings", args.ratings)
+            logs["ml-100k"] = ratings(Path(folder) / "ratings", args.ratings, args.epochs)
         for name, log in logs.items():
             best = f", best possible AUC {log.best:.4f}" if log.best else ""
-            print(f"{name}: {log.rows:,} rows, {log.epochs} epochs{best}", flush=True)
-            pooled = ours(log, "dnn")
-            show("dnn, pooled", pooled)
-            for model in args.only:
-                theirs = None
-                if peer and model in ("din", "dien"):
-                    with contextlib.redirect_stdout(io.StringIO()):
-                        theirs = fuxictr(log, model, args.zoo)
-                    show(f"FuxiCTR's {model}", theirs)
-                done = ours(log, model)
-                show(model, done, theirs)
-                if log.best:
-                    closed = (done.auc - pooled.auc) / (log.best - pooled.auc)
-                    print(
-                        f"  {model} closes {closed:.0%} of the gap between the pooled model and the teacher", flush=True
-                    )
+            epochs = f"epochs: {log.epochs}" if log.epochs else "early stopping"
+            print(f"{name}: {log.rows:,} rows, {epochs}{best}", flush=True)
+            for seed in args.seeds:
+                compare(log, args.only, seed, args.zoo if peer else None)
+
+
+def compare(log: Log, models: list[str], seed: int, zoo: Path | None) -> None:
+    """Print the outcomes of the pooled model, and of each model beside its peer."""
+    pooled = ours(log, "dnn", seed)
+    show("dnn, pooled", pooled)
+    for model in models:
+        theirs = None
+        if zoo is not None and model in ("din", "dien"):
+            with contextlib.redirect_stdout(io.StringIO()):
+                theirs = fuxictr(log, model, seed, zoo)
+            show(f"FuxiCTR's {model}", theirs)
+        done = ours(log, model, seed)
+        show(model, done, theirs)
+        if log.best:
+            closed = (done.auc - pooled.auc) / (log.best - pooled.auc)
+            print(f"  {model} closes {closed:.0%} of the gap between the pooled model and the teacher", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from clickfleet.models.dien import DIEN, GRU
 from clickfleet.models.din import DIN, START, Attention
 from clickfleet.models.dmr import DMR
 from clickfleet.models.sdim import SDIM
+from clickfleet.store.onnx import Engine
 from clickfleet.training.network import Events, HistoryShape, Inputs, Model, Shape
+from clickfleet.training.onnx_graph import Graph
 
 D, WIDTH = 3, 6
 SHAPE = Shape(2, 4, D, D, histories=(HistoryShape("seen", (2, 0), 7), HistoryShape("bought", (1, 3), 5)))
@@ -78,6 +80,24 @@ def test_din_weighs_events_by_an_mlp_of_both(weights: str) -> None:
         return torch.cat([u, a.sum().reshape(1), q * u])
 
     torch.testing.assert_close(model(x), expected(model, x, interest), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["plain", "softmax"])
+def test_a_served_din_scores_one_history_like_several(weights: str) -> None:
+    x, model = inputs(), shuffled(DIN(DIN.Config(attention=5, weights=weights, hidden=(8,)), SHAPE))  # type: ignore[arg-type]
+    session = Engine().session(Graph(model, SHAPE).bytes(model.state_dict()))
+    names = [item.name for item in session.get_inputs()]
+    for history in (None, 0, 1, 3):  # all of them; then one that all rows share, among them empty ones
+        histories = {}
+        for name, events in x.histories.items():
+            shared = events if history is None else Events(events.factors[history:][:1], events.length[history:][:1])
+            rows = events.row if history is None else torch.zeros(5, dtype=torch.long)
+            histories[name] = shared._replace(row=rows)
+        given = x._replace(histories=histories)
+        tensors = given.tensors()
+        logit = session.run(["logit"], {name: tensors[name].numpy() for name in names})[0]
+        with torch.inference_mode():
+            torch.testing.assert_close(torch.from_numpy(logit), model.eval()(given), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("slots", "units"), [(2, 36), (3, 8), (5, 3)])

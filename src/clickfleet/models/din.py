@@ -100,16 +100,41 @@ class Attention(nn.Module):
             self.bias[unit] = -(unit // slots) / thresholds
 
     def forward(self, q: Tensor, events: Events) -> Tensor:
-        # What is linear in h becomes one product: z = W(q) [h, 1], and PReLU(z) = s z + (1 - s) max(z, 0). A server that scores
-        # many candidates of one user spends most of its time here, in passes over [B, A, L].
-        once = F.pad(events.flat, (0, 1), value=1.0).transpose(1, 2)  # [U, K·D + 1, L]: once per history
+        mask = events.mask
+        if events.row is not None and torch.compiler.is_compiling():  # a served graph decides by the rows it gets
+            given = (q, events.flat, mask, events.row)
+            total: Tensor = torch.cond(events.row.sum() == 0, self._one_history, self._histories, given)
+            return total
+        return self._histories(q, events.flat, mask, events.row)
+
+    def _histories(self, q: Tensor, h: Tensor, mask: Tensor, row: Tensor | None) -> Tensor:
+        """Let every row have a history of its own."""
+        # What is linear in h becomes one product: z = W(q) [h, 1], and PReLU(z) = s z + (1 - s) max(z, 0).
+        h = F.pad(h, (0, 1), value=1.0).transpose(1, 2).contiguous()  # [U, K·D + 1, L]: once per history
+        if row is not None:
+            h, mask = h.index_select(0, row), mask.index_select(0, row)  # [B, K·D + 1, L]
         weights = q.unsqueeze(1) * self.of_product + self.of_event  # [B, A, K·D]
         bias = F.linear(q, self.of_candidate, self.bias)
         weights = torch.cat([weights, bias.unsqueeze(2)], 2)
-        h = events.by_row(once.contiguous())  # [B, K·D + 1, L]
         bent = torch.matmul((1 - self.slope) * self.out, torch.relu(torch.bmm(weights, h)))  # [B, 1, L]
         a = bent + torch.bmm(torch.matmul(self.slope * self.out, weights), h)
-        mask = events.by_row(events.mask).unsqueeze(1)
+        return torch.bmm(h, self._masked(a, mask.unsqueeze(1)).transpose(1, 2)).squeeze(2)
+
+    def _one_history(self, q: Tensor, h: Tensor, mask: Tensor, row: Tensor) -> Tensor:
+        """Let all rows share the first history, as the candidates of one user do.
+
+        Then z is linear in q with weights that all rows share: z = G(h) q + g(h). They cost little, and z becomes one product.
+        """
+        h, mask = h[0], mask[:1]  # [L, K·D], [1, L]
+        by_event = self.of_product.unsqueeze(1) * h + self.of_candidate.unsqueeze(1)  # [A, L, K·D]
+        g = F.linear(self.of_event, h) + self.bias.unsqueeze(1)  # [A, L]
+        z = torch.addmm(g.flatten(), q, by_event.flatten(0, 1).t())  # [B, A·L]
+        bent = torch.matmul((1 - self.slope) * self.out, torch.relu(z).unflatten(1, g.shape)).squeeze(1)  # [B, L]
+        plain = (self.slope * self.out).t()
+        a = bent + torch.addmm((plain * g).sum(0), q, (plain.unsqueeze(2) * by_event).sum(0).t())
+        return torch.matmul(self._masked(a, mask), F.pad(h, (0, 1), value=1.0))
+
+    def _masked(self, a: Tensor, mask: Tensor) -> Tensor:
         if self.softmax:
-            a = torch.softmax(a.masked_fill(~mask, -1e9), 2)
-        return torch.bmm(h, (a * mask).transpose(1, 2)).squeeze(2)
+            a = torch.softmax(a.masked_fill(~mask, -1e9), -1)
+        return a * mask
