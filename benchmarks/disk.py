@@ -1,11 +1,14 @@
 """Measure a table that keeps its cold rows on disk: its size, Zipf training against all rows in memory, pulls against RocksDB.
 
-    python benchmarks/disk.py [--rows 300000000] [--memory 8GiB] [--zipf 1.1] [--folder DIR] [--only rows,train,pulls] [--quick]
+    python benchmarks/disk.py [--rows 30000000] [--memory 800MiB] [--zipf 1.2] [--folder DIR] [--only rows,train,pulls] [--quick]
+    python benchmarks/disk.py --large [--folder DIR]
 
-`rows` fills a table of full rows (10 factors, adagrad) and reports bytes per key and the speed of pulls and pushes. `train` trains a
+`rows` fills a table of full rows (10 factors, adagrad) and reports bytes per key, the memory of the process and the speed of pulls and
+pushes; then it saves a checkpoint and loads it into a new table with the same limit. `--large` does this with 300 million rows and
+8 GiB: it needs 60 GB of disk. By default the memory is 8 GiB for every 300 million rows. `train` trains a
 DNN of 400×3 on batches of Zipf keys over a table of `--train-rows` rows, in memory and with the same share of memory as above, in
 alternation. `pulls` compares pulls with RocksDB (package rocksdict) over `--pull-rows` rows, with as much block cache as the table
-has memory; both bypass the page cache. Ratios are ours over theirs, taken in this process. `--quick` uses a thirtieth of the rows.
+has memory; both bypass the page cache. Ratios are ours over theirs, taken in this process. `--quick` uses a tenth of the rows.
 
 A batch pulls each of its keys once. The share of keys in memory counts these pulls, so it is lower than the share of occurrences.
 Set CLICKFLEET_DISK_THREADS=1 to measure reads by threads instead of io_uring.
@@ -30,6 +33,7 @@ from clickfleet.config.sections import BYTES, DenseSettings
 from clickfleet.data.bad_lines import Counters
 from clickfleet.data.batch import Batch
 from clickfleet.data.schema import Dense, Schema, Slot
+from clickfleet.store import checkpoint
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import Job
 from clickfleet.training.modes import local
@@ -45,7 +49,7 @@ rng = np.random.default_rng(7)
 class Zipf:
     """The probability of rank r is proportional to r to the power of -exponent."""
 
-    exponent = 1.1
+    exponent = 1.2
 
 
 def zipf_keys(rows: int, size: int) -> np.ndarray:
@@ -94,6 +98,13 @@ def describe(table: Table, limit: int) -> None:
     )
 
 
+def process_memory() -> str:
+    """Return the memory of this process, now and at most, beside what the interpreter and the libraries took at the start."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now, most = (int(lines[name].split()[0]) / 2**20 for name in ("VmRSS", "VmHWM"))
+    return f"process {now:.2f} GiB, at most {most:.2f} GiB"
+
+
 class Traffic:
     """The rows of a table that were read from disk since this was made."""
 
@@ -114,6 +125,7 @@ def rows(args: argparse.Namespace) -> None:
     print(f"{args.rows / 1e6:.0f} million full rows with {args.memory / 2**30:.2f} GiB")
     table = filled(args.rows, True, memory_limit=args.memory, disk=args.folder)
     describe(table, args.memory)
+    print(f"  {process_memory()}", flush=True)
     for what in ("pull", "pull and push"):
         traffic, keys_done, start = Traffic(table), 0, time.perf_counter()
         while (seconds := time.perf_counter() - start) < args.seconds:
@@ -122,9 +134,37 @@ def rows(args: argparse.Namespace) -> None:
             if what != "pull":
                 table.push(keys, pulled, distinct=True)
             keys_done += len(keys)
-        print(f"  Zipf {what}, one thread, nothing announced: {keys_done / seconds / 1e3:.0f}k keys/s; {traffic}")
+        print(
+            f"  Zipf {what}, one thread, nothing announced: {keys_done / seconds / 1e3:.0f}k keys/s; {traffic}",
+            flush=True,
+        )
     describe(table, args.memory)
     train_on(table, args)
+    print(f"  {process_memory()}", flush=True)
+    save_and_load(table, args)
+
+
+def save_and_load(table: Table, args: argparse.Namespace) -> None:
+    """Save the table, then load it into a new one. The caller's table is emptied of its files only when it is collected."""
+    folder = Path(tempfile.mkdtemp(dir=args.folder))
+    asked = np.unique(zipf_keys(args.rows, SLOTS * BATCH_ROWS))
+    expected = table.pull(asked)
+    try:
+        start = time.perf_counter()
+        path = checkpoint.save(table, folder / "saved")
+        seconds = time.perf_counter() - start
+        size = sum(file.stat().st_size for file in path.iterdir())
+        print(f"  checkpoint of {size / 1e9:.1f} GB saved in {seconds:.0f} s; {process_memory()}", flush=True)
+        table.core = None  # frees its memory and its files
+        gc.collect()
+        start = time.perf_counter()
+        loaded = checkpoint.load(path, memory_limit=args.memory, disk=args.folder)
+        seconds = time.perf_counter() - start
+        same = np.array_equal(loaded.pull(asked), expected)
+        print(f"  loaded in {seconds:.0f} s, same rows: {same}; {process_memory()}", flush=True)
+        describe(loaded, args.memory)
+    finally:
+        shutil.rmtree(folder)
 
 
 def network(table: Table) -> Learner:
@@ -278,22 +318,28 @@ def pulls(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=300_000_000)
-    parser.add_argument("--train-rows", type=int, default=100_000_000)
-    parser.add_argument("--pull-rows", type=int, default=30_000_000)
-    parser.add_argument("--memory", type=lambda text: int(BYTES.parse(text)), default=8 << 30)
-    parser.add_argument("--zipf", type=float, default=1.1, help="exponent of the keys' frequencies")
+    parser.add_argument("--rows", type=int, default=30_000_000)
+    parser.add_argument("--train-rows", type=int, default=20_000_000)
+    parser.add_argument("--pull-rows", type=int, default=10_000_000)
+    parser.add_argument(
+        "--memory", type=lambda text: int(BYTES.parse(text)), help="default: 8 GiB per 300 million rows"
+    )
+    parser.add_argument("--zipf", type=float, default=1.2, help="exponent of the keys' frequencies")
     parser.add_argument("--folder", help="directory of the rows on disk")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="rows,train,pulls")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--large", action="store_true", help="only `rows`, with 300 million rows and 8 GiB")
     args = parser.parse_args()
     Zipf.exponent = args.zipf
+    if args.large:
+        args.rows, args.only = 300_000_000, "rows"
     if args.quick:
-        args.rows, args.train_rows, args.pull_rows = args.rows // 30, args.train_rows // 30, args.pull_rows // 30
-        args.memory, args.seconds = args.memory // 30, args.seconds / 4
+        args.rows, args.train_rows, args.pull_rows = args.rows // 10, args.train_rows // 10, args.pull_rows // 10
+        args.seconds /= 4
+    args.memory = args.memory or (8 << 30) * args.rows // 300_000_000
     own = None if args.folder else tempfile.TemporaryDirectory()
     args.folder = args.folder or (own.name if own else None)
     for part in args.only.split(","):

@@ -62,10 +62,10 @@ RowFormat row_format(const std::string& name) {
 
 void check_lengths(bool same) { need(same, "columns have different lengths"); }
 
-std::vector<Segment> key_segments(const Keys& keys) {
-  std::vector<Segment> out;
-  for (size_t at = 0; at < keys.size(); at += kSegmentRows)
-    out.push_back({keys.data() + at, nullptr, nullptr, std::min(kSegmentRows, keys.size() - at)});
+std::vector<RecordBatch> key_batches(const Keys& keys) {
+  std::vector<RecordBatch> out;
+  for (size_t at = 0; at < keys.size(); at += kBatchRows)
+    out.push_back({keys.data() + at, nullptr, nullptr, std::min(kBatchRows, keys.size() - at)});
   return out;
 }
 
@@ -74,8 +74,8 @@ Layer small_layer(const std::string& format_name, size_t factors, const std::vec
                   const std::vector<std::tuple<Keys, Records>>& brief, const Keys& deleted, nb::object memory) {
   const RowFormat format = row_format(format_name);
   need(format != RowFormat::kFloat32, "float32 is not a small format");
-  std::map<size_t, std::vector<Segment>> whole;  // by width
-  std::vector<Segment> some, gone = key_segments(deleted);
+  std::map<size_t, std::vector<RecordBatch>> whole;  // by width
+  std::vector<RecordBatch> some, gone = key_batches(deleted);
   for (const auto& [keys, records] : full) {
     check_lengths(records.shape(0) == keys.size());
     const size_t width = record_width(format, records.shape(1));
@@ -228,8 +228,8 @@ void bind_frozen(nb::module_& m) {
           "__init__",
           [](Layer* self, const std::vector<std::tuple<Keys, Weights, Factors>>& full,
              const std::vector<std::tuple<Keys, Weights>>& brief, const Keys& deleted, nb::object memory) {
-            std::map<size_t, std::vector<Segment>> whole;  // by width
-            std::vector<Segment> some;
+            std::map<size_t, std::vector<RecordBatch>> whole;  // by width
+            std::vector<RecordBatch> some;
             for (const auto& [keys, weights, factors] : full) {
               check_lengths(weights.size() == keys.size() && factors.shape(0) == keys.size());
               need(factors.shape(1) > 0, "full rows need factors");
@@ -239,7 +239,7 @@ void bind_frozen(nb::module_& m) {
               check_lengths(weights.size() == keys.size());
               some.push_back({keys.data(), weights.data(), nullptr, keys.size()});
             }
-            std::vector<Segment> gone = key_segments(deleted);
+            std::vector<RecordBatch> gone = key_batches(deleted);
             auto layer = std::make_shared<FrozenLayer>();
             {
               const nb::gil_scoped_release nogil;

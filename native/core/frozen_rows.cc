@@ -24,13 +24,13 @@ inline void prefetch(const void* p) {
 
 }  // namespace
 
-FrozenSet::FrozenSet(std::vector<Segment> segments, size_t width, RowFormat format)
-    : segments_(std::move(segments)), width_(width), format_(format), bytes_(record_bytes(format, width)) {
-  std::erase_if(segments_, [](const Segment& s) { return s.rows == 0; });
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    if (segments_[i].rows > kSegmentRows || (i + 1 < segments_.size() && segments_[i].rows != kSegmentRows))
+FrozenSet::FrozenSet(std::vector<RecordBatch> batches, size_t width, RowFormat format)
+    : batches_(std::move(batches)), width_(width), format_(format), bytes_(record_bytes(format, width)) {
+  std::erase_if(batches_, [](const RecordBatch& s) { return s.rows == 0; });
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    if (batches_[i].rows > kBatchRows || (i + 1 < batches_.size() && batches_[i].rows != kBatchRows))
       throw std::invalid_argument("every record batch except the last must hold 2^20 rows");
-    size_ += segments_[i].rows;
+    size_ += batches_[i].rows;
   }
   if (size_ >= std::numeric_limits<uint32_t>::max()) throw std::invalid_argument("more than 2^32 rows of one kind");
   const int bits = std::max(1, static_cast<int>(std::bit_width(size_ / kRowsPerBucket)));
@@ -38,9 +38,9 @@ FrozenSet::FrozenSet(std::vector<Segment> segments, size_t width, RowFormat form
   starts_.assign((size_t{1} << bits) + 1, 0);
   uint64_t before = 0;
   size_t row = 0, bucket = 0;
-  for (const Segment& segment : segments_)
-    for (size_t i = 0; i < segment.rows; ++i, ++row) {
-      const uint64_t hash = mix64(segment.keys[i]);
+  for (const RecordBatch& batch : batches_)
+    for (size_t i = 0; i < batch.rows; ++i, ++row) {
+      const uint64_t hash = mix64(batch.keys[i]);
       if (row > 0 && hash <= before) throw std::invalid_argument("rows are not sorted by the hash of their keys");
       before = hash;
       for (; bucket <= hash >> shift_; ++bucket) starts_[bucket] = static_cast<uint32_t>(row);

@@ -11,8 +11,8 @@
 
 namespace clickfleet {
 
-// A contiguous part of a row set. All parts except the last hold kSegmentRows rows.
-struct Segment {
+// Rows of one record batch of a published file. All batches of a set except the last hold kBatchRows rows.
+struct RecordBatch {
   const uint64_t* keys = nullptr;
   const float* weights = nullptr;  // nullptr: keys only (deleted keys), or records
   const float* factors = nullptr;  // [rows, width of the set]; nullptr: short rows, or records
@@ -20,33 +20,31 @@ struct Segment {
   const uint8_t* records = nullptr;  // [rows, record_bytes] in a small format
 };
 
-inline constexpr int kSegmentBits = 20;
-inline constexpr size_t kSegmentRows = size_t{1} << kSegmentBits;
+inline constexpr int kBatchBits = 20;
+inline constexpr size_t kBatchRows = size_t{1} << kBatchBits;
 
 // Rows of one width, in one format. The constructor makes one pass over the keys, which also verifies their order.
 class FrozenSet {
  public:
   FrozenSet() = default;
-  // Throws std::invalid_argument if the order is wrong. In a small format, the segments hold records.
-  explicit FrozenSet(std::vector<Segment> segments, size_t width = 0, RowFormat format = RowFormat::kFloat32);
+  // Throws std::invalid_argument if the order is wrong. In a small format, the batches hold records.
+  explicit FrozenSet(std::vector<RecordBatch> batches, size_t width = 0, RowFormat format = RowFormat::kFloat32);
 
   size_t size() const { return size_; }
   size_t width() const { return width_; }  // factors of a row
-  uint64_t key(size_t row) const { return segments_[row >> kSegmentBits].keys[row & (kSegmentRows - 1)]; }
-  const uint64_t* key_at(size_t row) const { return segments_[row >> kSegmentBits].keys + (row & (kSegmentRows - 1)); }
-  const float* weight_at(size_t row) const {
-    return segments_[row >> kSegmentBits].weights + (row & (kSegmentRows - 1));
-  }
+  uint64_t key(size_t row) const { return batches_[row >> kBatchBits].keys[row & (kBatchRows - 1)]; }
+  const uint64_t* key_at(size_t row) const { return batches_[row >> kBatchBits].keys + (row & (kBatchRows - 1)); }
+  const float* weight_at(size_t row) const { return batches_[row >> kBatchBits].weights + (row & (kBatchRows - 1)); }
   const float* factors_at(size_t row) const {
-    return segments_[row >> kSegmentBits].factors + (row & (kSegmentRows - 1)) * width_;
+    return batches_[row >> kBatchBits].factors + (row & (kBatchRows - 1)) * width_;
   }
   const uint8_t* record_at(size_t row) const {
-    return segments_[row >> kSegmentBits].records + (row & (kSegmentRows - 1)) * bytes_;
+    return batches_[row >> kBatchBits].records + (row & (kBatchRows - 1)) * bytes_;
   }
   RowFormat format() const { return format_; }
   bool has_records() const { return format_ != RowFormat::kFloat32; }
-  bool has_weights() const { return size_ != 0 && (has_records() || segments_[0].weights != nullptr); }
-  bool has_factors() const { return size_ != 0 && (has_records() ? width_ != 0 : segments_[0].factors != nullptr); }
+  bool has_weights() const { return size_ != 0 && (has_records() || batches_[0].weights != nullptr); }
+  bool has_factors() const { return size_ != 0 && (has_records() ? width_ != 0 : batches_[0].factors != nullptr); }
   size_t record_size() const { return bytes_; }
   size_t index_bytes() const { return starts_.size() * sizeof(uint32_t); }
 
@@ -68,7 +66,7 @@ class FrozenSet {
   static constexpr size_t kNone = std::numeric_limits<size_t>::max();
 
  private:
-  std::vector<Segment> segments_;
+  std::vector<RecordBatch> batches_;
   std::vector<uint32_t> starts_ = {0, 0};
   size_t size_ = 0, width_ = 0;
   int shift_ = 63;

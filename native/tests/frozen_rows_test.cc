@@ -24,7 +24,7 @@ struct Made {
     CHECK(pack_rows(format, full_w.data(), full_x.data(), full.size(), kFactors, full_records.data()) == full.size());
     CHECK(pack_rows(format, brief_w.data(), nullptr, brief.size(), 0, brief_records.data()) == brief.size());
     auto made = std::make_shared<FrozenLayer>();
-    made->full.emplace_back(std::vector<Segment>{{full.data(), nullptr, nullptr, full.size(), full_records.data()}},
+    made->full.emplace_back(std::vector<RecordBatch>{{full.data(), nullptr, nullptr, full.size(), full_records.data()}},
                             kFactors, format);
     made->brief = FrozenSet({{brief.data(), nullptr, nullptr, brief.size(), brief_records.data()}}, 0, format);
     made->deleted = FrozenSet({{deleted.data(), nullptr, nullptr, deleted.size()}});
@@ -32,8 +32,10 @@ struct Made {
   }
   std::shared_ptr<const FrozenLayer> layer() const {
     auto made = std::make_shared<FrozenLayer>();
-    made->full.emplace_back(std::vector<Segment>{{full.data(), full_w.data(), full_x.data(), full.size()}}, kFactors);
-    made->full.emplace_back(std::vector<Segment>{{narrow.data(), narrow_w.data(), narrow_x.data(), narrow.size()}}, 1);
+    made->full.emplace_back(std::vector<RecordBatch>{{full.data(), full_w.data(), full_x.data(), full.size()}},
+                            kFactors);
+    made->full.emplace_back(std::vector<RecordBatch>{{narrow.data(), narrow_w.data(), narrow_x.data(), narrow.size()}},
+                            1);
     made->brief = FrozenSet({{brief.data(), brief_w.data(), nullptr, brief.size()}});
     made->deleted = FrozenSet({{deleted.data(), nullptr, nullptr, deleted.size()}});
     return made;
