@@ -113,6 +113,21 @@ def test_the_later_of_two_values_holds_in_whatever_order_they_come(tmp_path: Pat
     assert finals == [(("click", 0.0),)] * 2
 
 
+def test_of_two_values_of_the_same_microsecond_the_larger_one_holds(tmp_path: Path) -> None:
+    """Whatever their ids and the order in which they come, together or apart."""
+    finals = []
+    for click, none in [("a", "b"), ("b", "a"), ("x1", "x2"), ("x2", "x1")]:
+        first, second = feedback("r", 5, event=click, click=1.0), feedback("r", 5, event=none, click=0.0)
+        for number, parts in enumerate(
+            [[[first], [second]], [[second], [first]], [[first, second]], [[second, first]]]
+        ):
+            join = opened(tmp_path / f"{click}-{number}")
+            join.apply(arrived([show("r", 0)], clocks=0))
+            rows = [row for part in parts for row in rows_of(join.apply(arrived(events=part, clocks=10)))]
+            finals.append(rows[-1].labels)
+    assert finals == [(("click", 1.0),)] * 16
+
+
 def test_feedback_may_come_before_its_show(tmp_path: Path) -> None:
     join = opened(tmp_path)
     assert join.apply(arrived(events=[feedback("r", 5), feedback("r", 6, event="buy")], clocks=5)) == []

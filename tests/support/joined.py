@@ -76,12 +76,12 @@ def arrived(
 class _Known:
     show: Show
     stream: int
-    values: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+    values: dict[str, tuple[int, float]] = field(default_factory=dict)
     events: list[int] = field(default_factory=list)
     decided: bool = False
 
     def labels(self, names: tuple[str, ...]) -> dict[str, float]:
-        found = {name: value for name, (_, _, value) in self.values.items()}
+        found = {name: value for name, (_, value) in self.values.items()}
         return {name: found.get(name, 0.0) for name in names} if self.decided else found
 
 
@@ -131,9 +131,8 @@ class Reference:
                 known.events = [*known.events, mark][-KEPT_EVENTS:]
                 last = event
                 for name, value in event.labels.items():
-                    old = known.values.get(name, (-math.inf, 0, 0.0))
-                    if name in self.rules.labels and (event.time_us, mark) > old[:2]:
-                        known.values[name] = (event.time_us, mark, value)
+                    if name in self.rules.labels and (event.time_us, value) > known.values.get(name, (-math.inf, 0.0)):
+                        known.values[name] = (event.time_us, value)
             after = known.labels(self.rules.labels)
             if last is not None and after != before:
                 kind = "correction" if had_row else "label"

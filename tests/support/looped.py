@@ -27,7 +27,7 @@ def loop_settings(folder: Path, **online: Any) -> dict[str, Any]:
         "model": {"name": "lr"},
         "table": {"rule": {"name": "adagrad", "lr": 0.5}},
         "train": {"threads": 1},
-        "run": {"dir": str(folder / "run"), "report": False, "checkpoint_every": "1s", "keep": 999},
+        "run": {"dir": str(folder / "run"), "report": False, "checkpoint_every": "1s", "keep": 20},
         "publish": {"guard": {"auc_drop": None, "copc": None}},
         "online": {
             "join": {"shows": str(folder / "shows"), "feedback": str(folder / "feedback"), "wait": "500ms"},

@@ -4,8 +4,8 @@ A show waits for feedback. A label makes a row at once. A show without one becom
 stream it came from. Whenever later feedback changes the labels of a show, within `window`, there is one more row, a correction, which also
 names the labels that it replaces. So the labels of the last row of a show are those that all its feedback together amounts to.
 
-Of two values for one label, the later one holds, by the time of its event and then by its id. The order in which events arrive does not
-matter, and an event that arrives twice counts once.
+Of two values for one label, the later one holds, by the time of its event; of the same microsecond, the larger one. The order in which
+events arrive does not matter, and an event that arrives twice counts once.
 
 Everything that waits lies on disk, in a folder. `commit` makes the state durable, together with facts of the caller. A joiner that is
 opened again continues from the last commit, and whatever happened after it never happened.
@@ -112,8 +112,6 @@ class _Label(NamedTuple):
 
     values: list[float]
     times: list[int]
-    owners: list[int]
-    """Hash of the event that each value comes from."""
     events: list[int]
 
 
@@ -144,7 +142,6 @@ class Joiner:
                 ("at", np.int64),
                 ("values", np.float64, (width,)),
                 ("times", np.int64, (width,)),
-                ("owners", np.uint64, (width,)),
                 ("events", np.uint64, (KEPT_EVENTS,)),
             ]
         )
@@ -374,8 +371,8 @@ class Joiner:
                 i = self._number_of.get(name)
                 if i is None:
                     self.counts["other_labels"] += 1
-                elif (event.time_us, mark) > (label.times[i], label.owners[i]):
-                    label.values[i], label.times[i], label.owners[i] = value, event.time_us, mark
+                elif (event.time_us, value) > (label.times[i], label.values[i]):
+                    label.values[i], label.times[i] = value, event.time_us
         return last
 
     def _known_labels(self, keys: Keys, firsts: Sequence[int], places: NDArray[np.int64]) -> dict[int, _Label]:
@@ -386,16 +383,13 @@ class Joiner:
             place = int(places[i])
             if int(record["at"]) == place and place not in known:
                 events = [mark for mark in record["events"].tolist() if mark]
-                known[place] = _Label(
-                    record["values"].tolist(), record["times"].tolist(), record["owners"].tolist(), events
-                )
+                known[place] = _Label(record["values"].tolist(), record["times"].tolist(), events)
         return known
 
     def _store_labels(self, changed: Sequence[tuple[int, int, _Label]]) -> None:
         records = np.zeros(len(changed), self.labels.kind)
         for record, (_, place, label) in zip(records, changed, strict=True):
             record["at"], record["values"], record["times"] = place, label.values, label.times
-            record["owners"] = label.owners
             record["events"][: len(label.events)] = label.events
         self.labels.add(np.array([key for key, _, _ in changed], np.uint64), records)
 
@@ -627,7 +621,7 @@ class Joiner:
 
 
 def _no_label(width: int) -> _Label:
-    return _Label([math.nan] * width, [-NEVER] * width, [0] * width, [])
+    return _Label([math.nan] * width, [-NEVER] * width, [])
 
 
 def _effective(values: Sequence[float], decided: bool) -> list[float]:
