@@ -42,6 +42,7 @@ void bind_table(nanobind::module_& m);
 void bind_spread(nanobind::module_& m);
 void bind_print(nanobind::module_& m);
 void bind_parse(nanobind::module_& m);
+void bind_touched(nanobind::module_& m);
 void bind_tower(nanobind::module_& m);
 void bind_unique(nanobind::module_& m);
 }  // namespace clickfleet

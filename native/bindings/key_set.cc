@@ -18,6 +18,14 @@ void bind_key_set(nb::module_& m) {
           },
           nb::arg("keys").noconvert())
       .def(
+          "insert",
+          [](KeySet& set, const Array<const uint64_t>& keys, const Array<uint8_t>& out) {
+            need(out.size() == keys.size(), "out must have one entry per key");
+            const nb::gil_scoped_release nogil;
+            set.insert(keys.data(), keys.size(), out.data());
+          },
+          nb::arg("keys").noconvert(), nb::arg("out").noconvert())
+      .def(
           "has",
           [](const KeySet& set, const Array<const uint64_t>& keys, const Array<uint8_t>& out) {
             need(out.size() == keys.size(), "out must have one entry per key");

@@ -20,6 +20,7 @@ NB_MODULE(_core, m) {
   clickfleet::bind_print(m);
   clickfleet::bind_parse(m);
   clickfleet::bind_spread(m);
+  clickfleet::bind_touched(m);
   clickfleet::bind_tower(m);
   clickfleet::bind_unique(m);
   clickfleet::bind_frozen(m);

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "hash.h"
@@ -15,6 +16,14 @@ class KeySet {
     each_with_prefetch(keys, n, [&](uint64_t key) {
       if (2 * (size_ + 1) > slots_.size()) grow();
       put(key);
+    });
+  }
+
+  // Adds keys. out[i] is 1 if keys[i] was new.
+  void insert(const uint64_t* keys, size_t n, uint8_t* out) {
+    each_with_prefetch(keys, n, [&](uint64_t key) {
+      if (2 * (size_ + 1) > slots_.size()) grow();
+      *out++ = put(key) ? 1 : 0;
     });
   }
 
@@ -48,14 +57,13 @@ class KeySet {
     while (slots_[at] != 0 && slots_[at] != key) at = (at + 1) & (slots_.size() - 1);
     return at;
   }
-  void put(uint64_t key) {
-    if (key == 0) {
-      zero_ = true;
-      return;
-    }
+  bool put(uint64_t key) {  // returns whether it is new
+    if (key == 0) return !std::exchange(zero_, true);
     uint64_t& slot = slots_[find(key)];
-    size_ += slot == 0 ? 1 : 0;
+    const bool is_new = slot == 0;
+    size_ += is_new ? 1 : 0;
     slot = key;
+    return is_new;
   }
   void grow() {
     std::vector<uint64_t> old(2 * slots_.size());

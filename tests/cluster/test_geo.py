@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from clickfleet.cluster.assignments import files_of
-from clickfleet.cluster.shard import KeySet, Shard
+from clickfleet.cluster.shard import Shard
 from clickfleet.cluster.simulate import SimulatedCluster, SimulatedLink, with_mode
 from clickfleet.config.load import load
 from clickfleet.data import arrow_ipc
 from clickfleet.data.memory import Feed
 from clickfleet.data.schema import Dense, Schema, Slot
 from clickfleet.store import checkpoint
+from clickfleet.store.key_set import KeySet
 from clickfleet.store.table import Table
 from clickfleet.training.embedding import Push
 from clickfleet.training.learner import Learner
@@ -225,7 +226,7 @@ def test_a_shard_in_the_place_of_a_lost_one_is_heard() -> None:
     replica.exchange()
     for key in (1, 2, 3):
         one = np.array([key], np.uint64)
-        assert np.array_equal(replica.old.pull(one), real.shard_of(key).pull(one))
+        assert np.array_equal(replica.rows.pull(one), real.shard_of(key).pull(one))
 
 
 def test_an_answer_does_not_undo_what_was_fetched_after_it() -> None:
@@ -247,7 +248,8 @@ def test_an_answer_does_not_undo_what_was_fetched_after_it() -> None:
     real.replicas[1].exchange()
     real.step(0, [1], grads)
     replica.receive()
-    assert np.array_equal(replica.old.pull(one), real.shard_of(1).pull(one))
+    replica.exchange()
+    assert np.array_equal(replica.rows.pull(one), real.shard_of(1).pull(one))
 
 
 def test_keys_somebody_has() -> None:
@@ -304,7 +306,6 @@ def test_replicas_begin_at_the_shards_values_when_workers_come_and_go(workers: l
         after = replica_of(real, worker, len(workers), files[worker])
         known = after.rows.known(every)
         assert np.array_equal(after.rows.pull(every)[known], shards[known])
-        assert np.array_equal(after.old.pull(every)[known], shards[known])
         stayed = [each for each in workers if each < WORKERS]
         like = worker if worker < WORKERS else stayed[0] if stayed else None
         assert states_of(after) == ({} if like is None else states_of(before[like]))

@@ -353,6 +353,11 @@ WRONG: dict[str, Callable[[], object]] = {
     # sets of keys and words
     "KeySet.has": lambda: _core.KeySet().has(keys(2), np.zeros(1, B)),
     "KeySet.copy": lambda: _core.KeySet().copy(keys(1)),
+    "KeySet.insert": lambda: _core.KeySet().insert(keys(2), np.zeros(1, B)),
+    "Touched.add": lambda: _core.Touched(3).add(keys(2), floats(2, 2), floats(2), floats(2), np.zeros(2, np.uint16)),
+    "Touched.rebase": lambda: _core.Touched(3).rebase(keys(2), floats(2, 3), np.zeros(1, B)),
+    "Touched.copy_keys": lambda: _core.Touched(3).copy_keys(keys(1)),
+    "Touched.take": lambda: _core.Touched(3).take(floats(1, 3), floats(0), floats(0), np.zeros(0, np.uint16)),
     "Words: chances": lambda: _core.Words(keys(2), keys(2), np.array([1, np.nan]), np.ones(2)),
     "Words: no noise": lambda: _core.Words(keys(2), keys(2), np.ones(2), np.zeros(2)),
     "Pairs.draw: offsets": lambda: pairs().draw(keys(2), np.array([0, 9, 9], INT), 2, 7),
@@ -399,7 +404,7 @@ ANY = {
         "Table.shrink",
         "Table.stats",
     ),
-    *("KeySet", "KeySet.add", "InPlace", "Pairs.drawn", "Pairs.gather", "Pairs.scores", "Layout", "Layout.add_dense"),
+    *("KeySet", "KeySet.add", "Touched", "InPlace", "Pairs.drawn", "Pairs.gather", "Pairs.scores", "Layout", "Layout.add_dense"),
     *(
         "Layout.add_slot",
         "Layout.group_by",

@@ -13,15 +13,14 @@ from typing import TypedDict
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from clickfleet import _core
 from clickfleet.config import sections
 from clickfleet.config.load import Config
 from clickfleet.data.batch import Keys
 from clickfleet.errors import ClusterError
 from clickfleet.store.checkpoint import SPLIT_FILES
+from clickfleet.store.key_set import KeySet
 from clickfleet.store.table import Snapshot, Table
 from clickfleet.training import modes, optimizer
 from clickfleet.training.embedding import Push
@@ -321,33 +320,3 @@ def _concatenated(pushes: list[Push], mean: bool) -> Push:
         grads /= len(pushes)
         n /= len(pushes)
     return Push(keys, grads, show, click, slots, n, distinct=False)
-
-
-class KeySet:
-    """A set of keys, 16 to 32 bytes each. Not thread-safe.
-
-    >>> held = KeySet()
-    >>> held.add(np.array([5, 7, 5], np.uint64))
-    >>> held.has(np.array([6, 7], np.uint64)).tolist(), len(held)
-    ([False, True], 2)
-    """
-
-    def __init__(self) -> None:
-        self._core = _core.KeySet()
-
-    def __len__(self) -> int:
-        return len(self._core)
-
-    def add(self, keys: Keys) -> None:
-        self._core.add(np.ascontiguousarray(keys, np.uint64))
-
-    def has(self, keys: Keys) -> NDArray[np.bool_]:
-        out = np.empty(len(keys), np.uint8)
-        self._core.has(np.ascontiguousarray(keys, np.uint64), out)
-        return out.view(np.bool_)
-
-    def keys(self) -> Keys:
-        """Return all keys, in no particular order."""
-        out = np.empty(len(self), np.uint64)
-        self._core.copy(out)
-        return out

@@ -1,4 +1,4 @@
-"""A worker's replica: its copy of the rows it uses, and their values on the shards at the last exchange."""
+"""A worker's replica: its copy of the rows it uses, and what it has learned since the last shipment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from clickfleet import _core
 from clickfleet.data.batch import Floats, Keys
 from clickfleet.store import checkpoint
-from clickfleet.store.rules import rule
+from clickfleet.store.key_set import KeySet
 from clickfleet.store.table import Table
 from clickfleet.training.embedding import Push
 from clickfleet.training.loop import WorkerJob
 from clickfleet.training.modes._own_weights import OwnWeights
-from clickfleet.training.sharding import Kind, Request, Ticket, merged, unique
+from clickfleet.training.sharding import Kind, Request, Ticket, unique
 
 
 class Fetch(NamedTuple):
@@ -30,30 +30,28 @@ class Fetch(NamedTuple):
 
 
 class Replica:
-    """Fetch rows on first use, ship differences to the shards and receive what other workers changed."""
+    """Fetch rows on first use, ship differences to the shards and receive what other workers changed.
+
+    All progress of a row goes with the next shipment. So the rows that were not trained since the last one are those of the shards,
+    as far as this worker knows, and only of the others the values before training are kept (`_touched`).
+    """
 
     def __init__(self, job: WorkerJob, limit: int | None) -> None:
         self.job, self.link, self.limit = job, job.links[0], limit
         spec = checkpoint.portable(job.table.describe()) | {"memory_limit": None, "snapshot_reserve": None}
         spec["policy"] = {**spec["policy"], "admission": "birth"}
         spec["slots"] = {slot: {**own, "admission": "birth"} for slot, own in spec.get("slots", {}).items()}
-        plain = rule("sgd").to_dict()
-        # Old values need no slots: they are as wide as the widest rows, and nothing reads beyond a row's own width.
-        old = {"rule": plain, "embed_rule": plain, "factors": job.table.factors, "slots": {}}
-        self._old_spec = {**spec, **old}
         for part in (spec, *spec["slots"].values()):
             part |= {name: part_of_all(part[name], job.workers) for name in ("rule", "embed_rule") if name in part}
         self._spec = spec
-        self.rows, self.blank, self.old = Table.like(spec), Table.like(spec), Table.like(self._old_spec)
+        self.rows, self.blank, self._held = Table.like(spec), Table.like(spec), KeySet()
         self.weights = OwnWeights(job)
-        self._touched: list[Push] = []
+        self._touched = _core.Touched(1 + job.table.factors)
         self.shipped_at, self._shipped_batches = job.steps, job.trained
         self.ticket: Ticket | None = None
-        self._sent: tuple[Keys, Floats] | None = None
-        """Differences in flight. They are added to `old` with the answer, which replaces nearly all of it."""
         self._late: list[Keys] = []
         """Keys fetched since that shipment. Its answer may hold older values of them, if they were dropped before."""
-        self._lock = threading.RLock()  # guards the link and exchanges; trainers take it only for missing rows
+        self._lock = threading.RLock()  # guards the link, exchanges and what was touched
         self._loaded = False
 
     def begin(self) -> None:
@@ -65,7 +63,8 @@ class Replica:
 
     def ask(self, batches: Sequence[Keys], slots: Sequence[NDArray[np.uint16]] = ()) -> Fetch:
         """Request the rows of some batches that the replica lacks. `slots` are those of the keys, if rows differ by slot."""
-        lacking = [~self.rows.known(keys) for keys in batches]
+        with self._lock:
+            lacking = [~self._held.has(keys) for keys in batches]
         unknown = [keys[wanted] for keys, wanted in zip(batches, lacking, strict=True)]
         keys, where = unique(np.concatenate([np.empty(0, np.uint64), *unknown]))
         of_keys = None
@@ -83,26 +82,22 @@ class Replica:
         with self._lock:
             rows = ticket.wait().rows
             assert rows is not None
-            new = ~self.rows.known(keys)  # an earlier batch fetched the others, and they were trained since
-            if len(self.job.trainers) == 1:
-                # A row with its initial value need not be stored, unless another trainer could push it first.
-                new &= (rows != self.blank.pull(keys)).any(axis=1)
-            slots = None if slots is None else slots[new]
-            for table in (self.old, self.rows):
-                table.move(keys[new], rows[new], add=False, distinct=True, slots=slots)
             if self.limit is not None and self.ticket is not None:
                 self._late.append(keys)
+            new = self._held.insert(keys)
+            if not new.all():  # another trainer fetched the others, and they may be trained since
+                keys, rows, slots = keys[new], rows[new], None if slots is None else slots[new]
+            self.rows.move(keys, rows, add=False, distinct=True, slots=slots)
 
     def pull(self, keys: Keys, out: Floats) -> Floats:
         return self.rows.pull(keys, out=out)
 
-    def push(self, push: Push) -> None:
-        """Apply one step of the rule to the replica."""
-        self.rows.push(**push._asdict())
-        none = np.empty((len(push.keys), 0), np.float32)
-        counts = Push(push.keys.copy(), none, push.show.copy(), push.click.copy(), push.slots.copy(), push.n)
+    def push(self, push: Push, rows: Floats | None = None) -> None:
+        """Apply one step of the rule to the replica. `rows` are the values before it, if no other trainer may have changed them."""
         with self._lock:
-            self._touched.append(counts)
+            before = self.rows.pull(push.keys) if rows is None else rows
+            self._touched.add(push.keys, before, push.show, push.click, push.slots)
+            self.rows.push(**push._asdict())
 
     def waiting(self) -> int:
         return int(self.ticket is not None)
@@ -111,22 +106,26 @@ class Replica:
         """Send the progress since the last shipment, and all counts."""
         self.receive(wait=True)
         self.shipped_at = self.job.steps
-        if self._touched:
-            used, self._touched = merged(self._touched), []
-            self._send(used)
+        if not len(self._touched):
+            return
+        request = Request(Kind.SHIP, push=self._progress(), batches=self.job.trained - self._shipped_batches)
+        self._shipped_batches = self.job.trained
+        self.weights.put(request)
+        self.ticket = self.link.ask(request)
+        if self.limit is not None:
             self.rows.end_day()  # an age counts shipments without use
-            if self.limit is not None and self.rows.stats()["bytes"] > self.limit:
+            if self.rows.stats()["bytes"] > self.limit:
                 self._drop()
 
-    def _send(self, used: Push, dense: bool = True) -> None:
-        delta = self.rows.pull(used.keys)
-        delta -= self.old.pull(used.keys)
-        self._sent = used.keys, delta
-        request = Request(Kind.SHIP, push=used._replace(grads=delta), batches=0)
-        if dense:
-            self.weights.put(request)
-            request.batches, self._shipped_batches = self.job.trained - self._shipped_batches, self.job.trained
-        self.ticket = self.link.ask(request)
+    def _progress(self) -> Push:
+        """Return the differences and counts of the touched rows. From now on they count as not touched."""
+        size = len(self._touched)
+        keys, show, click = np.empty(size, np.uint64), np.empty(size, np.float32), np.empty(size, np.float32)
+        slots = np.empty(size, np.uint16)
+        self._touched.copy_keys(keys)
+        delta = self.rows.pull(keys)
+        self._touched.take(delta, show, click, slots)
+        return Push(keys, delta, show, click, slots, 0.0)
 
     def receive(self, wait: bool = True) -> None:
         """Apply the answer to the last shipment. Without `wait`, only if it has arrived."""
@@ -139,62 +138,52 @@ class Replica:
             assert reply.keys is not None
             assert reply.rows is not None
             assert reply.deleted is not None
-            keys, rows, current = reply.keys, reply.rows, self.rows.known(reply.keys)
+            keys, rows, current = reply.keys, reply.rows, self._held.has(reply.keys)
             if self._late:
                 current &= ~np.isin(keys, np.concatenate(self._late))
                 self._late = []
             if not current.all():  # dropped rows are fetched again on their next use
                 keys, rows = keys[current], rows[current]
             self._take(keys, rows)
-            deleted = reply.deleted[self.rows.known(reply.deleted)]
-            for table in (self.rows, self.old):
-                table.move(deleted, self.blank.pull(deleted), add=False)
+            deleted = reply.deleted[self._held.has(reply.deleted)]
+            if len(deleted):
+                values = self.blank.pull(deleted)
+                self._touched.rebase(deleted, values.copy(), np.empty(len(deleted), np.uint8))
+                self.rows.move(deleted, values, add=False)
             self.weights.take(reply)
 
     def _take(self, keys: Keys, rows: Floats) -> None:
-        """Move the replica to the values that the shards have now."""
-        old = self.old.pull(keys)
-        if self._sent is not None:
-            (sent, delta), self._sent = self._sent, None
-            at = unique(np.concatenate([keys, sent]))[1][len(keys) :]
-            answered = at < len(keys)
-            if not answered.all():
-                self.old.move(sent[~answered], delta[~answered], add=True, distinct=True)
-                at, delta = at[answered], delta[answered]
-            _core.add_rows(at, delta, old)
-        self.rows.move(keys, np.subtract(rows, old, out=old), add=True, distinct=True)
-        self.old.move(keys, rows, add=False, distinct=True)
+        """Move the replica to the values that the shards have now. Keep what was learned since the shipment."""
+        if not len(keys):
+            return
+        touched = np.empty(len(keys), np.uint8)
+        self._touched.rebase(keys, rows, touched)
+        learned = touched.view(np.bool_)
+        if learned.any():
+            self.rows.move(keys[learned], rows[learned], add=True, distinct=True)
+            keys, rows = keys[~learned], rows[~learned]
+        self.rows.move(keys, rows, add=False, distinct=True)
 
     def exchange(self) -> None:
         """Ship and receive. Call it while no trainer works."""
         self.ship()
         self.receive()
 
-    def _keys(self) -> Keys:
-        return _keys_of(self.rows)
-
     def _drop(self) -> None:
-        """Shrink the replica: ship the least recently used rows, then drop them."""
+        """Shrink the replica: drop the least recently used rows. Call it right after a shipment, when the shards have all progress."""
         assert self.limit is not None
         self.receive()
         with self.rows.snapshot() as snapshot:
-            parts = list(snapshot)
-        ages = np.concatenate([part["unseen_days"] for part in parts])
+            ages = np.concatenate([part["unseen_days"] for part in snapshot])
         keep = max(1, int(len(ages) * 0.8 * self.limit / self.rows.stats()["bytes"]))
         oldest = int(np.partition(ages, keep - 1)[keep - 1])
-        keys = np.concatenate([part["key"] for part in parts])
         if not oldest or not (ages > oldest).any():
             return
-        slots = np.concatenate([part["slot"] for part in parts])
-        self._send(_uncounted(keys[ages > oldest], slots[ages > oldest]), dense=False)
-        self.receive()
-        stay = keys[ages <= oldest]
-        old = Table.like(self._old_spec)
-        old.move(stay, self.old.pull(stay), add=False, distinct=True)
         rows = Table.like(self._spec)
         with self.rows.snapshot() as snapshot:
             checkpoint.keep_rows(snapshot, rows, lambda part: part["unseen_days"] <= oldest)
-        self.rows, self.old = rows, old
+        self.rows, self._held = rows, KeySet()
+        self._held.add(_keys_of(rows))
 
     def save(self) -> dict[str, bytes]:
         """Return the replica with the state of its rule as files of a checkpoint. Call it right after `exchange`."""
@@ -205,12 +194,12 @@ class Replica:
         if not self.job.saved:
             return
         checkpoint.unpack(self.rows, self.job.saved["rows.arrow"])
-        keys = self._keys()
+        keys = _keys_of(self.rows)
         if len(keys):
             rows = self.link.ask(Request(pull=keys)).wait().rows
             assert rows is not None
-            for table in (self.rows, self.old):
-                table.move(keys, rows, add=False, distinct=True)
+            self.rows.move(keys, rows, add=False, distinct=True)
+            self._held.add(keys)
 
 
 def part_of_all(rule: Mapping[str, Any], workers: int) -> dict[str, Any]:
@@ -232,9 +221,3 @@ def part_of_all(rule: Mapping[str, Any], workers: int) -> dict[str, Any]:
 def _keys_of(table: Table) -> Keys:
     with table.snapshot() as snapshot:
         return np.concatenate([np.empty(0, np.uint64), *(part["key"] for part in snapshot)])
-
-
-def _uncounted(keys: Keys, slots: NDArray[np.uint16]) -> Push:
-    """Return a push of these keys without counts; the caller fills in the differences."""
-    none = np.zeros(len(keys), np.float32)
-    return Push(keys, np.empty((len(keys), 0), np.float32), none, none, slots, 0.0)

@@ -1,9 +1,9 @@
 """Geo: each worker trains its own copy of the model and ships the difference every k steps.
 
-For rows, with x the worker's value, o its old copy and s the shards' value:
+For rows, with x the worker's value, o its value before the first step after a shipment and s the shards' value:
 
-    ship      δ = x − o          o ← o + δ      s ← s + δ
-    receive   x ← x + (s' − o)   o ← s'
+    ship      δ = x − o                                              s ← s + δ
+    receive   x ← x + (s' − o)   o ← s'   or just x ← s' without a step since the shipment
 
 So the shards add up the progress of all workers. AdaGrad's steps shrink with the squares of all gradients, but a replica sees only
 its own; it counts each of them N times (`part_of_all`). Dense weights are averaged instead (`_own_weights.py`).
@@ -59,7 +59,8 @@ def train(job: WorkerJob, config: Config) -> None:
     job.keep, job.before_checkpoint, job.queued = replica.save, replica.exchange, replica.waiting
 
     by_slot = len(job.table.classes) > 1
-    together = TOGETHER if len(job.trainers) == 1 else 1  # several trainers divide a round batch by batch
+    alone = len(job.trainers) == 1
+    together = TOGETHER if alone else 1  # several trainers divide a round batch by batch
     spare = {trainer: [[trainer.step.spare() for _ in range(together)] for _ in range(2)] for trainer in job.trainers}
 
     def work(trainer: Trainer) -> None:
@@ -88,7 +89,7 @@ def train(job: WorkerJob, config: Config) -> None:
                 result = step(batch, rows)
                 replica.weights.step(trainer, batch, result)
                 clock.lap("compute")
-                replica.push(result.push)
+                replica.push(result.push, rows if alone else None)
                 replica.receive(wait=False)
                 clock.lap("push")
                 job.report(batch, result)
