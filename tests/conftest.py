@@ -157,8 +157,9 @@ def browser() -> Iterator[Any]:
     program = next(filter(None, map(shutil.which, names)), None)
     if program is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=120_000)  # five seconds are too few beside other tests
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=program, headless=True, args=flags)

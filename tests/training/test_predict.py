@@ -57,7 +57,7 @@ def one_by_one(model: SavedModel, rows: Any) -> Any:
 def test_predict_writes_scores_in_the_order_of_the_rows(run: Path, log: Path, rows: Any, tmp_path: Path) -> None:
     wanted = one_by_one(model.load(run), rows)
     assert command(build(), ["predict", str(run), str(log / "test"), "--out", str(tmp_path / "s.npy")]) == 0
-    np.testing.assert_allclose(np.load(tmp_path / "s.npy"), wanted, atol=1e-7)
+    np.testing.assert_allclose(np.load(tmp_path / "s.npy"), wanted, atol=1e-6)  # other batches: sums in another order
     measured = Buckets()
     measured.update(np.load(tmp_path / "s.npy"), rows.labels)
     assert measured.auc == model.load(run).evaluate(str(log / "test"))["auc"]
