@@ -145,7 +145,7 @@ def rows(args: argparse.Namespace) -> None:
 
 
 def save_and_load(table: Table, args: argparse.Namespace) -> None:
-    """Save the table, then load it into a new one. The caller's table is emptied of its files only when it is collected."""
+    """Save the table, free it, and load the checkpoint into a new one."""
     folder = Path(tempfile.mkdtemp(dir=args.folder))
     asked = np.unique(zipf_keys(args.rows, SLOTS * BATCH_ROWS))
     expected = table.pull(asked)
@@ -158,7 +158,8 @@ def save_and_load(table: Table, args: argparse.Namespace) -> None:
         table.core = None  # frees its memory and its files
         gc.collect()
         start = time.perf_counter()
-        loaded = checkpoint.load(path, memory_limit=args.memory, disk=args.folder)
+        limits = {"memory_limit": args.memory, "snapshot_reserve": args.memory // 10}
+        loaded = checkpoint.load(path, **limits, disk=args.folder)
         seconds = time.perf_counter() - start
         same = np.array_equal(loaded.pull(asked), expected)
         print(f"  loaded in {seconds:.0f} s, same rows: {same}; {process_memory()}", flush=True)
