@@ -5,7 +5,7 @@
 Messages: one client and one server in two processes exchange what a step of async training sends to one shard. Training: 2 shards and
 2 workers in mode async, CTR-DNN 400×3 with dim 10, batches of 1000 rows. On one machine the processes would use Unix sockets, which need
 no protection, so training runs over TCP on the loopback (`--local` for Unix sockets). `--before` is the folder `src` of a version
-without protection, with the compiled core in `src/clickfleet`; without it, training is compared with `cluster.encrypt: false`.
+without protection, with the compiled core in `src/clickfleet`; without it, training is compared with the same over Unix sockets.
 
 Variants alternate within a round. Figures are medians over rounds, and ratios are taken within a round.
 """
@@ -164,20 +164,20 @@ def train(sources: str | None, data: Path, overrides: list[str], local: bool) ->
 
 
 def measure_training(arguments: argparse.Namespace) -> dict[str, float]:
-    variants: dict[str, tuple[str | None, list[str]]] = {
-        "authenticated": (None, ["cluster.encrypt=false"]),
-        "encrypted": (None, ["cluster.encrypt=true"]),
+    before = str(arguments.before.absolute()) if arguments.before else None
+    variants: dict[str, tuple[str | None, list[str], bool]] = {
+        "plain": (before, [], arguments.local or before is None),
+        "authenticated": (None, ["cluster.encrypt=false"], arguments.local),
+        "encrypted": (None, ["cluster.encrypt=true"], arguments.local),
     }
-    if arguments.before:
-        variants = {"plain": (str(arguments.before.absolute()), []), **variants}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or Path(folder) / "data"
         if not data.exists():
             synth(data, SynthOptions(rows=arguments.rows, test_rows=0, parts=4))
         for _ in range(arguments.rounds):
-            for name, (sources, overrides) in variants.items():
-                found[name].append(train(sources, data, overrides, arguments.local))
+            for name, (sources, overrides, local) in variants.items():
+                found[name].append(train(sources, data, overrides, local))
                 print(name, f"{found[name][-1]['rows_per_s']:,.0f} rows/s", flush=True)
     first, figures = next(iter(found)), dict[str, float]()
     for name, runs in found.items():

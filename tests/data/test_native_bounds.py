@@ -404,7 +404,17 @@ ANY = {
         "Table.shrink",
         "Table.stats",
     ),
-    *("KeySet", "KeySet.add", "Touched", "InPlace", "Pairs.drawn", "Pairs.gather", "Pairs.scores", "Layout", "Layout.add_dense"),
+    *(
+        "KeySet",
+        "KeySet.add",
+        "Touched",
+        "InPlace",
+        "Pairs.drawn",
+        "Pairs.gather",
+        "Pairs.scores",
+        "Layout",
+        "Layout.add_dense",
+    ),
     *(
         "Layout.add_slot",
         "Layout.group_by",

@@ -64,7 +64,7 @@ class OwnWeights:
             self._asked, self.steps, self.batches = True, 0, 0
             with self.optimizer.lock:
                 self._sent.copy_(self.values)
-            request.difference = ((self._sent - self._received) / self.job.workers).numpy()
+            request.difference = (self._sent - self._received).div_(self.job.workers).numpy()
             request.values = True
 
     def take(self, reply: Reply) -> None:
@@ -72,9 +72,8 @@ class OwnWeights:
         if reply.values is None:
             return
         with self._lock, self.optimizer.lock, torch.no_grad():
-            self._received.copy_(torch.from_numpy(reply.values))
-            learned = self.values - self._sent  # since it was sent
-            torch.add(self._received, learned, out=self.values)
+            self._received = torch.from_numpy(reply.values)
+            self.values.sub_(self._sent).add_(self._received)  # keeps what was learned since it was sent
             self._batches, self._asked = reply.batches, False
 
     def exchange(self) -> None:

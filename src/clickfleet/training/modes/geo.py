@@ -42,7 +42,7 @@ class Config:
     """Batches of each worker, from the beginning of a run, that are trained in parts: one for each worker, of at least 100 rows. So a
     worker makes as many steps as one machine while the weights change most."""
     replica_limit: Bytes | None = None
-    """Memory of a worker's replica. Beyond it, the least recently used rows are shipped completely and dropped."""
+    """Memory of a worker's replica. Beyond it, the least recently used rows are dropped after a shipment."""
 
 
 def train(job: WorkerJob, config: Config) -> None:
