@@ -118,7 +118,9 @@ def test_of_two_values_of_the_same_microsecond_the_larger_one_holds(tmp_path: Pa
     finals = []
     for click, none in [("a", "b"), ("b", "a"), ("x1", "x2"), ("x2", "x1")]:
         first, second = feedback("r", 5, event=click, click=1.0), feedback("r", 5, event=none, click=0.0)
-        for number, parts in enumerate([[[first], [second]], [[second], [first]], [[first, second]], [[second, first]]]):
+        for number, parts in enumerate(
+            [[[first], [second]], [[second], [first]], [[first, second]], [[second, first]]]
+        ):
             join = opened(tmp_path / f"{click}-{number}")
             join.apply(arrived([show("r", 0)], clocks=0))
             rows = [row for part in parts for row in rows_of(join.apply(arrived(events=part, clocks=10)))]

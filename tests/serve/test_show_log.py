@@ -28,6 +28,7 @@ from clickfleet.serve.client import Client, GrpcClient, tensors_of
 from clickfleet.serve.features import Fields
 from clickfleet.serve.frames import FrameReader, FrameWriter
 from clickfleet.serve.open_inference import ListTensor, RawTensor
+from clickfleet.serve.recorder import Recorder
 from clickfleet.serve.show_log import Scored, encode, inputs_of_request, is_sampled
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import EventFolder, LogPlace, StreamReader
@@ -586,3 +587,26 @@ class _Done:
         self.version = self
         self.identity = self
         self.name, self.sequence = "m", 1
+
+
+def test_a_backlog_costs_in_proportion_to_its_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder that was behind counted all waiting rows again with every request, and could not catch up."""
+    (tmp_path / "state").mkdir()
+    settings = Settings("none", str(tmp_path / "state"), log=str(tmp_path / "shows"))
+    writer = FrameWriter(*settings.frames)
+    body, score, requests, counted = b'{"rows": [{"ad": "a"}]}', np.float32(0.5).tobytes(), 300, 0
+    for i in range(requests):
+        writer.write([Scored("predict", f"r{i}", i, "lr", 1, score, body, None)])
+    writer.close()
+
+    def rows(entry: Scored) -> int:
+        nonlocal counted
+        counted += 1
+        return len(entry.scores) // 4
+
+    monkeypatch.setattr(Scored, "rows", property(rows))
+    recorder = Recorder(settings)
+    assert recorder.poll() == requests
+    assert counted <= 5 * requests
+    recorder.close()
+    assert Counter(show["request"] for show in shows_in(tmp_path / "shows")) == {f"r{i}": 1 for i in range(requests)}

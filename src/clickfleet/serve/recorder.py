@@ -17,6 +17,7 @@ from clickfleet.serve.connection import log_fault
 from clickfleet.serve.counters import RECORDER, Meter
 from clickfleet.serve.event_queue import EventSink
 from clickfleet.serve.frames import FrameReader, ShowFrame
+from clickfleet.serve.priority import RECORDER_SLICE_S, shorten_slices
 from clickfleet.serve.show_log import Scored, encode
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import complete_leftovers
@@ -46,15 +47,16 @@ class Recorder:
 
     def poll(self) -> int:
         """Write everything that workers have handed over. Return the number of rows."""
-        rows, waiting, taken = 0, list[Scored](), list[ShowFrame]()
+        rows, waiting, waiting_rows, taken = 0, list[Scored](), 0, list[ShowFrame]()
         for frame in self.reader.frames():
             scored = self._scored(frame)
             waiting += scored
             taken.append(frame)
-            rows += sum(entry.rows for entry in scored)
-            if sum(entry.rows for entry in waiting) >= BATCH_ROWS:
+            waiting_rows += sum(entry.rows for entry in scored)
+            if waiting_rows >= BATCH_ROWS:
                 self._write(waiting, taken)
-                waiting, taken = [], []
+                rows, waiting, waiting_rows, taken = rows + waiting_rows, [], 0, []
+        rows += waiting_rows
         if taken:
             self._write(waiting, taken)
         elif self._sink is not None:
@@ -155,7 +157,7 @@ def main() -> None:
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    os.nice(NICE)
+    shorten_slices(RECORDER_SLICE_S, nice=NICE, background=True)
     saved_at = 0.0
     while True:
         last = stopped or os.getppid() != parent
