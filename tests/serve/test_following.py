@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from clickfleet.errors import ConfigError
@@ -18,11 +20,12 @@ from clickfleet.serve import auth as tokens_module
 from clickfleet.serve import state_folder
 from clickfleet.serve import updater as follow
 from clickfleet.serve.auth import Tokens
+from clickfleet.serve.server import VersionLoader
 from clickfleet.serve.state_folder import Command, Status
 from clickfleet.serve.supervisor import Settings
 from clickfleet.serve.updater import Updater
 from clickfleet.store.published import LOG
-from served import WAIT_S, Publication, Served, ask, running, until
+from served import PROBE, WAIT_S, Publication, Served, ask, running, until
 
 BOSS = {"authorization": "Bearer boss"}
 
@@ -110,6 +113,45 @@ def test_a_worker_refuses_a_network_that_nobody_has_checked_yet(log: Publication
     path.write_bytes(whole)
     with pytest.raises(CheckpointError, match="checksum"):
         open_version(Entry(path.parent))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_entry_is_prepared_before_its_line_and_served_after_it(
+    log: Publication, tmp_path: Path, damaged: bool
+) -> None:
+    """A folder without a line is not published: workers only open its network, and one that they cannot open stops nobody."""
+    copy, name = tmp_path / "copy", "000002-delta"
+    shutil.copytree(log.folder, copy)
+    log.publish()
+    with running(copy, tmp_path / "state") as served:
+        shutil.copytree(log.folder / name, copy / ".coming")
+        if damaged:
+            (copy / ".coming/manifest.json").write_bytes(b'{"sequence": 2}')
+        (copy / ".coming").rename(copy / name)
+        until(lambda: state_folder.read_json(tmp_path / "state/next.json") == str(copy / name))
+        reply = served.http.post("/v1/predict", json={"rows": PROBE}).json()
+        assert reply["sequence"] == 1
+        assert ask(served)["problem"] is None
+        (copy / name / "manifest.json").write_bytes((log.folder / name / "manifest.json").read_bytes())
+        (copy / LOG).write_bytes((log.folder / LOG).read_bytes())
+        until(lambda: ask(served)["sequence"] == 2)
+        reply = served.http.post("/v1/predict", json={"rows": PROBE}).json()
+        assert np.allclose(reply["scores"], log.scores[2], rtol=0, atol=1e-6)
+        assert "clickfleet_watch_failures" not in served.http.get("/metrics").text
+
+
+def test_a_prepared_network_is_the_one_that_is_served(log: Publication, tmp_path: Path) -> None:
+    loader = VersionLoader(Settings(str(log.folder), str(tmp_path)))
+    first = log.folder / "000001-base"
+    loader.open(Status(str(first), [str(first)], 1))
+    log.publish()
+    log.publish()
+    second, third = log.folder / "000002-delta", log.folder / "000003-delta"
+    loader.prepare(str(second))
+    assert loader.open(Status(str(second), [str(second), str(first)], 2)).identity.sequence == 2
+    loader.prepare(str(second))  # another entry is served than the one that was expected
+    version = loader.open(Status(str(third), [str(third), str(second), str(first)], 3))
+    assert np.allclose(version.run(version.fields.rows(PROBE))["score"], log.scores[3], rtol=0, atol=1e-6)
 
 
 def test_a_dead_updater_stops_nobody(log: Publication, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ class Version:
         row_count: int = 0,
         engine: Engine = Engine(),  # noqa: B008  (frozen)
         like: "Version | None" = None,
+        session: Any = None,
     ) -> None:
         manifest = entry.manifest
         self.entry = entry
@@ -132,7 +133,9 @@ class Version:
         """Largest difference of a quantized golden score."""
         self.engine = engine
         same = like is not None and like.entry.hash == entry.hash and like.engine == engine
-        self.session: Any = like.session if like is not None and same else self._load(entry)
+        if session is None:
+            session = like.session if like is not None and same else self._load(entry)
+        self.session: Any = session
         self._inputs = [item.name for item in self.session.get_inputs()]
         self.histories = self._read_histories()
         """Histories that the network reads: name, first key column, number of columns. Others are pooled."""
@@ -325,10 +328,12 @@ def open_version(
     opened: dict[str, overlays.Layer] | None = None,
     engine: Engine = Engine(),  # noqa: B008  (frozen)
     like: Version | None = None,
+    session: Any = None,
 ) -> Version:
     """Open a version whose rows are the layers in `folders`, newest first (default: only the entry's own).
 
-    Layers in `opened` are reused, and new ones are added to it. Unchanged parts are shared with `like`.
+    Layers in `opened` are reused, and new ones are added to it. Unchanged parts are shared with `like`. `session` is the open network
+    of the entry, if there is one already.
     """
     factors = int(entry.manifest["factors"])
     known = {} if opened is None else opened
@@ -339,4 +344,4 @@ def open_version(
         stack.append(known[folder])
     table = _core.FrozenRows(tuple(stack), factors)
     count = sum(overlays.size(layer) for layer in stack)
-    return Version(entry, table, name, row_count=count, engine=engine, like=like)
+    return Version(entry, table, name, row_count=count, engine=engine, like=like, session=session)

@@ -28,6 +28,7 @@ from clickfleet.serve.feedback import FeedbackLog
 from clickfleet.serve.http import App
 from clickfleet.serve.overlays import Layer
 from clickfleet.serve.predictor import Version, open_version
+from clickfleet.serve.priority import WORKER_SLICE_S, shorten_slices
 from clickfleet.serve.show_log import ShowLog
 from clickfleet.serve.state_folder import Status, UpdaterHealth, VersionWatch
 from clickfleet.serve.supervisor import Settings
@@ -50,6 +51,14 @@ class VersionLoader:
         self.settings = settings
         self._opened: dict[str, Layer] = {}
         self._previous: Version | None = None
+        self._next: tuple[str, Any] | None = None
+        """The network of the entry that is about to be published: hash of the entry, session."""
+
+    def prepare(self, path: str) -> None:
+        """Open the network of an entry before it is published, while its writer flushes it to the disk."""
+        if self.settings.rows in ("mapped", "memory"):
+            entry = Entry(path)
+            self._next = entry.hash, self.settings.engine.session(entry.graph())
 
     def open(self, status: Status) -> Version:
         settings = self.settings
@@ -68,8 +77,9 @@ class VersionLoader:
             opened=self._opened,
             engine=settings.engine,
             like=self._previous,
+            session=self._next[1] if self._next is not None and self._next[0] == entry.hash else None,
         )
-        self._previous = version
+        self._previous, self._next = version, None
         self._opened = {folder: layer for folder, layer in self._opened.items() if folder in status.layers}
         return version
 
@@ -155,7 +165,7 @@ async def serve(settings: Settings, number: int, listener: socket.socket) -> Non
 
         grpc_server = await grpc.start(context)
     tasks = [
-        asyncio.create_task(VersionWatch(context, loader.open, state, stamp).run()),
+        asyncio.create_task(VersionWatch(context, loader.open, loader.prepare, state, stamp).run()),
         asyncio.create_task(sweep(server.server_state.connections, limits)),
         asyncio.create_task(_ready_when_started(server, state / f"ready-{number}")),
         asyncio.create_task(_stop(context, server, grpc_server, stop, os.getppid())),
@@ -212,6 +222,7 @@ def main() -> None:
     listener = socket.socket(fileno=int(descriptor))
     listener.setblocking(False)
     sys.setswitchinterval(SWITCH_S)
+    shorten_slices(WORKER_SLICE_S)
     _raise_file_limit()
     try:
         _run(serve(Settings.read(state), int(number), listener))

@@ -1,6 +1,7 @@
 """Messages between the processes of a server: small JSON files in its state folder, each replaced atomically.
 
 version.json      updater to workers: the version to serve, named by immutable folders
+next.json         updater to workers: the entry that is about to be published
 updater.json      updater to workers: the time of its last successful poll of the log
 commands/         worker to updater: commands of an administrator, one file each, executed in order
 answers/          updater to the worker that sent the command
@@ -17,9 +18,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from clickfleet.data.files import replacing
 from clickfleet.errors import CheckpointError, ClickfleetError
@@ -64,13 +67,21 @@ class UpdaterHealth:
 class VersionWatch:
     """The background tasks of a worker. A fault in one is reported, and the task is retried."""
 
-    def __init__(self, context: Context, open_version: Callable[[Status], Version], state: Path, stamp: Any) -> None:
+    def __init__(
+        self,
+        context: Context,
+        open_version: Callable[[Status], Version],
+        prepare: Callable[[str], None],
+        state: Path,
+        stamp: Any,
+    ) -> None:
         self.context, self.state = context, state
-        self._open, self._stamp = open_version, stamp
+        self._open, self._prepare, self._stamp = open_version, prepare, stamp
+        self._next_stamp: Any = None
 
     async def run(self) -> None:
         """Run until cancelled."""
-        with FileEvents([self.state], [VERSION]) as events:
+        with FileEvents([self.state], [VERSION, NEXT]) as events:
             woken = asyncio.Event()
 
             def wake() -> None:
@@ -115,11 +126,21 @@ class VersionWatch:
                 fault, pause = None, period_s
 
     async def _follow(self) -> None:
-        """Switch to a new version. Retry one that cannot be opened."""
+        """Switch to a new version, and prepare for the next one. Retry a version that cannot be opened."""
+        coming = stamp(self.state, NEXT)
+        if coming != self._next_stamp:
+            self._next_stamp = coming
+            await self._prepare_next()
         newest = stamp(self.state)
         if newest != self._stamp and await self._switch():
             self._stamp = newest
         self.context.updater.checked_at = time.monotonic()
+
+    async def _prepare_next(self) -> None:
+        entry = read_json(self.state / NEXT)
+        if isinstance(entry, str) and entry != self.context.status.entry:
+            with suppress(Exception):  # it is opened again when it is published, and what is wrong with it is told then
+                await asyncio.to_thread(self._prepare, entry)
 
     async def _switch(self) -> bool:
         context, status = self.context, read_status(self.state)
@@ -158,7 +179,8 @@ class VersionWatch:
         context.save_counts()
 
 
-VERSION, HEARTBEAT, CHILDREN, TRAINER = "version.json", "updater.json", "children.json", "trainer.json"
+VERSION, NEXT, HEARTBEAT = "version.json", "next.json", "updater.json"
+CHILDREN, TRAINER = "children.json", "trainer.json"
 COMMANDS, ANSWERS = "commands", "answers"
 MAX_ANSWER_AGE_S = 60.0
 """Age at which an answer that was not fetched is removed."""
@@ -213,7 +235,7 @@ class CommandResult:
 def write_json(path: Path, facts: Any) -> None:
     """Write a file atomically; several processes may write the same file."""
     with replacing(path, mark=str(os.getpid())) as temporary:
-        temporary.write_text(json.dumps(facts))
+        temporary.write_bytes(orjson.dumps(facts))
 
 
 def read_json(path: Path) -> Any:
@@ -225,7 +247,8 @@ def read_json(path: Path) -> Any:
 
 
 def _to_facts(message: Status | CommandResult) -> dict[str, object]:
-    return {"told" if name == "revision" else name: value for name, value in asdict(message).items()}
+    values = {one.name: getattr(message, one.name) for one in fields(message)}  # asdict would copy thousands of times
+    return {"told" if name == "revision" else name: value for name, value in values.items()}
 
 
 def _from_facts(facts: Any) -> Any:
@@ -245,10 +268,15 @@ def read_status(state: Path) -> Status | None:
         raise CheckpointError(f"cannot read {state / VERSION}: {error}") from None
 
 
-def stamp(state: Path) -> tuple[int, int] | None:
-    """Return a value that changes whenever version.json is replaced."""
+def write_next(entry: Path, state: Path) -> None:
+    """Name the entry that is about to be published."""
+    write_json(state / NEXT, str(entry))
+
+
+def stamp(state: Path, name: str = VERSION) -> tuple[int, int] | None:
+    """Return a value that changes whenever version.json, or another file, is replaced."""
     try:
-        facts = os.stat(state / VERSION)
+        facts = os.stat(state / name)
     except FileNotFoundError:
         return None
     return facts.st_mtime_ns, facts.st_ino

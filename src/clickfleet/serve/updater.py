@@ -20,16 +20,19 @@ from clickfleet.serve import overlays, state_folder
 from clickfleet.serve.connection import log_fault
 from clickfleet.serve.overlays import Stack
 from clickfleet.serve.predictor import Version, open_version
+from clickfleet.serve.priority import UPDATER_SLICE_S, shorten_slices
 from clickfleet.serve.state_folder import Command, CommandResult, Status
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.file_events import FileEvents
-from clickfleet.store.published import LOG, Entry, EventTimes, Line, Log
+from clickfleet.store.published import LOG, Entry, EventTimes, Line, Log, name_of
 from clickfleet.store.redis_rows import RedisHead
 
 HEARTBEAT_S = 0.5
 MAX_PAUSE_S = 5.0
 NICENESS = 5
 """Requests have priority, but a new entry must not wait for all of them. Large merges have a lower priority still."""
+CHECK_AFTER_S = 0.03
+"""Pause before the updater checks the network of an entry that it has announced: the workers, which check it too, need the cores first."""
 ENTRIES_TOLD = 16
 """Entries whose event times are part of a status, so that a worker that skips a status misses none."""
 
@@ -51,7 +54,7 @@ def main() -> None:
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    os.nice(NICENESS)
+    shorten_slices(UPDATER_SLICE_S, nice=NICENESS)
     logged, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
     events = FileEvents([updater.folder, state_folder.commands(updater.state)])
     while not stopped and os.getppid() == parent:
@@ -103,6 +106,8 @@ class Updater:
         self._checked: Version | None = None
         """The version whose golden requests were tried last."""
         self._factors = 0
+        self._next: Path | None = None
+        """The delta that was announced before it had a line."""
         self._events: dict[int, EventTimes] = {}
         """By sequence: the events of the entries applied last."""
 
@@ -156,10 +161,25 @@ class Updater:
             elif self.stack.take_merged():
                 self._announce(None if self.status is None else self.status.problem, pinned)
             else:
+                self._announce_next(pinned)
                 return False
         except ClickfleetError as error:
             return self.report_problem(str(error), log_unreadable=True)
         return True
+
+    def _announce_next(self, pinned: bool) -> None:
+        """Tell the workers which delta is about to be published: it is complete, and its writer flushes it before it adds its line.
+
+        They open its network meanwhile, and serve nothing of it before its line is there.
+        """
+        head, served = self.log.head, self.serving
+        if pinned or self.redis is not None or head is None or served is None or served.hash != head.hash:
+            return
+        path = self.folder / name_of(head.sequence + 1, "delta")
+        if path != self._next and path.is_dir():
+            self._next = path
+            with suppress(OSError):  # a full disk; the entry is then opened a little later
+                state_folder.write_next(path, self.state)
 
     def _follow(self, pinned: bool) -> None:
         """Announce the head of the log, unless an earlier version is pinned.
@@ -177,6 +197,7 @@ class Updater:
         served = self.serving
         if served is None or served is before[1]:
             return
+        time.sleep(CHECK_AFTER_S)
         try:
             self._check(self.log.entry(served))
         except Exception as error:  # a foreign file can be broken in ways that no check anticipates
