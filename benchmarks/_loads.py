@@ -187,6 +187,8 @@ class Open:
     p99_ms: float
     failed: int
     replies: list[list[Any]]
+    times_ms: list[float]
+    """Latency of every reply."""
 
 
 def open_loop(url: str, body: Path, rate: float, seconds: float, route: str = "/v1/predict") -> Open:

@@ -2,10 +2,11 @@
 
     python benchmarks/showlog.py               one row, 100 candidates
     python benchmarks/showlog.py rank          one of them: predict rank
-    --rounds 9 --seconds 4 --share 0.3 --json
+    --rounds 5 --requests 20000 --seconds 20 --share 0.4 --json
 
-The load is an open loop at a fixed share of the capacity, sent by another process. Every round measures both servers, one after the other,
-and the order alternates. Ratios are medians over the rounds. Every scored row must be in the log: its files are counted afterwards.
+The load is an open loop at a fixed share of the capacity, sent by another process. A round sends so many requests to each server, or as
+many as fit its seconds, in slices of two seconds: one server, then the other. Ratios are those of a round, and their median is printed.
+The figures are p50 and p99 of all replies of a server in a round. Every row of every reply must be in the log, once.
 """
 
 import argparse
@@ -14,19 +15,23 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pyarrow as pa
 
 from _deltas import learner
 from _loads import cpu_of, load, open_loop, rows
-from _servers import ours
+from _servers import Server, ours
 from clickfleet.training import export
 
 USER = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 14)]
 """Features of the user in a ranking request; the others are those of candidates."""
+SLICE_S = 2.0
+"""How long one server is asked before the other."""
 
 
 def rank_body(candidates: int) -> dict[str, Any]:
@@ -35,8 +40,48 @@ def rank_body(candidates: int) -> dict[str, Any]:
     return {"user": user, "candidates": [{"id": f"ad-{i}", **row} for i, row in enumerate(some)], "top_k": 20}
 
 
-def logged(folder: Path) -> int:
-    return sum(pa.ipc.open_file(str(path)).read_all().num_rows for path in folder.glob("*/*.arrow"))
+def logged(folder: Path) -> Counter[tuple[str, str]]:
+    """Return how often each row is in the log, by request and item."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in folder.glob("*/*.arrow"):
+        table = pa.ipc.open_file(str(path)).read_all()
+        found.update(zip(table["request"].to_pylist(), table["item"].to_pylist(), strict=True))
+    return found
+
+
+class Kind:
+    """What was measured of one server: all latencies of each round, and its CPU time."""
+
+    def __init__(self, server: Server, body: Path, route: str) -> None:
+        self.server, self.body, self.route = server, body, route
+        self.replies = self.failed = 0
+        self.rounds: list[list[float]] = []
+        self.cpu: list[float] = []
+        self._cpu_s = 0.0
+
+    def begin(self) -> None:
+        self.rounds.append([])
+        self._cpu_s = 0.0
+
+    def run(self, rate: float, seconds: float) -> None:
+        before = self._cpu()
+        run = open_loop(self.server.url, self.body, rate, seconds, self.route)
+        self.failed += run.failed
+        self._cpu_s += self._cpu() - before
+        self.replies += len(run.replies)
+        if self.rounds:
+            self.rounds[-1] += run.times_ms
+
+    def _cpu(self) -> float:
+        """Return the CPU seconds of all processes of the server, the recorder among them."""
+        children = self.server.fleet.children.values()
+        return sum(cpu_of(child.process.pid) for child in children if child.process is not None)
+
+    def end(self) -> None:
+        self.cpu.append(1e6 * self._cpu_s / len(self.rounds[-1]))
+
+    def percentiles(self, percent: float) -> list[float]:
+        return [float(np.percentile(times, percent)) for times in self.rounds]
 
 
 def measure(name: str, artifact: Path, folder: Path, given: Any) -> dict[str, float]:
@@ -51,49 +96,55 @@ def measure(name: str, artifact: Path, folder: Path, given: Any) -> dict[str, fl
         "print('BAD 0 P50 ' .. latency:percentile(50) .. ' P99 ' .. latency:percentile(99))\nend\n"
     )
     shows = folder / f"shows-{name}"
-    results: dict[str, list[Any]] = {"plain": [], "logged": []}
-    cpu: dict[str, list[float]] = {"plain": [], "logged": []}
-    with ours(artifact) as plain, ours(artifact, log=str(shows)) as logging:
-        servers = {"plain": plain, "logged": logging}
-        capacity = load(plain.url + route, script, 16, given.seconds).rate
-        rate = given.share * capacity
-        for server in servers.values():
-            open_loop(server.url, body, rate, 1.0, route)
-        for number in range(given.rounds):
-            for kind in ("plain", "logged") if number % 2 else ("logged", "plain"):
-                before = cpu_of(servers[kind].pid)
-                run = open_loop(servers[kind].url, body, rate, given.seconds, route)
-                assert not run.failed, run.failed
-                results[kind].append(run)
-                cpu[kind].append(1e6 * (cpu_of(servers[kind].pid) - before) / len(run.replies))
+    with ours(artifact) as without, ours(artifact, log=str(shows)) as logging:
+        plain, log = Kind(without, body, route), Kind(logging, body, route)
+        rate = given.share * load(without.url + route, script, 16, 2.0).rate
+        for kind in (plain, log):
+            kind.run(rate, 1.0)
+        slices = max(1, round(min(given.requests / rate, given.seconds) / SLICE_S))
+        for _ in range(given.rounds):
+            for kind in (plain, log):
+                kind.begin()
+            for number in range(slices):
+                for kind in (plain, log) if number % 2 else (log, plain):
+                    kind.run(rate, SLICE_S)
+            for kind in (plain, log):
+                kind.end()
         counts = httpx.get(f"{logging.url}/v1/stats").json()["counts"]
     found = logged(shows)
+    expected = log.replies * (1 if name == "predict" else given.candidates)
+
+    def ratio(of_plain: list[float], of_log: list[float]) -> list[float]:
+        return [b / a for a, b in zip(of_plain, of_log, strict=True)]
+
+    ratios = ratio(plain.percentiles(99), log.percentiles(99))
     median = statistics.median
-    ratio = {
-        what: median(
-            getattr(b, what) / getattr(a, what) for a, b in zip(results["plain"], results["logged"], strict=True)
-        )
-        for what in ("p50_ms", "p99_ms")
-    }
     return {
         "rate": rate,
-        "p50_ms": median(run.p50_ms for run in results["plain"]),
-        "p99_ms": median(run.p99_ms for run in results["plain"]),
-        "p99_logged_ms": median(run.p99_ms for run in results["logged"]),
-        "p50_ratio": ratio["p50_ms"],
-        "p99_ratio": ratio["p99_ms"],
-        "cpu_ratio": median(b / a for a, b in zip(cpu["plain"], cpu["logged"], strict=True)),
-        "missing_rows": counts["rows"] - found,
-        "bytes_per_row": sum(path.stat().st_size for path in shows.glob("*/*.arrow")) / max(1, found),
+        "requests": len(log.rounds[0]),
+        "p50_ms": median(plain.percentiles(50)),
+        "p99_ms": median(plain.percentiles(99)),
+        "p99_logged_ms": median(log.percentiles(99)),
+        "p50_ratio": median(ratio(plain.percentiles(50), log.percentiles(50))),
+        "p99_ratio": median(ratios),
+        "p99_ratio_least": min(ratios),
+        "p99_ratio_most": max(ratios),
+        "cpu_ratio": median(ratio(plain.cpu, log.cpu)),
+        "failed": plain.failed + log.failed,
+        "missing_rows": expected - len(found),
+        "doubled_rows": found.total() - len(found),
+        "dropped_rows": counts.get("shows_dropped", 0),
+        "bytes_per_row": sum(path.stat().st_size for path in shows.glob("*/*.arrow")) / max(1, found.total()),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=[], help="predict rank")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--share", type=float, default=0.3, help="share of the capacity")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=20_000, help="of a round, to each server")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a round at most, for each server")
+    parser.add_argument("--share", type=float, default=0.4, help="share of the capacity")
     parser.add_argument("--candidates", type=int, default=100)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -106,10 +157,11 @@ def main() -> None:
         for part in given.parts or ("predict", "rank"):
             found = results[part] = measure(part, folder / "artifact", folder, given)
             print(
-                f"{part:8s} {found['rate']:.0f} requests/s: p50 {found['p50_ms']:.2f} ms, p99 {found['p99_ms']:.2f} ms; "
-                f"with the log p50 ×{found['p50_ratio']:.3f}, p99 ×{found['p99_ratio']:.3f}   ≤ 1.05; "
-                f"CPU ×{found['cpu_ratio']:.3f}; {found['missing_rows']:.0f} rows missing, "
-                f"{found['bytes_per_row']:.0f} bytes per row",
+                f"{part:8s} {found['rate']:.0f} requests/s, rounds of {found['requests']:,}: p50 {found['p50_ms']:.2f} ms, "
+                f"p99 {found['p99_ms']:.2f} ms; with the log p50 ×{found['p50_ratio']:.3f}, p99 ×{found['p99_ratio']:.3f} "
+                f"({found['p99_ratio_least']:.3f} to {found['p99_ratio_most']:.3f})   ≤ 1.05; CPU ×{found['cpu_ratio']:.3f}; "
+                f"{found['failed']} requests failed; rows missing {found['missing_rows']:.0f}, doubled {found['doubled_rows']:.0f}, "
+                f"dropped {found['dropped_rows']:.0f}; {found['bytes_per_row']:.0f} bytes per row",
                 flush=True,
             )
     if given.json:
