@@ -4,7 +4,7 @@ python benchmarks/fresh.py [--source iterable folder kafka] [--rates 100 1000 50
 
 A trainer (`learn` with online.pass, DeepFM 400×3 over about a million possible keys, all other settings their defaults) and
 a server that follows its log share this machine with the producer of the events and with a client. Each event carries the
-time at which it was produced. The client asks for the same row every 5 ms; the reply names the entry that it was made by.
+time at which it was produced. The client asks for the same row every 2 ms; the reply names the entry that it was made by.
 An event is served when the first reply of an entry that has learned it arrives. Passes hold events in the order in which
 they were produced, so the entry of each event is known exactly, and the score must differ from that of the entry before.
 
@@ -50,7 +50,7 @@ TICK_S = 0.02
 """The producer sends the events of this time together."""
 FILE_S = 0.1
 """It writes a file this often."""
-PROBE_S = 0.005
+PROBE_S = 0.002
 
 
 def rows(count: int, seed: int) -> dict[str, Any]:

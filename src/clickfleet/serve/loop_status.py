@@ -134,7 +134,7 @@ def _stuck(trained: Values, written: float | None, now: float, running: bool) ->
 
 def _join_alarms(trained: Values) -> list[str]:
     words = {
-        "bad_events": "events of the logs could not be read",
+        "bad_events": "events of the logs could not be read; log.txt in the run folder names them",
         "lost_feedback": "events of feedback never found their shows, and were dropped",
         "cut_short": "shows were decided early, because online.join.store_limit was reached",
     }
