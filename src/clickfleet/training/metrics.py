@@ -451,7 +451,9 @@ class Space:
 class Tasks:
     """The metrics of several labels. `scores` and `labels` are [B, T]; NaN is an unknown label.
 
-    Over all rows, the score of a label with `given` is the product of both scores, and its label is 1 if both are.
+    Over all rows, the score of a label with `given` is the product of both scores, and its label is 1 if both are. A label counts when
+    it becomes known: without a click nothing was bought; if feedback turns that into a click, a purchase is unknown again and counts
+    once more when it is known.
     """
 
     def __init__(self, tasks: tuple[Label, ...], thresholds: int, groups: bool) -> None:
