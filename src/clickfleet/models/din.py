@@ -129,7 +129,7 @@ class Attention(nn.Module):
         by_event = self.of_product.unsqueeze(1) * h + self.of_candidate.unsqueeze(1)  # [A, L, K·D]
         g = F.linear(self.of_event, h) + self.bias.unsqueeze(1)  # [A, L]
         z = torch.addmm(g.flatten(), q, by_event.flatten(0, 1).t())  # [B, A·L]
-        bent = torch.matmul((1 - self.slope) * self.out, torch.relu(z).unflatten(1, g.shape)).squeeze(1)  # [B, L]
+        bent = torch.matmul((1 - self.slope) * self.out, torch.relu(z).view(-1, *g.shape)).squeeze(1)  # [B, L]
         plain = (self.slope * self.out).t()
         a = bent + torch.addmm((plain * g).sum(0), q, (plain.unsqueeze(2) * by_event).sum(0).t())
         return torch.matmul(self._masked(a, mask), F.pad(h, (0, 1), value=1.0))
