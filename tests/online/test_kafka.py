@@ -241,7 +241,7 @@ def test_one_bad_record_in_a_small_pass_does_not_end_the_run(config, broker, top
 
 
 def test_a_stream_of_garbage_ends_the_run_however_small_its_passes(config, broker, topic, online):
-    broker.send([row if i % 4 else "{" for i, row in enumerate(lines(1600, 1))], topic, START, step_s=0.01)
+    broker.send([row if i % 5 else "{" for i, row in enumerate(lines(1600, 1))], topic, START, step_s=0.01)
     settings = config(rows_per_pass=300)
     with pytest.raises(DataError, match=r"\d\d\d of 1\d\d\d lines are bad, more than data.max_bad_fraction"):
         online(settings, "data.bad_lines=skip", "online.delta_every_passes=99", "online.checkpoint_every_passes=99")

