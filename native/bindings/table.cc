@@ -173,12 +173,14 @@ void bind_table(nb::module_& m) {
           nb::arg("config"), nb::arg("folder").none() = nb::none(), nb::keep_alive<1, 3>())
       .def(
           "pull",
-          [](const Table& table, const Array<const uint64_t>& keys, bool training, const Array<float, 2>& out) {
-            need(fits_rows(table, keys, out), "out does not match the keys");
+          [](const Table& table, const Array<const uint64_t>& keys, bool training, const Array<float, 2>& out,
+             const std::optional<Array<const uint16_t>>& slots) {
+            need(fits_rows(table, keys, out) && fits(slots, keys.size()), "out or slots do not match the keys");
             const nb::gil_scoped_release nogil;
-            table.pull(keys.data(), keys.size(), training, out.data());
+            table.pull(keys.data(), keys.size(), training, out.data(), data_or_null(slots));
           },
-          nb::arg("keys").noconvert(), nb::arg("training"), nb::arg("out").noconvert())
+          nb::arg("keys").noconvert(), nb::arg("training"), nb::arg("out").noconvert(),
+          nb::arg("slots").none() = nb::none())
       .def(
           "push",
           [](Table& table, const Array<const uint64_t>& keys, const Array<const float, 2>& grads,

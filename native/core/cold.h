@@ -36,6 +36,12 @@ struct Cold {
         if (const SegmentIndex& index = segment->index(kind); index.live() != 0)
           tags ? index.prefetch_tags(hash) : index.prefetch_start(hash);
   }
+  // The segment with this id, unless it was merged.
+  Segment* segment(uint64_t id) const {
+    for (const auto& one : segments)
+      if (one->id() == id) return one.get();
+    return nullptr;
+  }
   bool has(const Segment* wanted) const {
     for (const auto& segment : segments)
       if (segment.get() == wanted) return true;

@@ -193,7 +193,8 @@ void Disk::done(Read& read, const char* record, std::string error) {
   if (!error.empty() && read.group != nullptr) read.group->fail(error);
   if (read.stage == nullptr) return;
   if (found)
-    read.stage->fill(read.slot, read.ticket, record, read.kind, read.segment->clock());
+    read.stage->fill(read.slot, read.ticket, record,
+                     {read.segment->id(), read.position, read.segment->clock(), read.kind});
   else
     read.stage->cancel(read.slot, read.ticket);
 }

@@ -65,6 +65,7 @@ struct Row {
 // kind 2c + 1 a full one.
 using RowKind = uint8_t;
 inline constexpr int kMostClasses = 16, kMostKinds = 2 * kMostClasses;
+inline constexpr int kAnyClass = -1;
 constexpr bool is_full(RowKind kind) { return (kind & 1) != 0; }
 constexpr int class_of(RowKind kind) { return kind >> 1; }
 constexpr RowKind kind_of(int row_class, bool full) {

@@ -24,10 +24,11 @@ struct alignas(64) Table::View {
   Shelf::View full, brief;
 };
 
-void Table::pull(const uint64_t* keys, size_t n, bool training, float* out) const {
+void Table::pull(const uint64_t* keys, size_t n, bool training, float* out, const uint16_t* slots) const {
   const auto width = static_cast<size_t>(1 + layout_.widest());
   for (size_t at = 0; at < n; at += kPulled) {
-    pull_piece(keys + at, std::min(kPulled, n - at), training, out + at * width);
+    pull_piece(keys + at, slots == nullptr ? nullptr : slots + at, std::min(kPulled, n - at), training,
+               out + at * width);
     if (!cold.empty()) pull_cold(keys + at, std::exchange(cold, {}), training, out + at * width);
   }
   if (disk_ != nullptr) disk_->pulled += n;
@@ -36,7 +37,7 @@ void Table::pull(const uint64_t* keys, size_t n, bool training, float* out) cons
     if (keys[i] == *config_.padding) std::fill_n(out + i * width, width, 0.0F);
 }
 
-void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const {
+void Table::pull_piece(const uint64_t* keys, const uint16_t* slots, size_t n, bool training, float* out) const {
   View views[kStripes];
   const auto view = [&](int s) {
     views[s] = {stripes_[s].get(), stripes_[s]->shelves[1].view(), stripes_[s]->shelves[0].view()};
@@ -54,7 +55,7 @@ void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out
       const auto at = [](size_t i) { return i; };
       const auto home = [&](uint64_t hash) -> const View& { return views[stripe_of(hash)]; };
       if (layout_.kinds() > 2)
-        pull_classes(home, at, keys, n, training, out);
+        pull_classes(home, at, keys, slots, n, training, out);
       else
         brief ? pull_keys<true>(home, at, keys, n, training, out) : pull_keys<false>(home, at, keys, n, training, out);
     }
@@ -72,7 +73,7 @@ void Table::pull_piece(const uint64_t* keys, size_t n, bool training, float* out
         const auto at = [where = plan.where.data() + plan.begin[s]](size_t i) { return where[i]; };
         const auto home = [&](uint64_t) -> const View& { return views[s]; };
         const size_t count = plan.end[s] - plan.begin[s];
-        layout_.kinds() > 2 ? pull_classes(home, at, keys, count, training, out)
+        layout_.kinds() > 2 ? pull_classes(home, at, keys, slots, count, training, out)
                             : pull_keys<true>(home, at, keys, count, training, out);
       });
 }
@@ -123,7 +124,10 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
       const char* row = rows[b % 2][i];
       float* to = out + place * width;
       if (row == nullptr || load<uint64_t>(row) != key) {  // unknown key, or another key with the same tag
-        if (!read_one(*home(hashes[b % 3][i]).stripe, key, training, to)) cold.push_back(static_cast<uint32_t>(place));
+        const Stripe& stripe = *home(hashes[b % 3][i]).stripe;
+        // A key that is not in memory needs no second look there: pull_cold looks up all such keys together.
+        if ((row == nullptr && stripe.has_cold_rows()) || !read_one(stripe, key, training, to))
+          cold.push_back(static_cast<uint32_t>(place));
       } else if (!Brief || full[b % 2][i]) {
         copy_floats(reinterpret_cast<const float*>(row + Row::kWeights), to, width);
       } else {
@@ -136,8 +140,8 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
 
 // The same for rows of several classes.
 template <class Home, class At>
-void Table::pull_classes(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training,
-                         float* out) const {
+void Table::pull_classes(const Home& home, const At& at, const uint64_t* keys, const uint16_t* slots, size_t n,
+                         bool training, float* out) const {
   const auto width = static_cast<size_t>(1 + layout_.widest());
   uint64_t hashes[3][kBlock];
   Ref refs[2][kBlock];
@@ -146,12 +150,12 @@ void Table::pull_classes(const Home& home, const At& at, const uint64_t* keys, s
     if (const size_t begin = step * kBlock; step < blocks)
       for (size_t i = 0; i < std::min(kBlock, n - begin); ++i) {
         const uint64_t hash = hashes[step % 3][i] = mix64(keys[at(begin + i)]);
-        home(hash).stripe->prefetch_tags(hash);
+        home(hash).stripe->prefetch_tags(hash, likely_class(slots, at(begin + i)));
       }
     if (const size_t b = step - 1; step >= 1 && b < blocks)
       for (size_t i = 0; i < std::min(kBlock, n - b * kBlock); ++i) {
         const Stripe& stripe = *home(hashes[b % 3][i]).stripe;
-        const Ref ref = refs[b % 2][i] = stripe.guess(hashes[b % 3][i]);
+        const Ref ref = refs[b % 2][i] = stripe.guess(hashes[b % 3][i], likely_class(slots, at(b * kBlock + i)));
         if (ref) stripe.shelves[ref.kind()].prefetch_hot(ref.slot());
       }
     if (step < 2) continue;
@@ -162,7 +166,7 @@ void Table::pull_classes(const Home& home, const At& at, const uint64_t* keys, s
       const Ref ref = refs[b % 2][i];
       if (const Row row = ref ? stripe.row(ref) : Row{}; ref && row.key() == keys[place])
         copy_row(row.hot, ref.kind(), out + place * width);
-      else if (!read_one(stripe, keys[place], training, out + place * width))
+      else if ((!ref && stripe.has_cold_rows()) || !read_one(stripe, keys[place], training, out + place * width))
         cold.push_back(static_cast<uint32_t>(place));
     }
   }

@@ -34,18 +34,30 @@ class Stage {
   }
   bool allocated() const { return size_ != 0; }
 
+  // Where a row was when it was read. Whoever removes a row from its segment erases it here, so the row is still there
+  // unless the segment was merged.
+  struct Origin {
+    uint64_t segment = 0;  // its id
+    uint32_t position = 0, clock = 0;
+    RowKind kind = 0;
+  };
+
   // Copies the image of a row that is ready.
-  State copy(uint64_t key, char* image, RowKind& kind, uint32_t& clock) const {
+  State copy(uint64_t key, char* image, Origin& origin) const {
     const std::lock_guard guard(lock_);
     const uint32_t slot = find(key);
     if (slot == kNone) return State::absent;
     const Slot& found = (*slots_)[slot];
     if (found.state == State::ready) {
-      kind = found.kind;
-      clock = found.clock;
-      std::memcpy(image, &(*images_)[slot * stride_], static_cast<size_t>(layout_->bytes(kind)));
+      origin = found.origin;
+      std::memcpy(image, &(*images_)[slot * stride_], static_cast<size_t>(layout_->bytes(origin.kind)));
     }
     return found.state;
+  }
+
+  bool holds(uint64_t key) const {  // ready or being read
+    const std::lock_guard guard(lock_);
+    return find(key) != kNone;
   }
 
   // Takes a place for a row that is about to be read. Fails if the row is here, or if reads have taken every place.
@@ -61,19 +73,18 @@ class Stage {
     Slot& taken = (*slots_)[slot];
     if (taken.state == State::ready) unlink(slot);
     ticket = ++tickets_;
-    taken = {key, ticket, 0, State::reading, 0};
+    taken = {key, {}, ticket, State::reading};
     link(slot);
     return true;
   }
 
-  void fill(uint32_t slot, uint32_t ticket, const char* image, RowKind kind, uint32_t clock) {
+  void fill(uint32_t slot, uint32_t ticket, const char* image, const Origin& origin) {
     const std::lock_guard guard(lock_);
     Slot& taken = (*slots_)[slot];
     if (taken.state != State::reading || taken.ticket != ticket) return;  // the row was moved meanwhile
-    std::memcpy(&(*images_)[slot * stride_], image, static_cast<size_t>(layout_->bytes(kind)));
+    std::memcpy(&(*images_)[slot * stride_], image, static_cast<size_t>(layout_->bytes(origin.kind)));
     taken.state = State::ready;
-    taken.kind = kind;
-    taken.clock = clock;
+    taken.origin = origin;
     changed_.notify_all();
   }
   void cancel(uint32_t slot, uint32_t ticket) {
@@ -101,9 +112,9 @@ class Stage {
   static constexpr uint32_t kNone = UINT32_MAX;
   struct Slot {
     uint64_t key;
-    uint32_t ticket, clock;
+    Origin origin;
+    uint32_t ticket;
     State state;
-    RowKind kind;
   };
 
   uint32_t home(uint64_t key) const { return static_cast<uint32_t>(mix64(key) >> 32) & mask_; }

@@ -75,6 +75,7 @@ struct alignas(64) Stripe {
     for (RowKind kind = 0; kind < kinds; ++kind) rows += shelves[kind].size();
     return rows;
   }
+  bool has_cold_rows() const { return cold != nullptr && !cold->segments.empty(); }
   uint64_t rows_on_disk() const {
     uint64_t rows = 0;
     for (RowKind kind = 0; kind < kinds && cold != nullptr; ++kind) rows += cold->rows[kind];
@@ -86,6 +87,18 @@ struct alignas(64) Stripe {
   }
   Ref find(uint64_t hash, uint64_t key) const {
     return search([hash, key](const Shelf& shelf) { return shelf.find(hash, key); });
+  }
+  // The same for a key of a class that is known almost surely; the rows of other classes are not looked at.
+  Ref guess(uint64_t hash, int row_class) const {
+    if (row_class == kAnyClass) return guess(hash);
+    const RowKind full = kind_of(row_class, true), brief = kind_of(row_class, false);
+    if (const uint32_t slot = shelves[full].guess(hash); slot != Shelf::kNone) return {full, slot};
+    return {brief, shelves[brief].guess(hash)};
+  }
+  void prefetch_tags(uint64_t hash, int row_class) const {
+    if (row_class == kAnyClass) return prefetch_tags(hash);
+    for (const bool full : {true, false})
+      if (const Shelf& shelf = shelves[kind_of(row_class, full)]; shelf.size() != 0) shelf.prefetch_tags(hash);
   }
   void prefetch_tags(uint64_t hash) const {
     if (shelves[1].size() != 0) shelves[1].prefetch_tags(hash);

@@ -291,14 +291,19 @@ void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Pus
   // before that.
   constexpr size_t kBlock = 16;
   Ref guesses[2][kBlock];
+  const bool slots_known = classes_.size() > 1 && push.slot != nullptr;
+  const auto likely = [&](const Item& item) { return slots_known ? class_of_slot(item.slot) : kAnyClass; };
+  thread_local std::vector<const Item*> missing;  // not in memory: with rows on disk, they come last
+  missing.clear();
   const size_t blocks = (size + kBlock - 1) / kBlock;
   for (size_t step = 0; step < blocks + 2; ++step) {
     if (step < blocks)
-      for (size_t i = step * kBlock; i < std::min(size, (step + 1) * kBlock); ++i) stripe.prefetch_tags(items[i].hash);
+      for (size_t i = step * kBlock; i < std::min(size, (step + 1) * kBlock); ++i)
+        stripe.prefetch_tags(items[i].hash, likely(items[i]));
     if (const size_t b = step - 1; step >= 1 && b < blocks) {
       const size_t count = std::min(kBlock, size - b * kBlock);
       for (size_t i = 0; i < count; ++i) {
-        const Ref ref = guesses[b % 2][i] = stripe.guess(items[b * kBlock + i].hash);
+        const Ref ref = guesses[b % 2][i] = stripe.guess(items[b * kBlock + i].hash, likely(items[b * kBlock + i]));
         if (!ref) continue;
         stripe.shelves[ref.kind()].prefetch_hot(ref.slot());
         stripe.shelves[ref.kind()].prefetch_cold(ref.slot());
@@ -306,9 +311,22 @@ void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Pus
     }
     if (step < 2) continue;
     const size_t begin = (step - 2) * kBlock, count = std::min(kBlock, size - begin);
-    for (size_t i = 0; i < count; ++i)
-      if (!update(stripe, items[begin + i], guesses[step % 2][i], push, Fetch::if_ready))
-        deferred->add(items[begin + i], static_cast<size_t>(1 + layout_.widest()));
+    for (size_t i = 0; i < count; ++i) {
+      const Item& item = items[begin + i];
+      const Ref guess = guesses[step % 2][i];
+      if (disk_ != nullptr && !guess && !stripe.cold->stage.holds(item.key)) {
+        stripe.cold->prefetch(item.hash, false);
+        missing.push_back(&item);
+      } else if (!update(stripe, item, guess, push, Fetch::if_ready)) {
+        deferred->add(item, static_cast<size_t>(1 + layout_.widest()));
+      }
+    }
+  }
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < missing.size() + kAhead; ++i) {
+    if (i < missing.size()) stripe.cold->prefetch(missing[i]->hash, true);
+    if (i >= kAhead && !update(stripe, *missing[i - kAhead], {}, push, Fetch::if_ready))
+      deferred->add(*missing[i - kAhead], static_cast<size_t>(1 + layout_.widest()));
   }
 }
 

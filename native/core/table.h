@@ -82,9 +82,14 @@ class Table {
   const Layout& layout() const { return layout_; }
   int widest() const { return layout_.widest(); }  // factors of the widest rows
   int class_of_slot(uint16_t slot) const { return slot < config_.slot_class.size() ? config_.slot_class[slot] : 0; }
+  // The class that a look-up tries first, or kAnyClass.
+  int likely_class(const uint16_t* slots, size_t i) const {
+    return slots == nullptr ? kAnyClass : class_of_slot(slots[i]);
+  }
 
   // Rows have 1 + widest() columns: narrower ones end with zeros, but unknown keys have the initial values of all.
-  void pull(const uint64_t* keys, size_t n, bool training, float* out) const;
+  // `slots` of the keys, if they are known, tell the class that a look-up tries first.
+  void pull(const uint64_t* keys, size_t n, bool training, float* out, const uint16_t* slots = nullptr) const;
   void push(const Push& push);
   void known(const uint64_t* keys, size_t n, uint8_t* out) const;  // 1 if the key has a row
   // Tells keys that will be pulled soon, so that their rows are read from disk ahead. Returns at once.
@@ -118,11 +123,12 @@ class Table {
 
   // pull.cc
   struct View;
-  void pull_piece(const uint64_t* keys, size_t n, bool training, float* out) const;
+  void pull_piece(const uint64_t* keys, const uint16_t* slots, size_t n, bool training, float* out) const;
   template <bool Brief, class Home, class At>
   void pull_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const;
   template <class Home, class At>
-  void pull_classes(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const;
+  void pull_classes(const Home& home, const At& at, const uint64_t* keys, const uint16_t* slots, size_t n,
+                    bool training, float* out) const;
   void copy_row(const char* hot, RowKind kind, float* out) const;
   bool read_one(const Stripe& stripe, uint64_t key, bool training, float* out) const;  // false: it may be on disk
   void initial(uint64_t key, bool training, float* out) const;

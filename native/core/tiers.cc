@@ -206,53 +206,45 @@ void Table::fit_shelf(Shelf& shelf) {
 // Moves the row of a key that has none in memory from disk to memory. Returns nothing if it is not on disk, or, with
 // `later`, if it must first be read; with `wait` this reads it at once. The caller holds the lock.
 Ref Table::bring(Stripe& stripe, uint64_t hash, uint64_t key, bool wait, bool& later) {
-  struct Candidate {
-    std::shared_ptr<Segment> segment;
-    RowKind kind;
-    uint32_t position;
-  };
-  thread_local std::vector<Candidate> candidates;
-  thread_local std::vector<char> image, other;
+  thread_local std::vector<char> image;
   Cold& cold = *stripe.cold;
-  candidates.clear();
-  cold.find(hash, [&](const auto& segment, RowKind kind, uint32_t position) {
-    candidates.push_back({segment, kind, position});
-    return false;
-  });
-  if (candidates.empty()) return {};
   image.resize(static_cast<size_t>(layout_.most_bytes()));
-  other.resize(image.size());
-  RowKind kind = 0;
-  uint32_t clock = 0;
-  const bool staged = cold.stage.copy(key, image.data(), kind, clock) == Stage::State::ready;
-  const Candidate* found = staged && candidates.size() == 1 ? candidates.data() : nullptr;
-  for (size_t i = 0; i < candidates.size() && found == nullptr; ++i) {
-    const Candidate& candidate = candidates[i];
-    if (!staged && !wait && candidate.segment->memory() == nullptr) {
-      later = true;
-      continue;
-    }
-    candidate.segment->copy(candidate.kind, candidate.position, other.data());
-    if (load<uint64_t>(other.data()) != key) continue;
-    found = &candidate;
-    image.swap(other);
-    kind = candidate.kind;
-    clock = candidate.segment->clock();
+  Stage::Origin origin;
+  const bool staged = cold.stage.copy(key, image.data(), origin) == Stage::State::ready;
+  Segment* from = staged ? cold.segment(origin.segment) : nullptr;
+  if (staged && from == nullptr) {  // it was merged; if only one row may be the right one, no read is needed
+    bool several = false;
+    cold.find(hash, [&](const auto& segment, RowKind, uint32_t position) {
+      several = from != nullptr;
+      from = segment.get();
+      origin.position = position;
+      return several;
+    });
+    if (several) from = nullptr;
   }
-  if (found == nullptr) {
-    candidates.clear();
-    return {};
-  }
+  if (from == nullptr)
+    cold.find(hash, [&](const auto& segment, RowKind kind, uint32_t position) {
+      if (!staged && !wait && segment->memory() == nullptr) {
+        later = true;
+        return false;
+      }
+      segment->copy(kind, position, image.data());
+      if (load<uint64_t>(image.data()) != key) return false;
+      from = segment.get();
+      origin = {segment->id(), position, segment->clock(), kind};
+      return true;
+    });
+  if (from == nullptr) return {};
   later = false;
-  cold.kill(*found->segment, found->kind, found->position);
-  cold.stage.erase(key);
-  candidates.clear();
+  const RowKind kind = origin.kind;
+  cold.kill(*from, kind, origin.position);
+  cold.stage.erase(key);  // also if it is still being read: a later fill would be stale
   const Ref ref = add(stripe, kind, hash, key);
   const Row row = stripe.row(ref);
   std::memcpy(row.hot, image.data(), static_cast<size_t>(layout_.hot_bytes(kind)));
   std::memcpy(row.cold, image.data() + layout_.hot_bytes(kind), static_cast<size_t>(layout_.cold_bytes(kind)));
   row.round() = stripe.spills;
-  refresh(stripe, row, kind, clock);
+  refresh(stripe, row, kind, origin.clock);
   ++disk_->fetched;
   return ref;
 }
@@ -532,6 +524,7 @@ void Table::look_ahead(std::vector<uint64_t>& keys) {
   thread_local Plan plan;
   constexpr uint32_t kAhead = 16;
   plan.make(keys.data(), keys.size());
+  std::vector<uint32_t> missing;  // places in the plan
   std::vector<Read> reads;
   for (int s = 0; s < kStripes; ++s) {
     const Stripe& stripe = *stripes_[static_cast<size_t>(s)];
@@ -539,12 +532,18 @@ void Table::look_ahead(std::vector<uint64_t>& keys) {
     Cold& cold = *stripe.cold;
     if (cold.segments.empty()) continue;
     const uint32_t begin = plan.begin[s], end = plan.end[s];
+    missing.clear();
     for (uint32_t i = begin; i < end + kAhead; ++i) {
       if (i < end) stripe.prefetch_tags(plan.hash[i]);
-      if (i < begin + kAhead) continue;
-      const uint32_t j = i - kAhead;
-      const uint64_t hash = plan.hash[j], key = keys[plan.where[j]];
-      if (stripe.guess(hash)) continue;  // in memory, almost surely
+      if (i < begin + kAhead || stripe.guess(plan.hash[i - kAhead])) continue;  // in memory, almost surely
+      if (cold.stage.holds(keys[plan.where[i - kAhead]])) continue;
+      cold.prefetch(plan.hash[i - kAhead], false);
+      missing.push_back(i - kAhead);
+    }
+    for (size_t i = 0; i < missing.size() + kAhead; ++i) {
+      if (i < missing.size()) cold.prefetch(plan.hash[missing[i]], true);
+      if (i < kAhead) continue;
+      const uint64_t hash = plan.hash[missing[i - kAhead]], key = keys[plan.where[missing[i - kAhead]]];
       Read read;
       bool several = false;
       cold.find(hash, [&](const auto& segment, RowKind kind, uint32_t position) {

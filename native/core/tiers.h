@@ -51,6 +51,7 @@ void Table::read_keys(const uint64_t* keys, const uint32_t* places, size_t n, bo
   std::sort(wants.begin(), wants.end(),
             [](const Want& a, const Want& b) { return stripe_of(a.hash) < stripe_of(b.hash); });
   std::vector<char> image(stride);
+  std::vector<Want> missing;  // of one stripe: neither in memory nor staged
   while (!wants.empty()) {
     std::vector<Read> reads;
     std::vector<Pending> pending;
@@ -61,8 +62,7 @@ void Table::read_keys(const uint64_t* keys, const uint32_t* places, size_t n, bo
       const std::shared_lock guard(stripe.lock);
       size_t end = at;
       while (end < wants.size() && stripe_of(wants[end].hash) == s) ++end;
-      for (size_t i = at; i < end; ++i) stripe.cold->prefetch(wants[i].hash, false);
-      for (size_t i = at; i < end; ++i) stripe.cold->prefetch(wants[i].hash, true);
+      missing.clear();
       for (; at < end; ++at) {
         const Want want = wants[at];
         const uint64_t key = key_of(want);
@@ -75,11 +75,22 @@ void Table::read_keys(const uint64_t* keys, const uint32_t* places, size_t n, bo
           continue;
         }
         if (!located) {
-          const Stage::State state = stripe.cold->stage.copy(key, row.image, row.kind, row.clock);
+          Stage::Origin origin;
+          const Stage::State state = stripe.cold->stage.copy(key, row.image, origin);
+          row.kind = origin.kind;
+          row.clock = origin.clock;
           if (state == Stage::State::ready) found(want.i, row);
           if (state == Stage::State::reading) busy.push_back(want);
           if (state != Stage::State::absent) continue;
         }
+        stripe.cold->prefetch(want.hash, false);
+        missing.push_back(want);
+      }
+      for (const Want& want : missing) stripe.cold->prefetch(want.hash, true);
+      for (const Want& want : missing) {
+        const uint64_t key = key_of(want);
+        ColdRow row;
+        row.image = image.data();
         const size_t first = reads.size();
         const bool in_memory = stripe.cold->find(want.hash, [&](const auto& segment, RowKind kind, uint32_t position) {
           if (const auto held = segment->memory(); held != nullptr) {

@@ -177,6 +177,26 @@ def test_a_row_keeps_its_width() -> None:
     assert np.flatnonzero(table.pull(np.array([78], np.uint64))[0]).max() == 3  # no slot: the usual width
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_slots_are_only_a_hint_to_a_pull(on_disk: bool, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"memory_limit": 8 << 20, "snapshot_reserve": 1 << 20, "disk": tmp_path / "rows"}
+    table = mixed(**where) if on_disk else mixed()
+    keys = np.random.default_rng(3).permutation(100_000).astype(np.uint64)
+    right = (keys % 4).astype(np.uint16)
+    table.push(keys, np.ones((len(keys), 10), F), slots=right)
+    assert not on_disk or table.stats()["disk_rows"] > 10_000
+    for asked in (keys[:20_000], keys[:5], keys[:3000] + np.uint64(99_000)):  # the last ones are partly new
+        expected = table.pull(asked)
+        for slots in (asked % 4, (asked + 1) % 4, asked % 7 + 3, np.full(len(asked), NO_SLOT)):
+            np.testing.assert_array_equal(table.pull(asked, slots=slots.astype(np.uint16)), expected)
+    with pytest.raises(TableError, match="slots"):
+        table.pull(keys, slots=right[1:])
+    # A push that names another slot than before finds the row too.
+    rows = len(table)
+    table.push(keys, np.ones((len(keys), 10), F), slots=(right + 1) % 4)
+    assert len(table) == rows
+
+
 def test_eviction_and_changes_cover_all_widths(tmp_path: Path) -> None:
     table = mixed(WIDE, memory_limit=6 << 20, delete_threshold=0.0)
     rng = np.random.default_rng(3)

@@ -212,6 +212,7 @@ class ShardTable:
     """A read-only table over a link, for scoring."""
 
     disk: str | None = None  # shards read rows from disk when they are asked
+    classes: tuple[()] = ()  # shards know the widths of their rows
 
     def __init__(self, link: ShardClient, factors: int) -> None:
         self._link, self.factors = link, factors

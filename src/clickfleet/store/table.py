@@ -67,7 +67,7 @@ class RowClass:
 
 
 MAX_CLASSES = 16
-"""Most different combinations of width, rules and admission in one table. A look-up tries each."""
+"""Most different combinations of width, rules and admission in one table. A look-up without the slot of its key tries each."""
 
 
 class Table:
@@ -158,7 +158,7 @@ class Table:
             if len(self.classes) > MAX_CLASSES:
                 raise ConfigError(
                     f"the slots have more than {MAX_CLASSES} different widths, rules or admissions",
-                    "give some slots the same ones: a look-up tries each",
+                    "give some slots the same ones: a look-up may try each",
                 )
             numbers[slot] = self.classes.index(row_class)
         return numbers if numbers.any() else numbers[:0]
@@ -254,12 +254,20 @@ class Table:
         stats = self.stats()
         return f"Table(factors={self.factors}, rule={self.rule.name}, rows={stats['rows']}, bytes={stats['bytes']})"
 
-    def pull(self, keys: Keys, *, training: bool = True, out: Floats | None = None) -> Floats:
+    def pull(
+        self,
+        keys: Keys,
+        *,
+        training: bool = True,
+        out: Floats | None = None,
+        slots: NDArray[np.uint16] | None = None,
+    ) -> Floats:
         """Return the rows of `keys`, in their order: embed_w, then the factors.
 
         A key without a row reads its initial value in training and zeros otherwise. `pull` creates no rows. If slots have their own
         widths, it has the initial values of the widest rows; if they have their own admission and not all admit at birth, its factors
-        are zeros.
+        are zeros. Pass the `slots` of the keys if they are known: a table with rows of several widths then finds the row of a key at
+        once. The rows are the same without them.
 
         >>> Table(factors=4).pull(np.array([7, 7], np.uint64)).shape
         (2, 5)
@@ -275,7 +283,9 @@ class Table:
             or not out.flags.writeable
         ):
             raise TableError(f"out must be a writable, contiguous float32 array of shape {(len(keys), width)}")
-        self.core.pull(keys, training, out)
+        if slots is not None:
+            slots = _checked("slots", slots, np.uint16, keys.shape)
+        self.core.pull(keys, training, out, slots)
         return out
 
     def push(

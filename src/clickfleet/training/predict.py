@@ -80,7 +80,9 @@ class Scorer:
         if embedding is None:
             embedding = self._local.embedding = self.learner.embedding()
         keys = embedding.unique(batch)
-        rows = round_rows(self._row_format, self.learner.table.pull(keys, training=False, out=embedding.room()))
+        table = self.learner.table
+        slots = embedding.slots_of(batch) if len(table.classes) > 1 else None
+        rows = round_rows(self._row_format, table.pull(keys, training=False, out=embedding.room(), slots=slots))
         x = embedding.inputs(batch, rows, training=False)
         scores: Floats
         if self._session is not None:

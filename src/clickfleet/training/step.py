@@ -138,7 +138,8 @@ class Step:
     def train(self, batch: Batch, table: Table, optimizer: Optimizer, lap: Callable[[str], None]) -> Result:
         """Train on a batch with a table of this process: pull, compute, push. `lap` is called with the name of each phase at its end."""
         keys = self.embedding.unique(batch)
-        rows = table.pull(keys, out=self.embedding.room())
+        slots = self.embedding.slots_of(batch) if len(table.classes) > 1 else None
+        rows = table.pull(keys, out=self.embedding.room(), slots=slots)
         lap("pull")
         result = self(batch, rows)
         optimizer.step(self.flat.grads, result.dense_scale)
