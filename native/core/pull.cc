@@ -1,6 +1,7 @@
 // Reads rows. The work is pipelined over blocks of keys: while the rows of one block are copied, the rows of the next
 // block and the tags of the block after that are prefetched.
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "floats.h"
@@ -18,7 +19,7 @@ thread_local std::vector<uint32_t> cold;  // places of keys, in the current piec
 
 }  // namespace
 
-// The shelves of one stripe, in the form the loops need: those of class 0.
+// The shelves of one class in one stripe, in the form the loops need.
 struct alignas(64) Table::View {
   const Stripe* stripe;
   Shelf::View full, brief;
@@ -38,10 +39,18 @@ void Table::pull(const uint64_t* keys, size_t n, bool training, float* out, cons
 }
 
 void Table::pull_piece(const uint64_t* keys, const uint16_t* slots, size_t n, bool training, float* out) const {
-  View views[kStripes];
+  thread_local std::vector<View> views;  // by stripe and class
+  const size_t classes = classes_.size();
+  views.resize(kStripes * classes);
   const auto view = [&](int s) {
-    views[s] = {stripes_[s].get(), stripes_[s]->shelves[1].view(), stripes_[s]->shelves[0].view()};
+    for (size_t c = 0; c < classes; ++c) {
+      const Shelves& shelves = stripes_[s]->shelves;
+      views[static_cast<size_t>(s) * classes + c] = {stripes_[s].get(),
+                                                     shelves[kind_of(static_cast<int>(c), true)].view(),
+                                                     shelves[kind_of(static_cast<int>(c), false)].view()};
+    }
   };
+  const View* const first = views.data();
   // With many keys, nearly every stripe is needed. If no stripe is busy, lock them all at once and process the keys in
   // their order.
   if (n >= 8 * kStripes) {
@@ -53,11 +62,15 @@ void Table::pull_piece(const uint64_t* keys, const uint16_t* slots, size_t n, bo
     }
     if (locked == kStripes) {
       const auto at = [](size_t i) { return i; };
-      const auto home = [&](uint64_t hash) -> const View& { return views[stripe_of(hash)]; };
-      if (layout_.kinds() > 2)
-        pull_classes(home, at, keys, slots, n, training, out);
-      else
-        brief ? pull_keys<true>(home, at, keys, n, training, out) : pull_keys<false>(home, at, keys, n, training, out);
+      if (classes == 1) {
+        const auto home = [first](uint64_t hash, size_t) -> const View& { return first[stripe_of(hash)]; };
+        pull_one_class(brief, home, at, keys, n, training, out);
+      } else {
+        const auto home = [first, classes](uint64_t hash, size_t c) -> const View& {
+          return first[static_cast<size_t>(stripe_of(hash)) * classes + c];
+        };
+        pull_any_class(home, at, keys, slots, n, training, out);
+      }
     }
     for (int s = 0; s < locked; ++s) stripes_[s]->lock.unlock_shared();
     if (locked == kStripes) return;
@@ -71,31 +84,68 @@ void Table::pull_piece(const uint64_t* keys, const uint16_t* slots, size_t n, bo
         const std::shared_lock guard(stripes_[s]->lock, std::adopt_lock);
         view(s);
         const auto at = [where = plan.where.data() + plan.begin[s]](size_t i) { return where[i]; };
-        const auto home = [&](uint64_t) -> const View& { return views[s]; };
+        const auto home = [own = first + static_cast<size_t>(s) * classes](uint64_t, size_t c) -> const View& {
+          return own[c];
+        };
         const size_t count = plan.end[s] - plan.begin[s];
-        layout_.kinds() > 2 ? pull_classes(home, at, keys, slots, count, training, out)
-                            : pull_keys<true>(home, at, keys, count, training, out);
+        classes == 1 ? pull_one_class(true, home, at, keys, count, training, out)
+                     : pull_any_class(home, at, keys, slots, count, training, out);
       });
 }
 
-// Pulls n keys: the i-th is keys[at(i)], and home(hash) is its stripe. All rows are of one class. Without `Brief` the
-// table has no short rows.
-template <bool Brief, class Home, class At>
-void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const {
+namespace {
+
+// The class of the key at a place.
+struct OneClass {
+  size_t operator()(size_t) const { return 0; }
+};
+struct ClassBySlot {
+  const Table& table;
+  const uint16_t* slots;
+  size_t operator()(size_t place) const { return static_cast<size_t>(table.class_of_slot(slots[place])); }
+};
+
+}  // namespace
+
+template <class Home, class At>
+void Table::pull_one_class(bool brief, const Home& home, const At& at, const uint64_t* keys, size_t n, bool training,
+                           float* out) const {
+  brief ? pull_keys<true>(OneClass{}, home, at, keys, n, training, out)
+        : pull_keys<false>(OneClass{}, home, at, keys, n, training, out);
+}
+
+template <class Home, class At>
+void Table::pull_any_class(const Home& home, const At& at, const uint64_t* keys, const uint16_t* slots, size_t n,
+                           bool training, float* out) const {
+  slots == nullptr ? search_keys(home, at, keys, n, training, out)
+                   : pull_keys<true>(ClassBySlot{*this, slots}, home, at, keys, n, training, out);
+}
+
+// Pulls n keys: the i-th is keys[at(i)], classes(at(i)) is its class, almost surely, and home(hash, class) is where its
+// row is. Without `Brief` the table has no short rows.
+template <bool Brief, class Classes, class Home, class At>
+void Table::pull_keys(const Classes& classes, const Home& home, const At& at, const uint64_t* keys, size_t n,
+                      bool training, float* out) const {
+  constexpr bool kOneClass = std::is_same_v<Classes, OneClass>;
   const auto width = static_cast<size_t>(1 + layout_.widest());
+  const auto full_width = [&](size_t c) {
+    return kOneClass ? width : static_cast<size_t>(1 + layout_.factors(kind_of(static_cast<int>(c), true)));
+  };
   uint64_t hashes[3][kBlock];
   const char* rows[2][kBlock];
   bool full[2][kBlock];
   const size_t blocks = (n + kBlock - 1) / kBlock;
   // Offset of the last byte read from a full row; 0 if a row is exactly one cache line.
-  const size_t beyond = layout_.hot_bytes(1) == 64 ? 0 : Row::kWeights + 4 * width - 1;
+  size_t last[kMostClasses];
+  for (size_t c = 0; c < classes_.size(); ++c)
+    last[c] = layout_.hot_bytes(kind_of(static_cast<int>(c), true)) == 64 ? 0 : Row::kWeights + 4 * full_width(c) - 1;
   for (size_t step = 0; step < blocks + 2; ++step) {
     if (const size_t begin = step * kBlock; step < blocks) {
       uint64_t* hash = hashes[step % 3];
       const size_t count = std::min(kBlock, n - begin);
       for (size_t i = 0; i < count; ++i) hash[i] = mix64(keys[at(begin + i)]);
       for (size_t i = 0; i < count; ++i) {
-        const View& view = home(hash[i]);
+        const View& view = home(hash[i], classes(at(begin + i)));
         prefetch(view.full.tags_of(hash[i]));
         if (Brief) prefetch(view.brief.tags_of(hash[i]));
       }
@@ -104,7 +154,8 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
       const uint64_t* hash = hashes[b % 3];
       const size_t count = std::min(kBlock, n - b * kBlock);
       for (size_t i = 0; i < count; ++i) {
-        const View& view = home(hash[i]);
+        const size_t own = classes(at(b * kBlock + i)), beyond = last[own];
+        const View& view = home(hash[i], own);
         const char* row = view.full.guess(hash[i]);
         if (Brief) {
           full[b % 2][i] = row != nullptr;
@@ -123,13 +174,16 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
       const uint64_t key = keys[place];
       const char* row = rows[b % 2][i];
       float* to = out + place * width;
-      if (row == nullptr || load<uint64_t>(row) != key) {  // unknown key, or another key with the same tag
-        const Stripe& stripe = *home(hashes[b % 3][i]).stripe;
+      if (row == nullptr ||
+          load<uint64_t>(row) != key) {  // unknown, of another class, or another key with the same tag
+        const Stripe& stripe = *home(hashes[b % 3][i], 0).stripe;
         // A key that is not in memory needs no second look there: pull_cold looks up all such keys together.
-        if ((row == nullptr && stripe.has_cold_rows()) || !read_one(stripe, key, training, to))
+        if ((kOneClass && row == nullptr && stripe.has_cold_rows()) || !read_one(stripe, key, training, to))
           cold.push_back(static_cast<uint32_t>(place));
       } else if (!Brief || full[b % 2][i]) {
-        copy_floats(reinterpret_cast<const float*>(row + Row::kWeights), to, width);
+        const size_t own = full_width(classes(place));
+        copy_floats(reinterpret_cast<const float*>(row + Row::kWeights), to, own);
+        if (!kOneClass) std::fill_n(to + own, width - own, 0.0F);
       } else {
         to[0] = load<float>(row + Row::kWeights);
         std::fill_n(to + 1, width - 1, 0.0F);
@@ -138,10 +192,10 @@ void Table::pull_keys(const Home& home, const At& at, const uint64_t* keys, size
   }
 }
 
-// The same for rows of several classes.
+// The same for keys of unknown classes: it looks for them in all.
 template <class Home, class At>
-void Table::pull_classes(const Home& home, const At& at, const uint64_t* keys, const uint16_t* slots, size_t n,
-                         bool training, float* out) const {
+void Table::search_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training,
+                        float* out) const {
   const auto width = static_cast<size_t>(1 + layout_.widest());
   uint64_t hashes[3][kBlock];
   Ref refs[2][kBlock];
@@ -150,19 +204,19 @@ void Table::pull_classes(const Home& home, const At& at, const uint64_t* keys, c
     if (const size_t begin = step * kBlock; step < blocks)
       for (size_t i = 0; i < std::min(kBlock, n - begin); ++i) {
         const uint64_t hash = hashes[step % 3][i] = mix64(keys[at(begin + i)]);
-        home(hash).stripe->prefetch_tags(hash, likely_class(slots, at(begin + i)));
+        home(hash, 0).stripe->prefetch_tags(hash);
       }
     if (const size_t b = step - 1; step >= 1 && b < blocks)
       for (size_t i = 0; i < std::min(kBlock, n - b * kBlock); ++i) {
-        const Stripe& stripe = *home(hashes[b % 3][i]).stripe;
-        const Ref ref = refs[b % 2][i] = stripe.guess(hashes[b % 3][i], likely_class(slots, at(b * kBlock + i)));
+        const Stripe& stripe = *home(hashes[b % 3][i], 0).stripe;
+        const Ref ref = refs[b % 2][i] = stripe.guess(hashes[b % 3][i]);
         if (ref) stripe.shelves[ref.kind()].prefetch_hot(ref.slot());
       }
     if (step < 2) continue;
     const size_t b = step - 2, begin = b * kBlock, count = std::min(kBlock, n - begin);
     for (size_t i = 0; i < count; ++i) {
       const size_t place = at(begin + i);
-      const Stripe& stripe = *home(hashes[b % 3][i]).stripe;
+      const Stripe& stripe = *home(hashes[b % 3][i], 0).stripe;
       const Ref ref = refs[b % 2][i];
       if (const Row row = ref ? stripe.row(ref) : Row{}; ref && row.key() == keys[place])
         copy_row(row.hot, ref.kind(), out + place * width);

@@ -145,7 +145,8 @@ void Table::push(const Push& push) {
             take_undo(size);
             guard.lock();
           }
-          push_items(stripe, items.data() + at, size, push, &deferred);
+          plain() ? push_items<true>(stripe, items.data() + at, size, push, &deferred)
+                  : push_items<false>(stripe, items.data() + at, size, push, &deferred);
           give_back_undo(size);
         }
       });
@@ -183,7 +184,7 @@ void Table::push_deferred(Deferred& deferred, const Push& push) {
         const std::unique_lock guard(stripe.lock);
         for (size_t i = from; i < to; ++i) {
           const bool new_key = absent[i - at] && stripe.cold->version == versions[stripe.number];
-          update(stripe, items[i], {}, push, new_key ? Fetch::never : Fetch::now);
+          update<false>(stripe, items[i], {}, push, new_key ? Fetch::never : Fetch::now);
         }
       }
       give_back_undo(to - from);
@@ -286,13 +287,14 @@ void Table::merge(const Plan& p, int s, const Push& push, std::vector<Item>& ite
   }
 }
 
+template <bool Plain>
 void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Push& push, Deferred* deferred) {
   // Pipelined as in pull.cc: prefetch the tags of one block, prefetch the rows of the previous block, update the block
   // before that.
   constexpr size_t kBlock = 16;
   Ref guesses[2][kBlock];
   const bool slots_known = classes_.size() > 1 && push.slot != nullptr;
-  const auto likely = [&](const Item& item) { return slots_known ? class_of_slot(item.slot) : kAnyClass; };
+  const auto likely = [&](const Item& item) { return Plain ? 0 : slots_known ? class_of_slot(item.slot) : kAnyClass; };
   thread_local std::vector<const Item*> missing;  // not in memory: with rows on disk, they come last
   missing.clear();
   const size_t blocks = (size + kBlock - 1) / kBlock;
@@ -314,38 +316,42 @@ void Table::push_items(Stripe& stripe, const Item* items, size_t size, const Pus
     for (size_t i = 0; i < count; ++i) {
       const Item& item = items[begin + i];
       const Ref guess = guesses[step % 2][i];
-      if (disk_ != nullptr && !guess && !stripe.cold->stage.holds(item.key)) {
+      if (Plain) {
+        update<true>(stripe, item, guess, push, Fetch::never);
+      } else if (disk_ != nullptr && !guess && !stripe.cold->stage.holds(item.key)) {
         stripe.cold->prefetch(item.hash, false);
         missing.push_back(&item);
-      } else if (!update(stripe, item, guess, push, Fetch::if_ready)) {
+      } else if (!update<false>(stripe, item, guess, push, Fetch::if_ready)) {
         deferred->add(item, static_cast<size_t>(1 + layout_.widest()));
       }
     }
   }
+  if (Plain) return;
   constexpr size_t kAhead = 8;
   for (size_t i = 0; i < missing.size() + kAhead; ++i) {
     if (i < missing.size()) stripe.cold->prefetch(missing[i]->hash, true);
-    if (i >= kAhead && !update(stripe, *missing[i - kAhead], {}, push, Fetch::if_ready))
+    if (i >= kAhead && !update<false>(stripe, *missing[i - kAhead], {}, push, Fetch::if_ready))
       deferred->add(*missing[i - kAhead], static_cast<size_t>(1 + layout_.widest()));
   }
 }
 
 // Returns false if the row must first be read from disk.
+template <bool Plain>
 bool Table::update(Stripe& stripe, const Item& item, Ref guess, const Push& push, Fetch fetch) {
   // The guess may be stale: rows move when a shelf grows and when they are admitted.
   Ref ref = stripe.holds(guess, item.key) ? guess : stripe.find(item.hash, item.key);
-  if (!ref && disk_ != nullptr && fetch != Fetch::never) {
+  if (!Plain && !ref && disk_ != nullptr && fetch != Fetch::never) {
     bool later = false;
     ref = bring(stripe, item.hash, item.key, fetch == Fetch::now, later);
     if (later) return false;
   }
   const bool born = !ref;
-  if (born) ref = create(stripe, item.hash, item.key, class_of_slot(item.slot));
+  if (born) ref = create(stripe, item.hash, item.key, Plain ? 0 : class_of_slot(item.slot));
   const RowKind kind = ref.kind();
-  const OwnClass& own = classes_[static_cast<size_t>(class_of(kind))];
+  const OwnClass& own = classes_[Plain ? 0 : static_cast<size_t>(class_of(kind))];
   const int factors = layout_.factors(kind);
   // A row keeps its class, so it takes no slot of another one: its class follows from its slot wherever rows are read.
-  const bool takes_slot = item.slot != kNoSlot && (classes_.size() == 1 || class_of_slot(item.slot) == class_of(kind));
+  const bool takes_slot = item.slot != kNoSlot && (Plain || class_of_slot(item.slot) == class_of(kind));
   const Row row = stripe.row(ref);
   if (!born) touch(stripe, row, kind, item.hash);
 
@@ -354,7 +360,7 @@ bool Table::update(Stripe& stripe, const Item& item, Ref guess, const Push& push
   row.set_delta_score(row.delta_score() + static_cast<float>(config_.policy.score(item.show, item.click)));
   if (push.move == Move::train || item.show > 0) row.set_unseen_days(0);
   if (takes_slot) row.set_slot(item.slot);
-  row.round() = stripe.spills;
+  if (!Plain) row.round() = stripe.spills;
   if (push.move == Move::train) {
     own.apply_embed(own.embed_rule, own.embed_bounds, row.weights(), row.state_of_embed(), item.g, 1,
                     factor(own.embed_scale, item.show, push.n));

@@ -82,10 +82,6 @@ class Table {
   const Layout& layout() const { return layout_; }
   int widest() const { return layout_.widest(); }  // factors of the widest rows
   int class_of_slot(uint16_t slot) const { return slot < config_.slot_class.size() ? config_.slot_class[slot] : 0; }
-  // The class that a look-up tries first, or kAnyClass.
-  int likely_class(const uint16_t* slots, size_t i) const {
-    return slots == nullptr ? kAnyClass : class_of_slot(slots[i]);
-  }
 
   // Rows have 1 + widest() columns: narrower ones end with zeros, but unknown keys have the initial values of all.
   // `slots` of the keys, if they are known, tell the class that a look-up tries first.
@@ -124,11 +120,17 @@ class Table {
   // pull.cc
   struct View;
   void pull_piece(const uint64_t* keys, const uint16_t* slots, size_t n, bool training, float* out) const;
-  template <bool Brief, class Home, class At>
-  void pull_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const;
   template <class Home, class At>
-  void pull_classes(const Home& home, const At& at, const uint64_t* keys, const uint16_t* slots, size_t n,
-                    bool training, float* out) const;
+  void pull_one_class(bool brief, const Home& home, const At& at, const uint64_t* keys, size_t n, bool training,
+                      float* out) const;
+  template <class Home, class At>
+  void pull_any_class(const Home& home, const At& at, const uint64_t* keys, const uint16_t* slots, size_t n,
+                      bool training, float* out) const;
+  template <bool Brief, class Classes, class Home, class At>
+  void pull_keys(const Classes& classes, const Home& home, const At& at, const uint64_t* keys, size_t n, bool training,
+                 float* out) const;
+  template <class Home, class At>
+  void search_keys(const Home& home, const At& at, const uint64_t* keys, size_t n, bool training, float* out) const;
   void copy_row(const char* hot, RowKind kind, float* out) const;
   bool read_one(const Stripe& stripe, uint64_t key, bool training, float* out) const;  // false: it may be on disk
   void initial(uint64_t key, bool training, float* out) const;
@@ -137,10 +139,14 @@ class Table {
   // table.cc
   void merge(const Plan& plan, int s, const Push& push, std::vector<Item>& items) const;
   struct Deferred;
+  // One class of rows, all in memory: most tables. `Plain` spares them the questions of the others.
+  bool plain() const { return classes_.size() == 1 && disk_ == nullptr; }
+  template <bool Plain>
   void push_items(Stripe& stripe, const Item* items, size_t size, const Push& push, Deferred* deferred);
   void push_deferred(Deferred& deferred, const Push& push);
   // What to do about a row that may be on disk: move it if it is at hand, read it at once, or take it for a new one.
   enum class Fetch : uint8_t { if_ready, now, never };
+  template <bool Plain>
   bool update(Stripe& stripe, const Item& item, Ref guess, const Push& push, Fetch fetch);
   Ref add(Stripe& stripe, RowKind kind, uint64_t hash, uint64_t key);
   Ref create(Stripe& stripe, uint64_t hash, uint64_t key, int row_class);

@@ -217,7 +217,7 @@ class ShardTable:
     def __init__(self, link: ShardClient, factors: int) -> None:
         self._link, self.factors = link, factors
 
-    def pull(self, keys: Keys, *, training: bool = True, out: Floats | None = None) -> Floats:
+    def pull(self, keys: Keys, *, training: bool = True, out: Floats | None = None, slots: None = None) -> Floats:
         rows = self._link.ask(Request(pull=keys, training=training)).wait().rows
         assert rows is not None
         if out is not None:
