@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from clickfleet.errors import ClickfleetError, hide
+from clickfleet.serve import parent
 from clickfleet.serve.state_folder import TRAINER, write_json
 
 PARENT_S = 0.5
@@ -20,7 +21,7 @@ PARENT_S = 0.5
 
 def main() -> None:
     state = Path(sys.argv[1])
-    threading.Thread(target=_watch, args=(os.getppid(),), name="clickfleet-parent", daemon=True).start()
+    threading.Thread(target=_watch, name="clickfleet-parent", daemon=True).start()
     try:
         from clickfleet.online.learn import learn
 
@@ -42,9 +43,9 @@ def _report(state: Path, problem: str) -> None:
         print(f"trainer: {hide(problem)}", file=sys.stderr, flush=True)
 
 
-def _watch(parent: int) -> None:
+def _watch() -> None:
     """Stop this process when its supervisor is gone: the next one starts a trainer of its own."""
-    while os.getppid() == parent:
+    while not parent.is_gone():
         time.sleep(PARENT_S)
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -3,7 +3,6 @@
 python -m clickfleet.serve.recorder STATE
 """
 
-import os
 import signal
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from clickfleet.data.events import SHOWS
 from clickfleet.errors import ClickfleetError
+from clickfleet.serve import parent
 from clickfleet.serve.batching import Counts
 from clickfleet.serve.connection import log_fault
 from clickfleet.serve.counters import RECORDER, Meter
@@ -151,7 +151,6 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor stops this process after the workers
-    parent = os.getppid()
     try:
         recorder = Recorder(settings)
     except ClickfleetError as error:
@@ -160,7 +159,7 @@ def main() -> None:
     shorten_slices(RECORDER_SLICE_S, nice=NICE, background=True)
     saved_at = 0.0
     while True:
-        last = stopped or os.getppid() != parent
+        last = stopped or parent.is_gone()
         try:
             recorder.poll()
         except Exception:  # whatever happens, go on: the files stay until they are read

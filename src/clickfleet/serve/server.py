@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 
 from clickfleet.errors import CheckpointError, ClickfleetError
-from clickfleet.serve import admin, state_folder
+from clickfleet.serve import admin, parent, state_folder
 from clickfleet.serve.auth import Tokens
 from clickfleet.serve.batching import AdmissionControl, Batcher
 from clickfleet.serve.connection import Limits, limited, sweep
@@ -168,7 +168,7 @@ async def serve(settings: Settings, number: int, listener: socket.socket) -> Non
         asyncio.create_task(VersionWatch(context, loader.open, loader.prepare, state, stamp).run()),
         asyncio.create_task(sweep(server.server_state.connections, limits)),
         asyncio.create_task(_ready_when_started(server, state / f"ready-{number}")),
-        asyncio.create_task(_stop(context, server, grpc_server, stop, os.getppid())),
+        asyncio.create_task(_stop(context, server, grpc_server, stop)),
     ]
     try:
         await server.serve(sockets=[listener])
@@ -203,12 +203,12 @@ async def _ready_when_started(server: uvicorn.Server, mark: Path) -> None:
     state_folder.write_json(mark, os.getpid())
 
 
-async def _stop(context: Context, server: uvicorn.Server, grpc_server: Any, stop: asyncio.Event, parent: int) -> None:
+async def _stop(context: Context, server: uvicorn.Server, grpc_server: Any, stop: asyncio.Event) -> None:
     """Wait for a signal or the death of the parent, then stop without losing a request."""
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 1.0)
-        if os.getppid() != parent:
+        if parent.is_gone():
             stop.set()
     context.draining = True
     await asyncio.sleep(STOP_NOTICE_S)

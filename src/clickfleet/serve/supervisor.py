@@ -20,7 +20,7 @@ from clickfleet.config.sections import Serve
 from clickfleet.data import files
 from clickfleet.data.events import topic_of
 from clickfleet.errors import ConfigError, MissingError, ServeError
-from clickfleet.serve import state_folder
+from clickfleet.serve import parent, state_folder
 from clickfleet.serve.event_queue import LogTarget
 from clickfleet.store.onnx import Engine
 
@@ -159,7 +159,9 @@ class ChildProcess:
 
     def start(self) -> None:
         self.started, self.restart_at = time.monotonic(), None
-        self.process = subprocess.Popen(self.command, pass_fds=self.descriptors, start_new_session=True)
+        self.process = subprocess.Popen(
+            self.command, pass_fds=self.descriptors, start_new_session=True, env=parent.child_environment()
+        )
 
     @property
     def alive(self) -> bool:

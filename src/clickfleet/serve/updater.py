@@ -5,7 +5,6 @@ It is woken by the line of a new entry (inotify), and looks at the log every `po
 python -m clickfleet.serve.updater STATE
 """
 
-import os
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clickfleet.errors import CheckpointError, ClickfleetError, hide
-from clickfleet.serve import overlays, state_folder
+from clickfleet.serve import overlays, parent, state_folder
 from clickfleet.serve.connection import log_fault
 from clickfleet.serve.overlays import Stack
 from clickfleet.serve.predictor import Version, open_version
@@ -47,7 +46,6 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    parent = os.getppid()
     updater = Updater(settings)
     try:
         updater.start()
@@ -57,7 +55,7 @@ def main() -> None:
     shorten_slices(UPDATER_SLICE_S, nice=NICENESS)
     logged, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
     events = FileEvents([updater.folder, state_folder.commands(updater.state)])
-    while not stopped and os.getppid() == parent:
+    while not (stopped or parent.is_gone()):
         try:
             updater.poll()
             pause = settings.poll_ms / 1e3
