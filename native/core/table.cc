@@ -468,18 +468,27 @@ void Table::reserve(const std::vector<uint64_t>& rows) {
   for (const uint64_t n : rows)
     if (n > kMost) throw Error("a table holds at most 2^36 rows of each kind");
   const Gate::Pass pass(gate_, true);
-  double bytes = 0;
-  for (RowKind kind = 0; kind < layout_.kinds(); ++kind) bytes += static_cast<double>(rows[kind]) * layout_.bytes(kind);
-  const size_t most = config_.memory_limit == 0 ? 0 : disk_ == nullptr ? room() : warm_room();
-  const double share =
-      config_.memory_limit == 0 || bytes == 0 ? 1 : std::min(1.0, 0.85 * static_cast<double>(most) / bytes);
+  const auto buckets_of = [](double n) { return n / kStripes * 1.03 / (Shelf::kBucket * 92 / 100); };
+  double bytes = 0, total = 0;  // of all rows in memory: of their shelves if a share of them must fit exactly
+  for (RowKind kind = 0; kind < layout_.kinds(); ++kind) {
+    const auto n = static_cast<double>(rows[kind]);
+    total += n;
+    bytes += disk_ == nullptr ? n * layout_.bytes(kind)
+                              : buckets_of(n) * kStripes * static_cast<double>(stripes_[0]->shelves[kind].bytes_if(1));
+  }
+  double most = 0.85 * static_cast<double>(room());
+  if (disk_ != nullptr) {
+    // A shelf that had to shrink while it fills would be crowded at its low end, so memory is left for the index, too.
+    constexpr double kIndex = 3;  // bytes of a row on disk
+    most = std::max(0.0, 0.95 * (0.96 * static_cast<double>(warm_room()) - kIndex * total));
+  }
+  const double share = config_.memory_limit == 0 || bytes == 0 ? 1 : std::min(1.0, most / bytes);
   kept_share_ = disk_ == nullptr || share == 1 ? 1 : share * 0.95;
   for (const auto& stripe : stripes_)
     for (RowKind kind = 0; kind < layout_.kinds(); ++kind) {
-      const auto wanted = static_cast<uint64_t>(share * static_cast<double>(rows[kind]));
       Shelf& shelf = stripe->shelves[kind];
-      const auto buckets = static_cast<uint32_t>(wanted / kStripes * 103 / 100 / (Shelf::kBucket * 92 / 100) + 1);
-      if (wanted == 0 || buckets <= shelf.buckets() || !may_resize(*stripe, kind, buckets)) continue;
+      const auto buckets = static_cast<uint32_t>(buckets_of(share * static_cast<double>(rows[kind])) + 1);
+      if (rows[kind] == 0 || buckets <= shelf.buckets() || !may_resize(*stripe, kind, buckets)) continue;
       const std::unique_lock guard(stripe->lock);
       shelf.resize(buckets);
     }
