@@ -241,6 +241,8 @@ class Ranking:
         for place, candidate in enumerate(request.candidates):
             features = dict(candidate)
             item = features.pop("id", None)
+            if item is None:
+                raise ServeError(f"candidate {place} has no id", "an id is text or a 64-bit integer")
             if not _is_id(item):
                 raise ServeError(f"candidate {place}: the id must be text or a 64-bit integer")
             value = features.pop("value", 1.0)
