@@ -468,7 +468,8 @@ void Table::reserve(const std::vector<uint64_t>& rows) {
   for (const uint64_t n : rows)
     if (n > kMost) throw Error("a table holds at most 2^36 rows of each kind");
   const Gate::Pass pass(gate_, true);
-  const auto buckets_of = [](double n) { return n / kStripes * 1.03 / (Shelf::kBucket * 92 / 100); };
+  constexpr uint32_t kFilled = Shelf::kBucket * 92 / 100;  // slots of a bucket
+  const auto buckets_of = [](double n) { return n / kStripes * 1.03 / kFilled; };
   double bytes = 0, total = 0;  // of all rows in memory: of their shelves if a share of them must fit exactly
   for (RowKind kind = 0; kind < layout_.kinds(); ++kind) {
     const auto n = static_cast<double>(rows[kind]);
