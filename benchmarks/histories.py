@@ -168,8 +168,8 @@ def fuxictr(log: Log, model: str, seed: int, zoo: Path) -> Outcome:
             learning_rate=1e-3, embedding_dim=DIM, dnn_hidden_units=list(HIDDEN), batch_norm=model == "dien", **fields,
         )  # fmt: skip
         loaders = RankDataLoader(
-            processor.feature_map, train_data=paths[0], valid_data=paths[1], test_data=paths[2], batch_size=BATCH,
-            data_format="parquet", shuffle=True,
+            processor.feature_map, train_data=paths[0], valid_data=None if log.epochs else paths[1],
+            test_data=paths[2], batch_size=BATCH, data_format="parquet", shuffle=True,
         )  # fmt: skip
         reader, validation, tester = loaders.make_iterator() if hasattr(loaders, "make_iterator") else loaders
         begin = time.monotonic()
