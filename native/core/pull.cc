@@ -174,8 +174,8 @@ void Table::pull_keys(const Classes& classes, const Home& home, const At& at, co
       const uint64_t key = keys[place];
       const char* row = rows[b % 2][i];
       float* to = out + place * width;
-      if (row == nullptr ||
-          load<uint64_t>(row) != key) {  // unknown, of another class, or another key with the same tag
+      if (row == nullptr || load<uint64_t>(row) != key) {
+        // It is unknown, of another class, or another key has the same tag.
         const Stripe& stripe = *home(hashes[b % 3][i], 0).stripe;
         // A key that is not in memory needs no second look there: pull_cold looks up all such keys together.
         if ((kOneClass && row == nullptr && stripe.has_cold_rows()) || !read_one(stripe, key, training, to))

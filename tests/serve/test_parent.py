@@ -7,21 +7,29 @@ from pathlib import Path
 
 CHILD = """
 import pathlib, sys, time
-time.sleep(1)  # the supervisor is gone by now
+said, go = map(pathlib.Path, sys.argv[1:])
+while not go.exists():
+    time.sleep(0.01)
 from clickfleet.serve import parent
-pathlib.Path(sys.argv[1]).write_text(str(parent.is_gone()))
+said.write_text(str(parent.is_gone()))
 """
 SUPERVISOR = """
-import sys, time
+import sys
 from clickfleet.serve.supervisor import ChildProcess
-ChildProcess([sys.executable, "-c", sys.argv[1], sys.argv[2]]).start()
-time.sleep(float(sys.argv[3]))
+child = ChildProcess([sys.executable, "-c", *sys.argv[2:]])
+child.start()
+if sys.argv[1] == "wait":
+    child.process.wait()
 """
 
 
-def answer(tmp_path: Path, supervisor_s: float) -> str:
-    said = tmp_path / "said.txt"
-    subprocess.run([sys.executable, "-c", SUPERVISOR, CHILD, str(said), str(supervisor_s)], check=True, timeout=60)
+def answer(tmp_path: Path, supervisor: str) -> str:
+    """Return what a child says of its supervisor, which waits for it or ends at once."""
+    said, go = tmp_path / "said.txt", tmp_path / "go"
+    if supervisor == "wait":
+        go.touch()
+    subprocess.run([sys.executable, "-c", SUPERVISOR, supervisor, CHILD, str(said), str(go)], check=True, timeout=60)
+    go.touch()
     end = time.monotonic() + 60
     while not said.exists() or not said.read_text():
         assert time.monotonic() < end
@@ -30,8 +38,8 @@ def answer(tmp_path: Path, supervisor_s: float) -> str:
 
 
 def test_a_child_knows_that_its_supervisor_died_before_it_began(tmp_path: Path) -> None:
-    assert answer(tmp_path, supervisor_s=0) == "True"
+    assert answer(tmp_path, "end") == "True"
 
 
 def test_a_child_knows_that_its_supervisor_lives(tmp_path: Path) -> None:
-    assert answer(tmp_path, supervisor_s=8) == "False"
+    assert answer(tmp_path, "wait") == "False"
