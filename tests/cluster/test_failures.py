@@ -61,3 +61,6 @@ def test_a_process_killed_in_the_last_cut(
     assert f"{victim} failed: " in (run / "log.txt").read_text()
     assert done.rows == ROWS
     assert shows(run) == ROWS * SLOTS
+    # The epoch had ended. Its line was after the checkpoint to which the run was rolled back, so only the second one is left.
+    kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert kinds.count("epoch") == 1

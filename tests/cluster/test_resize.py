@@ -100,9 +100,7 @@ def test_a_run_grows_and_shrinks_while_it_trains(ray: Any, config: dict[str, Any
     assert done.train["rows"] == ROWS  # of the last epoch
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["change"] for line in lines if line["kind"] == "resize"][-1] == "remove-workers 2"
-    # An epoch that ended after the checkpoint to which the run was rolled back ends again, in a line of its own.
-    epochs = {line["epoch"]: line["epoch_rows"] for line in lines if line["kind"] == "epoch"}
-    assert [*epochs.values()] == [ROWS] * (done.rows // ROWS)
+    assert [line["epoch_rows"] for line in lines if line["kind"] == "epoch"] == [ROWS] * (done.rows // ROWS)
     with pytest.raises(ClusterError, match="no run is alive"):
         RunningCluster(run).status()
 
@@ -269,7 +267,7 @@ def test_fifty_changes_under_kills(ray: Any, config: dict[str, Any], tmp_path: P
     rows, rng = ROWS_PER_CHANGE * CHANGES, random.Random(f"{mode} {os.environ.get('CLICKFLEET_SEED', 7)}")
     synth(tmp_path / "log", SynthOptions(rows=rows, test_rows=50_000, parts=5 * CHANGES, seed=3))
     config["data"] |= {"train": expand(str(tmp_path / "log" / "train")), "test": expand(str(tmp_path / "log" / "test"))}
-    config["data"]["batch_size"] = 20  # slow, so that all changes fit into one epoch: more of them would only overfit
+    config["data"]["batch_size"] = 50  # slow, so that all changes fit into one epoch: more of them would only overfit
     config["mode"], config["run"]["checkpoint_every_steps"] = {"name": mode}, 2000
     config["cluster"] |= {"max_failures": 40}
     run = Path(config["run"]["dir"])

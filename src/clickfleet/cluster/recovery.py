@@ -56,6 +56,7 @@ class Recovery:
                 continue
             finally:
                 run.waits = False
+            run.monitor.forget_after(run.start_state.steps)
             run.monitor.log(
                 f"rolled back to step {run.start_state.steps:,} in {time.monotonic() - begin:.1f} s; "
                 f"about {max(0, before - run.start_state.rows):,} rows are trained on again"
