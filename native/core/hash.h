@@ -20,6 +20,11 @@ inline constexpr uint64_t mix64(uint64_t x) {
   return x;
 }
 
+// The upper bits place a key in a hash table. Saved rows arrive ascending by mix64: by its upper bits they would fill a
+// table from one end, and each would search through all those before it. The keys of one shard share the lower bits of
+// mix64.
+inline constexpr uint64_t place64(uint64_t key) { return mix64(key) * 0x9e3779b97f4a7c15ULL; }
+
 inline constexpr int kVirtualShards = 1024;
 
 inline constexpr int virtual_shard(uint64_t key) { return static_cast<int>(mix64(key) % kVirtualShards); }

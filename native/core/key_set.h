@@ -1,5 +1,6 @@
 // A set of keys: added and looked up in batches, never removed. Not thread-safe.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -39,6 +40,13 @@ class KeySet {
       if (key != 0) *out++ = key;
   }
 
+  // The most neighbouring places that are taken: how far a look-up may have to search.
+  size_t longest_run() const {
+    size_t longest = 0, run = 0;
+    for (const uint64_t key : slots_) longest = std::max(longest, run = key != 0 ? run + 1 : 0);
+    return longest;
+  }
+
  private:
   static constexpr size_t kAhead = 16;
 
@@ -50,8 +58,7 @@ class KeySet {
     }
   }
 
-  // Uses the upper bits: the keys of one shard share their lower bits.
-  size_t home(uint64_t key) const { return static_cast<size_t>(mix64(key) >> shift_); }
+  size_t home(uint64_t key) const { return static_cast<size_t>(place64(key) >> shift_); }
   size_t find(uint64_t key) const {
     size_t at = home(key);
     while (slots_[at] != 0 && slots_[at] != key) at = (at + 1) & (slots_.size() - 1);

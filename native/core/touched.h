@@ -75,7 +75,7 @@ class Touched {
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr size_t kAhead = 16;
 
-  size_t home(uint64_t key) const { return static_cast<size_t>(mix64(key) >> shift_); }
+  size_t home(uint64_t key) const { return static_cast<size_t>(place64(key) >> shift_); }
   uint32_t& find(uint64_t key) {
     size_t at = home(key);
     while (places_[at] != kNone && keys_[places_[at]] != key) at = (at + 1) & (places_.size() - 1);

@@ -1,5 +1,6 @@
 #include "key_set.h"
 
+#include <algorithm>
 #include <set>
 
 #include "check.h"
@@ -31,6 +32,17 @@ TEST(a_key_set_has_what_was_added_and_nothing_else) {
   std::vector<uint64_t> all(held.size());
   held.copy(all.data());
   CHECK(std::set<uint64_t>(all.begin(), all.end()) == wanted);
+}
+
+TEST(keys_in_the_order_of_their_hashes_do_not_crowd_a_key_set) {
+  std::vector<uint64_t> keys(100'000);
+  for (uint64_t i = 0; i < keys.size(); ++i) keys[i] = i + 1;
+  std::sort(keys.begin(), keys.end(), [](uint64_t a, uint64_t b) { return mix64(a) < mix64(b); });
+  KeySet held;
+  for (size_t at = 0; at < keys.size(); at += 10'000) {
+    held.add(keys.data() + at, 10'000);
+    CHECK(held.longest_run() < 200);
+  }
 }
 
 }  // namespace
