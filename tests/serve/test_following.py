@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from clickfleet.serve import auth as tokens_module
 from clickfleet.serve import state_folder
 from clickfleet.serve import updater as follow
 from clickfleet.serve.auth import Tokens
+from clickfleet.serve.predictor import Version
 from clickfleet.serve.server import VersionLoader
-from clickfleet.serve.state_folder import Command, Status
+from clickfleet.serve.state_folder import Coming, Command, Status
 from clickfleet.serve.supervisor import Settings
 from clickfleet.serve.updater import Updater
-from clickfleet.store.published import LOG
+from clickfleet.store import atomic
+from clickfleet.store.onnx import Engine
+from clickfleet.store.published import LOG, Entry
 from served import PROBE, WAIT_S, Publication, Served, ask, running, until
 
 BOSS = {"authorization": "Bearer boss"}
@@ -115,24 +119,32 @@ def test_a_worker_refuses_a_network_that_nobody_has_checked_yet(log: Publication
         open_version(Entry(path.parent))
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damage", [None, "manifest.json", "rows.arrow"])
 def test_an_entry_is_prepared_before_its_line_and_served_after_it(
-    log: Publication, tmp_path: Path, damaged: bool
+    log: Publication, tmp_path: Path, damage: str | None
 ) -> None:
-    """A folder without a line is not published: workers only open its network, and one that they cannot open stops nobody."""
-    copy, name = tmp_path / "copy", "000002-delta"
+    """A folder without a line is not published: workers only open it. One that cannot be opened stops nobody."""
+    copy, name, state = tmp_path / "copy", "000002-delta", tmp_path / "state"
     shutil.copytree(log.folder, copy)
     log.publish()
-    with running(copy, tmp_path / "state") as served:
-        shutil.copytree(log.folder / name, copy / ".coming")
-        if damaged:
-            (copy / ".coming/manifest.json").write_bytes(b'{"sequence": 2}')
-        (copy / ".coming").rename(copy / name)
-        until(lambda: state_folder.read_json(tmp_path / "state/next.json") == str(copy / name))
+    with running(copy, state) as served:
+        hidden, path = atomic.hidden(copy / name), copy / name
+        shutil.copytree(log.folder / name, hidden)
+        until(lambda: state_folder.read_next(state) == Coming(str(hidden)))
+        if damage is not None:
+            content = bytearray((hidden / damage).read_bytes())
+            content[len(content) // 2] ^= 1
+            (hidden / damage).write_bytes(content)
+        hidden.rename(path)
+        coming = Coming(str(path), [str(path), str(copy / "000001-base")])
+        if damage is None:
+            until(lambda: state_folder.read_next(state) == coming)
         reply = served.http.post("/v1/predict", json={"rows": PROBE}).json()
         assert reply["sequence"] == 1
         assert ask(served)["problem"] is None
-        (copy / name / "manifest.json").write_bytes((log.folder / name / "manifest.json").read_bytes())
+        if damage is not None:
+            (path / damage).write_bytes((log.folder / name / damage).read_bytes())
+            assert state_folder.read_next(state) == Coming(str(hidden))  # workers open no rows that were not verified
         (copy / LOG).write_bytes((log.folder / LOG).read_bytes())
         until(lambda: ask(served)["sequence"] == 2)
         reply = served.http.post("/v1/predict", json={"rows": PROBE}).json()
@@ -140,18 +152,113 @@ def test_an_entry_is_prepared_before_its_line_and_served_after_it(
         assert "clickfleet_watch_failures" not in served.http.get("/metrics").text
 
 
-def test_a_prepared_network_is_the_one_that_is_served(log: Publication, tmp_path: Path) -> None:
+def test_rows_are_verified_once_and_again_if_another_entry_gets_the_name(
+    log: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, name = tmp_path / "copy", "000002-delta"
+    shutil.copytree(log.folder, copy)
+    log.publish()
+    (tmp_path / "state").mkdir()
+    updater = Updater(Settings(str(copy), str(tmp_path / "state")))
+    updater.start()
+    verified: list[bool] = []
+    real = Entry.verify
+
+    def verify(entry: Entry, rows_only: bool = False) -> Any:
+        verified.append(rows_only)
+        return real(entry, rows_only)
+
+    monkeypatch.setattr(Entry, "verify", verify)
+    shutil.copytree(log.folder / name, copy / name)
+    updater.poll()
+    assert verified == [True]
+    whole = (copy / LOG).read_bytes()
+    (copy / LOG).write_bytes((log.folder / LOG).read_bytes())
+    updater.poll()
+    assert updater.status is not None
+    assert (Path(updater.status.entry).name, updater.status.hash) == (name, Entry(copy / name).hash)
+    assert verified == [True, False]  # the rows before the line, all of it after it was announced
+    updater.close()
+
+    (copy / LOG).write_bytes(whole)
+    again = Updater(Settings(str(copy), str(tmp_path / "state")))
+    again.start()
+    other = copy / name / "rows.arrow"
+    content = other.read_bytes()
+    monkeypatch.setattr(Entry, "hash", "of another entry", raising=False)
+    again.poll()  # it prepares an entry that is not the one which gets the line
+    monkeypatch.undo()
+    other.write_bytes(content[:-1])
+    (copy / LOG).write_bytes((log.folder / LOG).read_bytes())
+    again.poll()
+    assert again.status is not None
+    assert "entry 2 was refused" in (again.status.problem or "")
+    again.close()
+
+
+def opened(loader: VersionLoader, monkeypatch: pytest.MonkeyPatch, status: Status) -> tuple[Version, int]:
+    """Open a version. Return it, and how many sessions that took."""
+    sessions: list[bytes] = []
+    real = Engine.session
+
+    def count(engine: Engine, graph: bytes) -> Any:
+        sessions.append(graph)
+        return real(engine, graph)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "session", count)
+        version = loader.open(status)
+    return version, len(sessions)
+
+
+def test_a_prepared_version_is_the_one_that_is_served(
+    log: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = VersionLoader(Settings(str(log.folder), str(tmp_path)))
-    first = log.folder / "000001-base"
-    loader.open(Status(str(first), [str(first)], 1))
+    first = str(log.folder / "000001-base")
+    loader.open(Status(first, [first], 1))
+    for _ in range(3):
+        log.publish()
+    second, third, fourth = (str(log.folder / f"{number:06d}-delta") for number in (2, 3, 4))
+
+    def status(path: str, layers: list[str]) -> Status:
+        return Status(path, layers, None, hash=Entry(path).hash)
+
+    def right(version: Version, sequence: int) -> bool:
+        return np.allclose(version.run(version.fields.rows(PROBE))["score"], log.scores[sequence], rtol=0, atol=1e-6)
+
+    loader.prepare(Coming(second))  # while it is being written: its network
+    loader.prepare(Coming(second, [second, first]))
+    version, sessions = opened(loader, monkeypatch, status(second, [second, first]))
+    assert (right(version, 2), sessions) == (True, 0)
+    loader.prepare(Coming(second, [second, first]))  # another entry is served than the one that was expected
+    version, sessions = opened(loader, monkeypatch, status(third, [third, second, first]))
+    assert (right(version, 3), sessions) == (True, 1)
+    loader.prepare(Coming(fourth, [fourth, third, second, first]))
+    stranger = replace(status(fourth, [fourth, third, second, first]), hash="of an entry that was removed")
+    version, sessions = opened(loader, monkeypatch, stranger)
+    assert (right(version, 4), sessions) == (True, 1)
+
+
+def test_a_network_that_was_prepared_is_used_for_its_entry_only(
+    log: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that is being written may be removed, and another one get its name."""
+    loader = VersionLoader(Settings(str(log.folder), str(tmp_path)))
+    first = str(log.folder / "000001-base")
+    loader.open(Status(first, [first], 1))
     log.publish()
-    log.publish()
-    second, third = log.folder / "000002-delta", log.folder / "000003-delta"
-    loader.prepare(str(second))
-    assert loader.open(Status(str(second), [str(second), str(first)], 2)).identity.sequence == 2
-    loader.prepare(str(second))  # another entry is served than the one that was expected
-    version = loader.open(Status(str(third), [str(third), str(second), str(first)], 3))
-    assert np.allclose(version.run(version.fields.rows(PROBE))["score"], log.scores[3], rtol=0, atol=1e-6)
+    second = log.folder / "000002-delta"
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    for name, sessions in (("000001-base", 1), ("000002-delta", 0)):
+        graph = Entry(log.folder / name).graph()
+        (unfinished / "dense.onnx").write_bytes(graph)
+        loader.prepare(Coming(str(unfinished)))
+        version, found = opened(loader, monkeypatch, Status(str(second), [str(second), first], 2))
+        assert np.allclose(version.run(version.fields.rows(PROBE))["score"], log.scores[2], rtol=0, atol=1e-6)
+        assert found == sessions
+        loader.open(Status(first, [first], 1))
 
 
 def test_a_dead_updater_stops_nobody(log: Publication, tmp_path: Path) -> None:
@@ -251,7 +358,7 @@ def test_a_status_is_read_from_the_file_of_an_earlier_server(tmp_path: Path) -> 
     status = state_folder.read_status(tmp_path)
     assert status == Status("a", ["a"], 3, pinned=True, revision=7, following=True)
     state_folder.write_status(status, tmp_path)
-    assert json.loads((tmp_path / "version.json").read_text()) == {**facts, "events": {}}
+    assert json.loads((tmp_path / "version.json").read_text()) == {**facts, "events": {}, "hash": ""}
 
 
 def garbage(path: Path) -> None:

@@ -8,17 +8,49 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import json, os
+import json, os, sys
 from clickfleet.serve.priority import shorten_slices
-taken = shorten_slices(0.0001, nice=7, background=True)
-print(json.dumps([taken, os.nice(0), os.sched_getscheduler(0) == os.SCHED_BATCH]))
+taken = shorten_slices(0.0001, nice=7, policy=sys.argv[1])
+print(json.dumps([taken, os.nice(0), os.sched_getscheduler(0) == getattr(os, f"SCHED_{sys.argv[1].upper()}")]))
+"""
+STARVED = """
+import json, os, time
+from clickfleet.serve import recorder
+recorder.LATE_S, recorder.RELIEF_S = 0.05, 0.3
+polls, closed = [], []
+class Recorder:
+    def poll(self):
+        policy = os.sched_getscheduler(0)
+        if len(polls) == 5:
+            time.sleep(0.2)  # as if all cores were busy
+        polls.append((time.monotonic(), policy))
+    def save(self): pass
+    def close(self): closed.append(os.sched_getscheduler(0))
+schedule = recorder.Schedule(Recorder(), lambda: bool(polls) and polls[-1][0] > polls[0][0] + 1.0)
+schedule.run()
+names = {os.SCHED_IDLE: "idle", os.SCHED_BATCH: "batch"}
+print(json.dumps([[names.get(policy) for _, policy in polls], [names.get(policy) for policy in closed], schedule.late]))
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has slices")
-def test_a_process_is_nicer_and_in_the_background() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("policy", ["batch", "idle"])
+def test_a_process_is_nicer_and_in_the_background(policy: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, policy], capture_output=True, text=True, check=True)
     taken, niceness, background = json.loads(done.stdout)
     before = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[16])
     assert niceness == min(19, before + 7), "the niceness holds whatever the system says about slices"
     assert background == taken
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has such policies")
+def test_a_recorder_that_falls_behind_gets_more_priority_for_a_while() -> None:
+    done = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, check=True)
+    polls, closed, late = json.loads(done.stdout)
+    if "idle" not in polls:
+        pytest.skip("this system does not take the policy")
+    assert polls[:6] == ["idle"] * 6
+    assert polls[6] == "batch"
+    assert "idle" in polls[6:], "the cores are left to others again"
+    assert (polls[-1], closed) == ("batch", ["batch"]), "the end waits for nobody"
+    assert late >= 1

@@ -543,6 +543,29 @@ def test_a_folder_without_room_is_passed_over(tmp_path: Path) -> None:
         reader.close()
 
 
+def test_the_files_of_a_new_worker_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is listed when it has changed, and again as long as its time of change may hide another change."""
+    monkeypatch.setattr(frames, "RELIST_NS", 20_000_000)
+    reader, writers = FrameReader(tmp_path / "f", tmp_path / "g"), []
+    for number in range(6):
+        folder = tmp_path / ("f" if number < 4 else "g")
+        writers.append(FrameWriter(folder))
+        writers[-1].write([("x", number)])
+        stamp = os.stat(folder).st_mtime_ns
+        assert [frame.entries[0][1] for frame in reader.frames()] == [number]
+        if number % 2:
+            until(lambda: not list(reader.frames()) and time.time_ns() > stamp + 40_000_000)  # noqa: B023  (called at once)
+        else:  # another worker begins within one tick of the clock of the file system
+            assert list(reader.frames()) == []
+            writers.append(FrameWriter(folder))
+            writers[-1].write([("x", -1)])
+            os.utime(folder, ns=(stamp, stamp))
+            assert [frame.entries[0][1] for frame in reader.frames()] == [-1]
+    for writer in writers:
+        writer.close()
+    reader.close()
+
+
 def test_frames_of_any_length_are_read(tmp_path: Path) -> None:
     sizes = [1, frames.READ_BYTES - 50, 3, 3 * frames.READ_BYTES, 7, frames.READ_BYTES, 5]
     writer, reader = FrameWriter(tmp_path), FrameReader(tmp_path)

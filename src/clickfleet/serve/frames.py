@@ -31,6 +31,8 @@ MAX_FILES = 16
 MAX_FRAME = 1 << 30
 READ_BYTES = 1 << 20
 """Bytes read at a time. A frame may be longer."""
+RELIST_NS = 100_000_000
+"""A folder that changed within this time is listed again: its time of change may be coarse."""
 _HEAD = struct.Struct("<IQ")
 _READ = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
@@ -137,7 +139,8 @@ class FrameFile:
         """Yield the frames that are complete and were not yielded before."""
         size = READ_BYTES
         while not self.damaged:
-            content, at = os.pread(self._file, size, self._at), 0
+            there = max(0, os.fstat(self._file).st_size - self._at)
+            content, at = os.pread(self._file, min(size, there), self._at), 0
             last = len(content) < size
             while len(content) - at >= _HEAD.size:
                 length, checksum = _HEAD.unpack_from(content, at)
@@ -188,14 +191,33 @@ class FrameReader:
     def __init__(self, *folders: Path) -> None:
         self.folders = folders
         self._files: dict[str, FrameFile] = {}
+        self._listed: dict[Path, int] = {}
+        """By folder: the time of change, if it was long ago, when it was listed last."""
+
+    def _changed(self, folder: Path) -> bool:
+        """Return whether a folder has to be listed. New files are rare, and listing costs more than looking at the known ones."""
+        try:
+            changed = os.stat(folder).st_mtime_ns
+        except OSError:
+            self._listed.pop(folder, None)
+            return False
+        if self._listed.get(folder) == changed:
+            return False
+        self._listed[folder] = changed if time.time_ns() > changed + RELIST_NS else -1
+        return True
 
     def frames(self) -> Iterator[ShowFrame]:
         """Yield new frames of all workers. Remove files that are done with."""
-        found = [path for folder in self.folders for path in folder.glob("*.frames")]
+        found = [path for folder in self.folders if self._changed(folder) for path in folder.glob("*.frames")]
         for path in sorted(found, key=lambda path: path.name):
             if path.name not in self._files:
-                with suppress(FileNotFoundError):
+                try:
                     self._files[path.name] = FrameFile(path)
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    self._listed.clear()
+                    raise
         for name, file in list(self._files.items()):
             left = file.is_left  # asked before reading: nothing comes after
             yield from file.frames()

@@ -221,6 +221,8 @@ class Stack:
         self.state = state
         self.folders: list[str] = []
         self.opened: dict[str, Layer] = {}
+        self._prepared: tuple[str, Layer] | None = None
+        """The layer of the delta that is expected next, by the hash of its entry."""
         self._merges = 0
         self._merge: _Merge | None = None
         self._thread = ThreadPoolExecutor(1, "clickfleet-merge", _lower_priority)
@@ -230,10 +232,17 @@ class Stack:
         self.folders = [str(base.path)]
         self._open(base.path, int(base.manifest["factors"]), rows)
 
+    def prepare(self, delta: Entry, rows: Rows) -> None:
+        """Open the layer of a delta that will perhaps be pushed."""
+        self._prepared = delta.hash, open_layer(delta.path, int(delta.manifest["factors"]), rows)
+
     def push(self, delta: Entry, rows: Rows) -> None:
         """Put a delta on top. Call `tidy` before the next one."""
         self.folders = [str(delta.path), *self.folders]
         factors = int(delta.manifest["factors"])
+        if self._prepared is not None and self._prepared[0] == delta.hash:
+            self.opened[str(delta.path)] = self._prepared[1]
+        self._prepared = None
         for folder in self.folders:
             self._open(Path(folder), factors, rows)
 

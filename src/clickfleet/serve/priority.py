@@ -1,8 +1,11 @@
-"""How long the system lets a process run before another one gets its turn.
+"""How long the system lets a process run before another one gets its turn, and which one goes first.
 
 A process of low priority that has just started to run keeps its core for a slice of a millisecond or two, and a request that arrives
 meanwhile waits. Since Linux 6.12 a process may ask for shorter slices: it is then run sooner, and for a shorter time. Elsewhere nothing
 happens.
+
+A thread of the policy `idle` runs while nothing else wants its core, and gives it up at once. Where all cores are always busy, it gets
+next to nothing. Without privileges it cannot leave this policy.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import platform
 import struct
 import sys
 from contextlib import suppress
+from typing import Literal
 
 WORKER_SLICE_S = 0.0005
 """Slice of a worker: a request does not wait for the whole slice of a trainer on the same core."""
@@ -25,20 +29,20 @@ _SETATTR = {"x86_64": 314, "aarch64": 274, "arm64": 274, "riscv64": 274}
 """Numbers of the system call sched_setattr."""
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 """Size, policy, flags, niceness, priority, slice in ns, and two fields of real-time processes."""
-_OTHER, _BATCH = 0, 3
+Policy = Literal["other", "batch", "idle"]
+_POLICIES = {"other": 0, "batch": 3, "idle": 5}
 
 
-def shorten_slices(slice_s: float, *, nice: int = 0, background: bool = False) -> bool:
+def shorten_slices(slice_s: float, *, nice: int = 0, policy: Policy = "other") -> bool:
     """Ask for shorter slices for the calling thread and those it starts. Return whether the system took it.
 
-    `nice` is added to the niceness. With `background`, a process that wakes up does not interrupt another one.
+    `nice` is added to the niceness. A thread of the policy `batch` does not interrupt another one when it wakes up.
     """
     niceness = os.nice(nice)
     number = _SETATTR.get(platform.machine()) if sys.platform.startswith("linux") else None
     if number is None:
         return False
-    policy = _BATCH if background else _OTHER
-    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, policy, 0, niceness, 0, round(slice_s * 1e9), 0, 0)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _POLICIES[policy], 0, niceness, 0, round(slice_s * 1e9), 0, 0)
     with suppress(OSError, AttributeError):
         return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.create_string_buffer(attributes), 0) == 0)
     return False

@@ -1,11 +1,16 @@
 """The recorder: a low-priority process that writes what the workers scored to the show log.
 
+It uses cores that nothing else wants. If they are all busy, so that it falls behind, another thread of more priority takes over for a
+while.
+
 python -m clickfleet.serve.recorder STATE
 """
 
 import signal
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +32,10 @@ SAVE_S = 0.5
 BATCH_ROWS = 4096
 """Rows of a record batch, if so many wait."""
 NICE = 5
+LATE_S = 0.05
+"""How late the end of a poll may be before the other thread takes over."""
+RELIEF_S = 5.0
+"""How long it then works."""
 REPORT_S = 60.0
 
 
@@ -141,6 +150,53 @@ class Recorder:
         self.save()
 
 
+class Schedule:
+    """Polls again and again, on two threads in turn: this one of the policy `idle`, and one that is never starved."""
+
+    def __init__(self, recorder: Recorder, ended: Callable[[], bool]) -> None:
+        self.recorder, self.ended = recorder, ended
+        self.late = 0
+        """How often a poll ended late."""
+        self._saved_at = 0.0
+        self._relief = ThreadPoolExecutor(
+            1, "clickfleet-relief", lambda: shorten_slices(RECORDER_SLICE_S, nice=NICE, policy="batch")
+        )
+        self._relief.submit(int).result()  # it inherits the policy of this thread, so it is started first
+
+    def run(self) -> None:
+        """Poll until it has ended, and then once more."""
+        shorten_slices(RECORDER_SLICE_S, nice=NICE, policy="idle")
+        while not self.ended():
+            if self._poll_for(float("inf"), LATE_S):
+                self.late += 1
+                self._relief.submit(self._poll_for, RELIEF_S).result()
+        self._relief.submit(self._finish).result()
+        self._relief.shutdown()
+
+    def _poll_for(self, seconds: float, late_s: float = float("inf")) -> bool:
+        """Poll until it has ended, for so long, or until a poll ends late. Return whether one did."""
+        end = time.monotonic() + seconds
+        while not self.ended() and (now := time.monotonic()) < end:
+            self._poll()
+            time.sleep(POLL_S)
+            if time.monotonic() > now + POLL_S + late_s:
+                return True
+        return False
+
+    def _poll(self) -> None:
+        try:
+            self.recorder.poll()
+        except Exception:  # whatever happens, go on: the files stay until they are read
+            log_fault()
+        if (now := time.monotonic()) >= self._saved_at + SAVE_S:
+            self._saved_at = now
+            self.recorder.save()
+
+    def _finish(self) -> None:
+        self._poll()
+        self.recorder.close()
+
+
 def main() -> None:
     settings = Settings.read(sys.argv[1])
     stopped = False
@@ -156,21 +212,7 @@ def main() -> None:
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    shorten_slices(RECORDER_SLICE_S, nice=NICE, background=True)
-    saved_at = 0.0
-    while True:
-        last = stopped or parent.is_gone()
-        try:
-            recorder.poll()
-        except Exception:  # whatever happens, go on: the files stay until they are read
-            log_fault()
-        if time.monotonic() >= saved_at + SAVE_S:
-            saved_at = time.monotonic()
-            recorder.save()
-        if last:
-            break
-        time.sleep(POLL_S)
-    recorder.close()
+    Schedule(recorder, lambda: stopped or parent.is_gone()).run()
 
 
 if __name__ == "__main__":

@@ -30,9 +30,10 @@ from clickfleet.serve.overlays import Layer
 from clickfleet.serve.predictor import Version, open_version
 from clickfleet.serve.priority import WORKER_SLICE_S, shorten_slices
 from clickfleet.serve.show_log import ShowLog
-from clickfleet.serve.state_folder import Status, UpdaterHealth, VersionWatch
+from clickfleet.serve.state_folder import Coming, Status, UpdaterHealth, VersionWatch
 from clickfleet.serve.supervisor import Settings
-from clickfleet.store.published import Entry
+from clickfleet.store.atomic import checksum
+from clickfleet.store.published import Entry, unfinished_network
 
 TOKEN, ADMIN_TOKEN = "CLICKFLEET_TOKEN", "CLICKFLEET_ADMIN_TOKEN"
 STOP_NOTICE_S = 0.3
@@ -45,23 +46,39 @@ SWITCH_S = 0.0005
 
 
 class VersionLoader:
-    """Open the versions that the updater names. Reuse layers that are already open."""
+    """Open the versions that the updater names. Reuse layers that are already open, and what was prepared."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._opened: dict[str, Layer] = {}
         self._previous: Version | None = None
-        self._next: tuple[str, Any] | None = None
-        """The network of the entry that is about to be published: hash of the entry, session."""
+        self._network: tuple[object, Any] | None = None
+        """The network of the entry that is being written: its checksum, and its session."""
+        self._next: tuple[Coming, Version, dict[str, Layer]] | None = None
+        """The version that is about to be published, and its layers by folder."""
 
-    def prepare(self, path: str) -> None:
-        """Open the network of an entry before it is published, while its writer flushes it to the disk."""
-        if self.settings.rows in ("mapped", "memory"):
-            entry = Entry(path)
-            self._next = entry.hash, self.settings.engine.session(entry.graph())
+    def prepare(self, coming: Coming) -> None:
+        """Open the network of an entry while the rest is being written, or a version whose entry has no line yet."""
+        if self.settings.rows not in ("mapped", "memory"):
+            return
+        if coming.layers:
+            self._next = None
+            opened = dict(self._opened)  # without the new layers: another entry may still get their names
+            self._next = coming, self._open(Entry(coming.entry), coming.layers, opened), opened
+        elif self._previous is not None:
+            network = unfinished_network(Path(coming.entry), self._previous.entry)
+            if network is not None:
+                self._network = dict(checksum(network)), self.settings.engine.session(network)
 
     def open(self, status: Status) -> Version:
         settings = self.settings
+        if self._next is not None:
+            coming, version, opened = self._next
+            same = (coming.entry, coming.layers) == (status.entry, status.layers)
+            if same and version.entry.hash == status.hash:  # another entry may have had its name
+                self._previous, self._network, self._next = version, None, None
+                self._opened = {folder: opened[folder] for folder in status.layers}
+                return version
         entry = Entry(status.entry)
         if settings.rows not in ("mapped", "memory"):
             from clickfleet.serve.redis_cache import RedisRows
@@ -69,19 +86,23 @@ class VersionLoader:
             rows = RedisRows(settings.rows, entry)
             count = int(entry.manifest["rows"])
             return Version(entry, rows, settings.name, row_count=count, engine=settings.engine, like=self._previous)
-        version = open_version(
-            entry,
-            status.layers,
-            "memory" if settings.rows == "memory" else "mapped",
-            settings.name,
-            opened=self._opened,
-            engine=settings.engine,
-            like=self._previous,
-            session=self._next[1] if self._next is not None and self._next[0] == entry.hash else None,
-        )
-        self._previous, self._next = version, None
+        version = self._previous = self._open(entry, status.layers, self._opened)
+        self._network = self._next = None
         self._opened = {folder: layer for folder, layer in self._opened.items() if folder in status.layers}
         return version
+
+    def _open(self, entry: Entry, layers: list[str], opened: dict[str, Layer]) -> Version:
+        settings, network = self.settings, self._network
+        return open_version(
+            entry,
+            layers,
+            "memory" if settings.rows == "memory" else "mapped",
+            settings.name,
+            opened=opened,
+            engine=settings.engine,
+            like=self._previous,
+            session=network[1] if network is not None and network[0] == entry.network else None,
+        )
 
 
 class _Server(uvicorn.Server):

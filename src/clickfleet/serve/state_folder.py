@@ -1,7 +1,7 @@
 """Messages between the processes of a server: small JSON files in its state folder, each replaced atomically.
 
 version.json      updater to workers: the version to serve, named by immutable folders
-next.json         updater to workers: the entry that is about to be published
+next.json         updater to workers: the version that is about to be published, or the entry that is being written
 updater.json      updater to workers: the time of its last successful poll of the log
 commands/         worker to updater: commands of an administrator, one file each, executed in order
 answers/          updater to the worker that sent the command
@@ -71,7 +71,7 @@ class VersionWatch:
         self,
         context: Context,
         open_version: Callable[[Status], Version],
-        prepare: Callable[[str], None],
+        prepare: Callable[[Coming], None],
         state: Path,
         stamp: Any,
     ) -> None:
@@ -137,10 +137,10 @@ class VersionWatch:
         self.context.updater.checked_at = time.monotonic()
 
     async def _prepare_next(self) -> None:
-        entry = read_json(self.state / NEXT)
-        if isinstance(entry, str) and entry != self.context.status.entry:
+        coming = read_next(self.state)
+        if coming is not None and coming.entry != self.context.status.entry:
             with suppress(Exception):  # it is opened again when it is published, and what is wrong with it is told then
-                await asyncio.to_thread(self._prepare, entry)
+                await asyncio.to_thread(self._prepare, coming)
 
     async def _switch(self) -> bool:
         context, status = self.context, read_status(self.state)
@@ -204,6 +204,8 @@ class Status:
     """Whether it is from a log that may grow."""
     events: dict[str, EventTimes] = field(default_factory=dict)
     """By sequence: the times of the events in the entries applied last."""
+    hash: str = ""
+    """Hash of the entry: another one may have had its name. Empty if unknown."""
 
     def lag(self, sequence: int) -> int | None:
         """Return how many entries were published after `sequence`, or None if unknown."""
@@ -211,6 +213,15 @@ class Status:
 
     def same_model(self, other: Status | None) -> bool:
         return other is not None and (self.entry, self.layers) == (other.entry, other.layers)
+
+
+@dataclass(frozen=True)
+class Coming:
+    """The version that is expected next, so that workers can open it before it is published. They do not serve it yet."""
+
+    entry: str
+    layers: list[str] = field(default_factory=list)
+    """Its row folders, newest first, all verified. Empty: the entry is being written, and has only its network."""
 
 
 @dataclass(frozen=True)
@@ -268,9 +279,13 @@ def read_status(state: Path) -> Status | None:
         raise CheckpointError(f"cannot read {state / VERSION}: {error}") from None
 
 
-def write_next(entry: Path, state: Path) -> None:
-    """Name the entry that is about to be published."""
-    write_json(state / NEXT, str(entry))
+def write_next(coming: Coming, state: Path) -> None:
+    write_json(state / NEXT, asdict(coming))
+
+
+def read_next(state: Path) -> Coming | None:
+    facts = read_json(state / NEXT)
+    return Coming(str(facts["entry"]), list(facts["layers"])) if isinstance(facts, dict) else None
 
 
 def stamp(state: Path, name: str = VERSION) -> tuple[int, int] | None:

@@ -20,10 +20,11 @@ from clickfleet.serve.connection import log_fault
 from clickfleet.serve.overlays import Stack
 from clickfleet.serve.predictor import Version, open_version
 from clickfleet.serve.priority import UPDATER_SLICE_S, shorten_slices
-from clickfleet.serve.state_folder import Command, CommandResult, Status
+from clickfleet.serve.state_folder import Coming, Command, CommandResult, Status
 from clickfleet.serve.supervisor import Settings
+from clickfleet.store import atomic
 from clickfleet.store.file_events import FileEvents
-from clickfleet.store.published import LOG, Entry, EventTimes, Line, Log, name_of
+from clickfleet.store.published import LOG, Entry, EventTimes, Line, Log, has_network, name_of
 from clickfleet.store.redis_rows import RedisHead
 
 HEARTBEAT_S = 0.5
@@ -54,7 +55,8 @@ def main() -> None:
         sys.exit(1)
     shorten_slices(UPDATER_SLICE_S, nice=NICENESS)
     logged, heartbeat_at, pause = None, 0.0, settings.poll_ms / 1e3
-    events = FileEvents([updater.folder, state_folder.commands(updater.state)])
+    commands = state_folder.commands(updater.state)
+    events = FileEvents([updater.folder, commands])
     while not (stopped or parent.is_gone()):
         try:
             updater.poll()
@@ -71,7 +73,12 @@ def main() -> None:
         if problem != logged and problem is not None:
             print(f"updater: {problem}", file=sys.stderr, flush=True)
         logged = problem
+        writing = updater.writing
+        fresh = writing is not None and not events.watches(writing)
+        events.keep_only([updater.folder, commands, *([] if writing is None else [writing])])
         events.add(updater.folder)  # it may have been replaced
+        if writing is not None and events.add(writing) and fresh:
+            continue  # what was written before it was watched caused no event
         events.wait(pause)
     updater.close()
 
@@ -104,8 +111,12 @@ class Updater:
         self._checked: Version | None = None
         """The version whose golden requests were tried last."""
         self._factors = 0
+        self.writing: Path | None = None
+        """The folder of a delta that is being written and has no network yet."""
         self._next: Path | None = None
-        """The delta that was announced before it had a line."""
+        """The delta that was announced last, before it had a line: its folder, hidden while it is being written."""
+        self._coming: Entry | None = None
+        """That delta once it was complete and its rows were verified."""
         self._events: dict[int, EventTimes] = {}
         """By sequence: the events of the entries applied last."""
 
@@ -166,18 +177,34 @@ class Updater:
         return True
 
     def _announce_next(self, pinned: bool) -> None:
-        """Tell the workers which delta is about to be published: it is complete, and its writer flushes it before it adds its line.
+        """Tell the workers which delta is about to be published, so that they can open it.
 
-        They open its network meanwhile, and serve nothing of it before its line is there.
+        They open its network while its writer still writes the rows, and all of it while its writer flushes it and adds its line.
+        They serve nothing of it before its line is there.
         """
-        head, served = self.log.head, self.serving
+        head, served, self.writing = self.log.head, self.serving, None
         if pinned or self.redis is not None or head is None or served is None or served.hash != head.hash:
             return
         path = self.folder / name_of(head.sequence + 1, "delta")
-        if path != self._next and path.is_dir():
-            self._next = path
-            with suppress(OSError):  # a full disk; the entry is then opened a little later
-                state_folder.write_next(path, self.state)
+        hidden = atomic.hidden(path)
+        if self._next not in (hidden, path) and hidden.is_dir():
+            if has_network(hidden):
+                self._write_next(hidden, Coming(str(hidden)))
+            else:
+                self.writing = hidden
+        if self._next != path and path.is_dir():
+            self._next, self._coming = path, None
+            with suppress(Exception):  # what is wrong with it is told when it has a line
+                entry = Entry(path)
+                entry.verify(rows_only=True)
+                self._write_next(path, Coming(str(path), [str(path), *self.stack.folders]))
+                self.stack.prepare(entry, self.rows)
+                self._coming = entry
+
+    def _write_next(self, path: Path, coming: Coming) -> None:
+        self._next = path
+        with suppress(OSError):  # a full disk; the entry is then opened a little later
+            state_folder.write_next(coming, self.state)
 
     def _follow(self, pinned: bool) -> None:
         """Announce the head of the log, unless an earlier version is pinned.
@@ -300,8 +327,7 @@ class Updater:
         for line in lines:
             before, served = list(self.stack.folders), self.serving
             try:
-                entry = self.log.entry(line)
-                entry.verify(rows_only=True)
+                entry = self._verified(line)
                 if entry.base:
                     self.stack.start(entry, self.rows)
                 elif served is None or line.parent != served.hash or line.chain != served.chain:
@@ -320,6 +346,15 @@ class Updater:
                 self._events.pop(line.sequence, None)
                 return _refusal(line, error)
         return None
+
+    def _verified(self, line: Line) -> Entry:
+        """Open the entry of a line and verify its rows, unless that was done before it had its line."""
+        coming, self._coming = self._coming, None
+        if coming is not None and coming.hash == line.hash and coming.path == self.folder / line.name:
+            return coming
+        entry = self.log.entry(line)
+        entry.verify(rows_only=True)
+        return entry
 
     def _check(self, entry: Entry) -> None:
         """Check every byte of an entry, and try its golden requests in this process."""
@@ -358,7 +393,9 @@ class Updater:
         assert self.serving is not None
         head = None if self.log.head is None else self.log.head.sequence
         path, events = str(self.folder / self.serving.name), {str(key): value for key, value in self._events.items()}
-        status = Status(path, list(self.stack.folders), head, problem, pinned, following=True, events=events)
+        status = Status(
+            path, list(self.stack.folders), head, problem, pinned, following=True, events=events, hash=self.serving.hash
+        )
         status = self._write(status)
         self.stack.remove_unused()
         return status

@@ -120,6 +120,11 @@ class HashedFile:
         return {"bytes": self.bytes, "xxh3_128": self._hash.hexdigest()}
 
 
+def hidden(path: Path) -> Path:
+    """Return where a folder is written before it gets its name."""
+    return path.parent / f".{path.name}.writing"
+
+
 class FolderWriter:
     """Writes the files of a folder; `facts` go into its manifest."""
 
@@ -128,7 +133,7 @@ class FolderWriter:
         self.facts: dict[str, object] = {}
         self.ready: Callable[[str], None] = lambda manifest_hash: None
         """Called with the hash of the manifest before the folder gets its name."""
-        self.hidden = path.parent / f".{path.name}.writing"
+        self.hidden = hidden(path)
         self._files: dict[str, HashedFile] = {}
         self._adopted: dict[str, FileFacts] = {}
         self._beside: dict[str, Mapping[str, object]] = {}

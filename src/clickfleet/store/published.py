@@ -303,6 +303,12 @@ class Entry:
             raise CheckpointError(f"{self.path / XOR} is damaged: it does not produce the network of {self.path.name}")
         return network
 
+    @property
+    def network(self) -> object:
+        """Size and checksum of the network, whichever files it is made of."""
+        dense = self.dense()
+        return self.manifest.get("network") or {key: dense.get(key) for key in ("bytes", "xxh3_128")}
+
     def whole_network(self) -> bytes:
         """Return the last whole network of the chain."""
         if DENSE in self.manifest["files"]:
@@ -768,6 +774,23 @@ def _write_network(out: atomic.FolderWriter, graph: bytes, before: Entry | None)
             return {"version": 2, "dense": dense, "network": checksum}
     out.put(DENSE, graph)
     return {}
+
+
+def has_network(folder: Path) -> bool:
+    """Return whether an entry that is being written has its network, or will have none: its rows are written after it."""
+    return (folder / FULL).exists()
+
+
+def unfinished_network(folder: Path, before: Entry) -> bytes | None:
+    """Return the network of an entry that is being written; None if it is that of the entry `before` it.
+
+    Nobody has checked it: compare its checksum with `Entry.network` when the entry is complete.
+    """
+    if (folder / DENSE).exists():
+        return (folder / DENSE).read_bytes()
+    if (folder / XOR).exists():
+        return apply_difference((folder / XOR).read_bytes(), before.whole_network(), folder / XOR)
+    return None
 
 
 def _largest_gap(found: pa.Table, exact: pa.Table) -> float | None:
