@@ -110,7 +110,8 @@ class DIEN(Model):
         mask = events.by_row(events.mask)
         a = torch.bmm(events.by_row(states), to_candidate.unsqueeze(2)).squeeze(2)
         a = torch.softmax(a.masked_fill(~mask, -1e9), 1) * mask  # 0 behind the last event, so nothing changes there
-        return evolution(events.by_row(evolution.input(states)), a)[:, -1]
+        evolved: Tensor = evolution(events.by_row(evolution.input(states)), a)
+        return evolved[:, -1]
 
     def _penalize(self, loss: Tensor) -> None:
         loss = self.auxiliary * loss
