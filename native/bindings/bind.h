@@ -37,6 +37,7 @@ void bind_pairs(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
 void bind_key_set(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
+void bind_recurrence(nanobind::module_& m);
 void bind_rules(nanobind::module_& m);
 void bind_table(nanobind::module_& m);
 void bind_spread(nanobind::module_& m);

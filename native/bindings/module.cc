@@ -12,6 +12,7 @@ NB_MODULE(_core, m) {
   clickfleet::bind_buckets(m);
   clickfleet::bind_hash(m);
   clickfleet::bind_key_set(m);
+  clickfleet::bind_recurrence(m);
   clickfleet::bind_rules(m);
   clickfleet::bind_table(m);
   clickfleet::bind_cut(m);

@@ -118,6 +118,7 @@ def test_the_attention_of_din_compares_slots_at_first(slots: int, units: int) ->
 
 def test_the_gru_is_that_of_torch() -> None:
     own, theirs = GRU(4), nn.GRU(4, 4, batch_first=True)
+    nn.init.zeros_(own.input.bias)
     update, reset, proposal = own.input.weight.chunk(3)
     with torch.no_grad():  # theirs: reset, kept = 1 − update, proposal
         theirs.weight_ih_l0.copy_(torch.cat([reset, -update, proposal]))
@@ -174,6 +175,42 @@ def test_dien_tells_the_next_event_from_that_of_another_history() -> None:
     extra = model.extra_loss()
     assert extra is not None
     torch.testing.assert_close(extra, 0.7 * loss, rtol=1e-4, atol=1e-5)
+
+
+def test_dien_is_the_same_in_plain_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, model = inputs(), shuffled(DIEN(DIEN.Config(hidden=(8,)), SHAPE)).train()
+
+    def gradients() -> list[Tensor]:
+        events = [each.factors.requires_grad_() for each in x.histories.values()]
+        leaves = [x.factors.requires_grad_(), *events, *model.parameters()]
+        out, extra = model(x), model.extra_loss()
+        assert extra is not None
+        return [out, extra, *torch.autograd.grad(out.square().sum() + extra, leaves)]
+
+    native = gradients()
+    monkeypatch.setattr("clickfleet.models.dien.runs_native", lambda x: False)  # as on other devices
+    torch.testing.assert_close(native, gradients(), rtol=1e-4, atol=1e-4)
+
+
+def test_dien_compares_events_with_the_candidate_at_first() -> None:
+    shape = Shape(0, 3, 10, 10, histories=(HistoryShape("seen", (1, 2), 9),))
+    model = DIEN(DIEN.Config(hidden=(100,)), shape)
+    events = torch.empty(400, 9, 2, 10).uniform_(-START, START)
+    factors = torch.empty(400, 3, 10).uniform_(-START, START)
+    same = events.clone()
+    same[:, 4, 1] = factors[:, 2]  # one event is equal to the candidate in its second slot
+
+    def compared(given: Tensor) -> Tensor:
+        histories = {"seen": Events(given, torch.full((400,), 9))}
+        x = Inputs(torch.empty(400, 0), torch.empty(400, 3), factors, histories)
+        g = model.interest(0, x.candidate(shape.histories[0]), x.events(shape.histories[0]))
+        first = model.deep.layers[0]
+        hidden = torch.relu(first(torch.cat([x.factors.flatten(1), g], 1)))  # type: ignore[operator]
+        return hidden[:, ::2].mean(1) - hidden[:, 1::2].mean(1)
+
+    with torch.no_grad():
+        found, usual = compared(same), compared(events)
+    assert found.mean() > usual.mean() + usual.std() / 2
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
