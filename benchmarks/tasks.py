@@ -1,6 +1,6 @@
 """What a second label costs, and what learning purchases beside clicks gains.
 
-python benchmarks/tasks.py [--rows 2000000] [--seeds 3] [--rounds 3] [--only cost gain] [--settings "model.hidden=[64, 32]"]
+python benchmarks/tasks.py [--rows 1000000] [--seeds 3] [--rounds 3] [--only cost gain] [--settings "model.hidden=[400, 400, 400]"]
 
 The rows are those of `clickfleet synth --labels click,buy`; docs/logs.md describes their world. Cost: dnn with both labels and with
 the click alone, in alternation. Gain: the AUC of buying over all shows, P(click)·P(buy | click), beside that of the true probabilities.
@@ -135,14 +135,14 @@ def show(runs: list[dict[str, Gain]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--test-rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=7)
     parser.add_argument("--histories", action="store_true", help="rows with histories")
     parser.add_argument("--only", nargs="*", default=["cost", "gain"])
-    parser.add_argument("--settings", nargs="*", default=[], help="settings of all networks")
+    parser.add_argument("--settings", nargs="*", default=["model.hidden=[64, 32]"], help="settings of all networks")
     parser.add_argument("--models", nargs="*", default=["naive", "shared", "paper", "esmm"])
     args = parser.parse_args()
     runs = []
