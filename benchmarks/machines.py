@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--links", default=",".join(LINKS))
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--k-steps", type=int, default=10, help="steps between two shipments of geo")
+    parser.add_argument("--k-steps", type=int, default=25, help="steps between two shipments of geo")
     arguments = parser.parse_args()
     if reason := missing():
         print(f"not measured: {reason}")
