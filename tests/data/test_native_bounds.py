@@ -72,6 +72,18 @@ def gather(offsets=two, where=NOWHERE, columns=2, first=0, origin=None, out=None
     _core.gather(offsets, where, None, columns, first, origin, floats(1, 3), floats(1, 1, 2, 2) if out is None else out)
 
 
+def passes(start: int = 0, length: int = 2) -> list[np.ndarray]:
+    """One pass over packed events: its first event, its first place, and its length."""
+    return [np.array([number], INT) for number in (start, start, length)]
+
+
+def gru_backward(length=2, d_last=None, d_gates=None, d_recurrent=None, d_factors=None) -> None:
+    _core.gru_backward(
+        floats(2, 6), floats(6, 2), None, *passes(0, length), floats(2, 2), floats(2, _core.gru_kept(2)), None, d_last,
+        floats(2, 6) if d_gates is None else d_gates, floats(6, 2) if d_recurrent is None else d_recurrent, d_factors, False,
+    )  # fmt: skip
+
+
 def cells(*offsets: int) -> tuple[np.ndarray, np.ndarray]:
     """Where the keys of each cell start and end."""
     return np.array(offsets[:-1], INT), np.array(offsets[1:], INT)
@@ -371,11 +383,36 @@ WRONG: dict[str, Callable[[], object]] = {
     "add_bias_relu: bias": lambda: _core.add_bias_relu(floats(2, 9), floats(1)),
     "relu_backward: bias": lambda: _core.relu_backward(floats(2, 9), floats(2, 9), floats(1)),
     "relu_backward_of_product": lambda: _core.relu_backward_of_product(floats(1, 1), floats(1, 9), floats(2, 9), floats(2, 9), floats(9)),
+    # recurrences
+    "gru_forward: width": lambda: _core.gru_forward(floats(2, 5), floats(6, 2), None, *passes(), floats(2, 2), None),
+    "gru_forward: no width": lambda: _core.gru_forward(floats(2, 0), floats(0, 0), None, *passes(), floats(2, 0), None),
+    "gru_forward: states": lambda: _core.gru_forward(floats(2, 6), floats(6, 2), None, *passes(), floats(1, 2), None),
+    "gru_forward: kept": lambda: _core.gru_forward(floats(2, 6), floats(6, 2), None, *passes(), floats(2, 2), floats(2, 1)),
+    "gru_forward: factors": lambda: _core.gru_forward(floats(2, 6), floats(6, 2), floats(1), *passes(), floats(2, 2), None),
+    "gru_forward: events": lambda: _core.gru_forward(floats(1, 6), floats(6, 2), None, *passes(), floats(2, 2), None),
+    "gru_forward: wild": lambda: _core.gru_forward(floats(2, 6), floats(6, 2), None, *passes(2**63 - 1), floats(2, 2), None),
+    "gru_forward: negative": lambda: _core.gru_forward(floats(2, 6), floats(6, 2), None, *passes(0, -1), floats(2, 2), None),
+    "gru_backward: events": lambda: gru_backward(length=3),
+    "gru_backward: last": lambda: gru_backward(d_last=floats(2, 2)),
+    "gru_backward: gates": lambda: gru_backward(d_gates=floats(1, 6)),
+    "gru_backward: recurrent": lambda: gru_backward(d_recurrent=floats(2, 2)),
+    "gru_backward: factors": lambda: gru_backward(d_factors=floats(1)),
+    "attend: queries": lambda: _core.attend(floats(2, 2), floats(2, 2), *passes(), floats(2)),
+    "attend: places": lambda: _core.attend(floats(2, 2), floats(1, 2), *passes(), floats(1)),
+    "attend_backward: weights": lambda: _core.attend_backward(
+        floats(2, 2), floats(1, 2), *passes(), floats(2), floats(1), floats(2, 2), floats(1, 2)
+    ),
+    "attend_backward: states": lambda: _core.attend_backward(
+        floats(2, 2), floats(1, 2), *passes(), floats(2), floats(2), floats(1, 2), floats(1, 2)
+    ),
+    "next_events: shape": lambda: _core.next_events(floats(2, 2), floats(1, 2), *passes()[1:], floats(2, 2), floats(2, 2)),
+    "next_events: length": lambda: _core.next_events(floats(2, 2), floats(2, 2), *passes(0, 3)[1:], floats(2, 2), floats(2, 2)),
 }  # fmt: skip
 
 
 ANY = {
     *(
+        "gru_kept",
         "Buckets.auc",
         "Buckets.calibration_groups",
         "Buckets.reset",

@@ -9,7 +9,7 @@ import asyncio
 import gzip
 import io
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from functools import cache
 from pathlib import Path
@@ -92,11 +92,11 @@ class Recording:
 
     waiting_bytes = 0
 
-    def write(self, entries: list[Scored]) -> None:
+    def write(self, entries: Sequence[Any]) -> None:
         for entry in entries:
             try:
                 rows = encode([Scored(*msgspec.msgpack.decode(msgspec.msgpack.encode(entry)))])
-                assert len(rows) == entry.rows
+                assert len(rows) == Scored(*entry).rows
                 joined = {name: rows.column(name) for name in ("request", "item", "features", "user", "route")}
                 features_of(pa.record_batch(joined))
             except Exception as error:

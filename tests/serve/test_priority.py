@@ -26,7 +26,7 @@ class Recorder:
         polls.append((time.monotonic(), policy))
     def save(self): pass
     def close(self): closed.append(os.sched_getscheduler(0))
-schedule = recorder.Schedule(Recorder(), lambda: bool(polls) and polls[-1][0] > polls[0][0] + 1.0)
+schedule = recorder.RecorderLoop(Recorder(), lambda: bool(polls) and polls[-1][0] > polls[0][0] + 1.0)
 schedule.run()
 names = {os.SCHED_IDLE: "idle", os.SCHED_BATCH: "batch"}
 print(json.dumps([[names.get(policy) for _, policy in polls], [names.get(policy) for policy in closed], schedule.late]))

@@ -150,7 +150,7 @@ class Recorder:
         self.save()
 
 
-class Schedule:
+class RecorderLoop:
     """Polls again and again, on two threads in turn: this one of the policy `idle`, and one that is never starved."""
 
     def __init__(self, recorder: Recorder, ended: Callable[[], bool]) -> None:
@@ -212,7 +212,7 @@ def main() -> None:
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    Schedule(recorder, lambda: stopped or parent.is_gone()).run()
+    RecorderLoop(recorder, lambda: stopped or parent.is_gone()).run()
 
 
 if __name__ == "__main__":
