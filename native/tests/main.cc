@@ -1,12 +1,17 @@
+#include <unistd.h>
+
 #include <cstring>
 
 #include "check.h"
+
+constexpr unsigned kMostSeconds = 900;  // of a test under a sanitizer on a busy machine; one that hangs ends the program
 
 int main(int argc, char** argv) {
   int passed = 0;
   for (const auto& test : clickfleet::test::cases()) {
     if (argc > 1 && test.name.find(argv[1]) == std::string::npos) continue;
     std::fprintf(stderr, "%s\n", test.name.c_str());
+    alarm(kMostSeconds);
     test.run();
     ++passed;
   }

@@ -14,7 +14,10 @@ using Floats = std::vector<float>;
 constexpr size_t kWidth = 5;
 
 // Two sequences share the first history. One history is empty.
-struct Example {
+class Example {
+  std::mt19937 generator_{7};  // before the members it fills
+
+ public:
   std::vector<int64_t> from{0, 0, 3, 3, 4}, to{0, 3, 6, 6, 7}, length{3, 3, 0, 1, 6};
   size_t events = 10, places = 13;
   Floats gates = random(events * 3 * kWidth), recurrent = random(3 * kWidth * kWidth), factors = random(places);
@@ -39,7 +42,6 @@ struct Example {
     for (float& value : values) value = normal(generator_);
     return values;
   }
-  std::mt19937 generator_{7};
 };
 
 void check_by_differences(Example& example, Floats& values, const Floats& gradient) {
