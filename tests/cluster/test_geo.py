@@ -25,7 +25,7 @@ from clickfleet.training.embedding import Push
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import WorkerJob
 from clickfleet.training.metrics import Metrics
-from clickfleet.training.modes._replica import Replica
+from clickfleet.training.modes._replica import Fetch, Replica
 from clickfleet.training.sharding import Link
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"),))
@@ -46,7 +46,9 @@ class Definition:
         self.o: list[Rows] = [{} for _ in range(WORKERS)]
         self.used: list[dict[int, float]] = [{} for _ in range(WORKERS)]
         self.changed: list[set[int]] = [set() for _ in range(WORKERS)]
-        self.coming: list[Rows | None] = [None] * WORKERS
+        self.coming: list[list[tuple[Rows, Rows, list[Rows]]]] = [[] for _ in range(WORKERS)]
+        """The differences of each shipment that was not answered, its answer, and the rows asked for before it."""
+        self.asked: list[list[Rows]] = [[] for _ in range(WORKERS)]
         self.gone: list[set[int]] = [set() for _ in range(WORKERS)]  # shards that deleted rows since they told a worker
 
     def begin(self, key: int) -> Any:
@@ -60,18 +62,32 @@ class Definition:
         return row
 
     def step(self, worker: int, keys: list[int], grads: Any) -> None:
+        self.ask(worker, keys)
+        self.put(worker, self.asked[worker])
         for key, grad in zip(keys, grads, strict=True):
-            if key not in self.x[worker]:
-                self.x[worker][key], self.o[worker][key] = self.seen(key), self.seen(key)
             self.x[worker][key] = self.x[worker][key] - LR * grad
             self.used[worker][key] = self.used[worker].get(key, 0.0) + 1.0
 
-    def ship(self, worker: int) -> None:
-        if self.coming[worker] is not None:
+    def ask(self, worker: int, keys: list[int]) -> None:
+        lacking = [key for key in keys if not any(key in rows for rows in (self.x[worker], *self.asked[worker]))]
+        self.asked[worker].append({key: self.seen(key) for key in lacking})
+
+    def put(self, worker: int, asked: list[Rows]) -> None:
+        for rows in [rows for rows in self.asked[worker] if any(rows is each for each in asked)]:
+            self.x[worker].update(rows)
+            self.o[worker].update(rows)
+        self.asked[worker] = [rows for rows in self.asked[worker] if not any(rows is each for each in asked)]
+
+    def ship(self, worker: int, unanswered: int) -> None:
+        while len(self.coming[worker]) > unanswered:
             self.receive(worker)
+        if not self.used[worker]:
+            return
         x, o = self.x[worker], self.o[worker]
+        had = x.keys() | {key for rows in self.asked[worker] for key in rows}
+        shipped: Rows = {}
         for key, shows in self.used[worker].items():
-            delta = x[key] - o[key]
+            delta = shipped[key] = x[key] - o[key]
             o[key] = o[key] + delta
             admitted = not self._counted or self.shows.get(key, 0.0) >= COUNTED
             row = self.s.get(key, self.begin(key))
@@ -79,19 +95,22 @@ class Definition:
             self.s[key], self.shows[key] = row, self.shows.get(key, 0.0) + shows
             for changed in self.changed:
                 changed.add(key)
-        lost = {key for key in x.keys() - self.s.keys() if self._home(key) in self.gone[worker]}
-        told = {key for key in self.changed[worker] if key in x} | lost
-        self.coming[worker] = {key: self.seen(key) if key in self.s else None for key in told}
+        lost = {key for key in had - self.s.keys() if self._home(key) in self.gone[worker]}
+        told = {key for key in self.changed[worker] if key in had} | lost
+        answer = {key: self.seen(key) if key in self.s else None for key in told}
+        self.coming[worker].append((shipped, answer, list(self.asked[worker])))
         self.used[worker], self.changed[worker], self.gone[worker] = {}, set(), set()
 
     def receive(self, worker: int) -> None:
-        coming, self.coming[worker] = self.coming[worker], None
-        for key, row in (coming or {}).items():
-            if row is None:
-                self.x[worker][key], self.o[worker][key] = self.begin(key), self.begin(key)
-            else:
-                self.x[worker][key] = self.x[worker][key] + (row - self.o[worker][key])
-                self.o[worker][key] = row
+        if not self.coming[worker]:
+            return
+        _, answer, asked = self.coming[worker].pop(0)
+        self.put(worker, asked)
+        for key, row in answer.items():
+            under_way = sum(shipped.get(key, 0.0) for shipped, *_ in self.coming[worker])
+            new = (self.begin(key) if row is None else row) + under_way
+            self.x[worker][key] = new if row is None else self.x[worker][key] + (new - self.o[worker][key])
+            self.o[worker][key] = new
 
     def deleted(self, known: Any) -> int:
         gone = [key for key in self.s if not known(key)]
@@ -128,12 +147,18 @@ class Real:
             )
             self.replicas.append(Replica(job, None))
             self.replicas[-1].begin()
+        self.asked: list[list[Fetch]] = [[] for _ in range(WORKERS)]
 
     def step(self, worker: int, keys: list[int], grads: Any) -> None:
         replica, wanted = self.replicas[worker], np.array(keys, np.uint64)
-        replica.put(replica.ask([wanted]))
+        self.ask(worker, keys)
+        while self.asked[worker]:
+            replica.put(self.asked[worker].pop(0))
         ones = np.ones(len(keys), np.float32)
         replica.push(Push(wanted, grads, ones, np.zeros_like(ones), np.zeros(len(keys), np.uint16), 1.0))
+
+    def ask(self, worker: int, keys: list[int]) -> None:
+        self.asked[worker].append(self.replicas[worker].ask([np.array(keys, np.uint64)]))
 
     def home(self, key: int) -> int:
         found = self.fleet.spread.split(np.array([key], np.uint64)).spans
@@ -166,21 +191,24 @@ def test_replicas_and_shards_do_what_geo_says(seed: int, admission: str, deletes
     wanted, deleted = Definition(blank, admission != "birth", real.home), 0
     for _ in range(ROUNDS):
         worker = int(chance.integers(WORKERS))
-        what = chance.choice(["step", "ship", "receive", "delete"], p=[0.5, 0.25, 0.15, 0.1])
-        if what == "step":
+        what = chance.choice(["step", "ask", "ship", "receive", "delete"], p=[0.4, 0.1, 0.25, 0.15, 0.1])
+        if what == "ask":
+            keys = [int(key) for key in chance.choice(40, 6, replace=False)]
+            wanted.ask(worker, keys)
+            real.ask(worker, keys)
+        elif what == "step":
             keys = [int(key) for key in chance.choice(40, 6, replace=False)]
             grads = chance.normal(size=(6, WIDTH)).astype(np.float32)
             wanted.step(worker, keys, grads)
             real.step(worker, keys, grads)
         elif what == "ship":
-            real.replicas[worker].ship()
-            if wanted.used[worker]:
-                wanted.ship(worker)
-            else:
-                wanted.receive(worker)
+            unanswered = int(chance.integers(3))
+            real.replicas[worker].ship(unanswered)
+            wanted.ship(worker, unanswered)
         elif what == "receive":
             real.replicas[worker].receive(wait=True)
-            wanted.receive(worker)
+            while wanted.coming[worker]:
+                wanted.receive(worker)
         elif deletes:
             for shard in real.fleet.shards:
                 shard.table.end_day()
@@ -200,8 +228,8 @@ def test_a_worker_is_told_only_what_it_cannot_know() -> None:
         replica = real.replicas[worker]
         real.step(worker, [3], np.ones((1, WIDTH), np.float32))
         replica.ship()
-        assert replica.ticket is not None
-        reply = replica.ticket.wait()
+        assert replica.shipments
+        reply = replica.shipments[-1].ticket.wait()
         assert reply.keys is not None
         told[worker] = sorted(reply.keys.tolist())
         replica.receive()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +22,31 @@ from clickfleet.training.modes._own_weights import OwnWeights
 from clickfleet.training.sharding import Kind, Request, Ticket, unique
 
 
-class Fetch(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class Fetch:
     """A request for rows that are not in the replica yet."""
 
     keys: Keys
     slots: NDArray[np.uint16] | None
     """Of each key, if slots have widths, rules or admissions of their own."""
     ticket: Ticket | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shipment:
+    """Progress that the shards have not acknowledged yet."""
+
+    keys: Keys
+    difference: Floats
+    ticket: Ticket
+    fetches: list[Fetch]
+    """Rows that were requested before and not stored when it was sent. The answer to the shipment is newer than theirs."""
+
+    def add_to(self, keys: Keys, rows: Floats) -> None:
+        """Add the differences to those of the rows that it contains."""
+        index = unique(np.concatenate([self.keys, keys]))[1][len(self.keys) :]
+        shared = index < len(self.keys)
+        rows[shared] += self.difference[index[shared]]
 
 
 class Replica:
@@ -45,10 +65,16 @@ class Replica:
             part |= {name: part_of_all(part[name], job.workers) for name in ("rule", "embed_rule") if name in part}
         self._spec = spec
         self.rows, self.blank, self._held = Table.like(spec), Table.like(spec), KeySet()
+        self._alone = len(job.trainers) == 1
         self.weights = OwnWeights(job)
         self._touched = _core.Touched(1 + job.table.factors)
-        self.shipped_at, self._shipped_batches = job.steps, job.trained
-        self.ticket: Ticket | None = None
+        self.steps = 0
+        """Steps since the last shipment."""
+        self._shipped_batches = job.trained
+        self.shipments: deque[Shipment] = deque()
+        """Those whose answers were not applied yet, in order."""
+        self._asked: list[Fetch] = []
+        """Rows that were requested and are not stored yet."""
         self._late: list[Keys] = []
         """Keys fetched since that shipment. Its answer may hold older values of them, if they were dropped before."""
         self._lock = threading.RLock()  # guards the link, exchanges and what was touched
@@ -63,8 +89,10 @@ class Replica:
 
     def ask(self, batches: Sequence[Keys], slots: Sequence[NDArray[np.uint16]] = ()) -> Fetch:
         """Request the rows of some batches that the replica lacks. `slots` are those of the keys, if rows differ by slot."""
-        with self._lock:
-            lacking = [~self._held.has(keys) for keys in batches]
+        with (
+            self._lock
+        ):  # one trainer stores rows in the order of its requests: what it has requested is here when it trains
+            lacking = [self._held.insert(keys) if self._alone else ~self._held.has(keys) for keys in batches]
         unknown = [keys[wanted] for keys, wanted in zip(batches, lacking, strict=True)]
         keys, where = unique(np.concatenate([np.empty(0, np.uint64), *unknown]))
         of_keys = None
@@ -72,20 +100,24 @@ class Replica:
             of_keys = np.empty(len(keys), np.uint16)
             of_keys[where] = np.concatenate([each[wanted] for each, wanted in zip(slots, lacking, strict=True)])
         with self._lock:
-            return Fetch(keys, of_keys, self.link.ask(Request(pull=keys)) if len(keys) else None)
+            fetch = Fetch(keys, of_keys, self.link.ask(Request(pull=keys)) if len(keys) else None)
+            self._asked.append(fetch)
+            return fetch
 
     def put(self, fetch: Fetch) -> None:
-        """Store requested rows. Call it before training on their batches."""
-        keys, slots, ticket = fetch
-        if ticket is None:
-            return
+        """Store requested rows, unless they are. Call it before training on their batches."""
         with self._lock:
-            rows = ticket.wait().rows
+            if fetch not in self._asked:
+                return
+            self._asked.remove(fetch)
+            if fetch.ticket is None:
+                return
+            keys, slots, rows = fetch.keys, fetch.slots, fetch.ticket.wait().rows
             assert rows is not None
-            if self.limit is not None and self.ticket is not None:
+            if self.limit is not None and self.shipments:
                 self._late.append(keys)
-            new = self._held.insert(keys)
-            if not new.all():  # another trainer fetched the others, and they may be trained since
+            if not self._alone and not (new := self._held.insert(keys)).all():
+                # Another trainer fetched the others, and they may be trained since.
                 keys, rows, slots = keys[new], rows[new], None if slots is None else slots[new]
             self.rows.move(keys, rows, add=False, distinct=True, slots=slots)
 
@@ -98,20 +130,23 @@ class Replica:
             before = self.rows.pull(push.keys) if rows is None else rows
             self._touched.add(push.keys, before, push.show, push.click, push.slots)
             self.rows.push(**push._asdict())
+            self.steps += 1
 
     def waiting(self) -> int:
-        return int(self.ticket is not None)
+        return len(self.shipments)
 
-    def ship(self) -> None:
-        """Send the progress since the last shipment, and all counts."""
-        self.receive(wait=True)
-        self.shipped_at = self.job.steps
+    def ship(self, unanswered: int = 0) -> None:
+        """Send the progress since the last shipment, and all counts. Before that, wait until at most `unanswered` are under way."""
+        while len(self.shipments) > unanswered:
+            self._receive()
+        self.steps = 0
         if not len(self._touched):
             return
-        request = Request(Kind.SHIP, push=self._progress(), batches=self.job.trained - self._shipped_batches)
+        push = self._progress()
+        request = Request(Kind.SHIP, push=push, batches=self.job.trained - self._shipped_batches)
         self._shipped_batches = self.job.trained
         self.weights.put(request)
-        self.ticket = self.link.ask(request)
+        self.shipments.append(Shipment(push.keys, push.grads, self.link.ask(request), list(self._asked)))
         if self.limit is not None:
             self.rows.end_day()  # an age counts shipments without use
             if self.rows.stats()["bytes"] > self.limit:
@@ -128,13 +163,20 @@ class Replica:
         return Push(keys, delta, show, click, slots, 0.0)
 
     def receive(self, wait: bool = True) -> None:
-        """Apply the answer to the last shipment. Without `wait`, only if it has arrived."""
-        if self.ticket is None:
-            return
+        """Apply the answers to all shipments. Without `wait`, only those that have arrived."""
+        while self.shipments:
+            with self._lock:
+                if not self.shipments or not (wait or self.shipments[0].ticket.ready()):
+                    return
+                self._receive()
+
+    def _receive(self) -> None:
+        """Apply the answer to the first shipment that has none."""
         with self._lock:
-            if self.ticket is None or not (wait or self.ticket.ready()):
-                return
-            reply, self.ticket = self.ticket.wait(), None
+            shipment = self.shipments.popleft()
+            reply = shipment.ticket.wait()
+            for fetch in shipment.fetches:
+                self.put(fetch)
             assert reply.keys is not None
             assert reply.rows is not None
             assert reply.deleted is not None
@@ -147,15 +189,16 @@ class Replica:
             self._take(keys, rows)
             deleted = reply.deleted[self._held.has(reply.deleted)]
             if len(deleted):
-                values = self.blank.pull(deleted)
+                values = self._with_shipments(deleted, self.blank.pull(deleted))
                 self._touched.rebase(deleted, values.copy(), np.empty(len(deleted), np.uint8))
                 self.rows.move(deleted, values, add=False)
             self.weights.take(reply)
 
     def _take(self, keys: Keys, rows: Floats) -> None:
-        """Move the replica to the values that the shards have now. Keep what was learned since the shipment."""
+        """Move the replica to the values that the shards have now. Keep what was learned since."""
         if not len(keys):
             return
+        rows = self._with_shipments(keys, rows)
         touched = np.empty(len(keys), np.uint8)
         self._touched.rebase(keys, rows, touched)
         learned = touched.view(np.bool_)
@@ -163,6 +206,12 @@ class Replica:
             self.rows.move(keys[learned], rows[learned], add=True, distinct=True)
             keys, rows = keys[~learned], rows[~learned]
         self.rows.move(keys, rows, add=False, distinct=True)
+
+    def _with_shipments(self, keys: Keys, rows: Floats) -> Floats:
+        """Return rows of the shards together with the progress that is on its way to them."""
+        for shipment in self.shipments:
+            shipment.add_to(keys, rows)
+        return rows
 
     def exchange(self) -> None:
         """Ship and receive. Call it while no trainer works."""

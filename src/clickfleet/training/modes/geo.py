@@ -5,7 +5,7 @@ For rows, with x the worker's value, o its value before the first step after a s
     ship      δ = x − o                                              s ← s + δ
     receive   x ← x + (s' − o)   o ← s'   or just x ← s' without a step since the shipment
 
-So the shards add up the progress of all workers. AdaGrad's steps shrink with the squares of all gradients, but a replica sees only
+Here s' includes the shipments that are still on their way to the shards. So the shards add up the progress of all workers. AdaGrad's steps shrink with the squares of all gradients, but a replica sees only
 its own; it counts each of them N times (`part_of_all`). Dense weights are averaged instead (`_own_weights.py`).
 
 After an exchange the worker has the shards' values. So a worker that joins or leaves changes nothing but N. One that joins starts with the
@@ -15,6 +15,7 @@ states of the rules of another worker.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -32,6 +33,10 @@ from clickfleet.training.modes._replica import Fetch, Replica
 NEEDS = Needs(distributed=True, stale=True, replicates_rows=True)
 TOGETHER = 8
 """Batches whose rows a worker with one trainer requests in one message."""
+AHEAD = 2
+"""Such requests that travel while a worker computes."""
+UNANSWERED = 3
+"""Shipments that may be under way when a worker with one trainer sends the next one."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +65,35 @@ def train(job: WorkerJob, config: Config) -> None:
 
     by_slot = len(job.table.classes) > 1
     alone = len(job.trainers) == 1
+    runs_on = alone and config.replica_limit is None  # else a shipment may drop rows of the batches to come
     together = TOGETHER if alone else 1  # several trainers divide a round batch by batch
-    spare = {trainer: [[trainer.step.spare() for _ in range(together)] for _ in range(2)] for trainer in job.trainers}
+    sides = AHEAD + 1
+    spare = {
+        trainer: [[trainer.step.spare() for _ in range(together)] for _ in range(sides)] for trainer in job.trainers
+    }
 
     def work(trainer: Trainer) -> None:
         step, clock = trainer.step, trainer.clock
-        stream, sides = job.batches(clock), itertools.cycle(spare[trainer])
+        stream, free = job.batches(clock), itertools.cycle(spare[trainer])
+        coming: deque[tuple[list[tuple[Batch, Embedding, Keys]], Fetch]] = deque()
 
-        def ask() -> tuple[list[tuple[Batch, Embedding, Keys]], Fetch] | None:
-            """Return the next batches and the request for their rows."""
+        def ask() -> None:
+            """Request the rows of the next batches."""
             batches, slots = [], []
-            for embedding, batch in zip(next(sides), stream, strict=False):
+            for embedding, batch in zip(next(free), stream, strict=False):
                 batches.append((batch, embedding, embedding.unique(batch)))
                 slots += [embedding.slots_of(batch)] if by_slot else []
                 clock.lap("pull")
-            fetch = replica.ask([keys for _, _, keys in batches], slots)
-            clock.lap("pull")
-            return (batches, fetch) if batches else None
+            if batches:
+                coming.append((batches, replica.ask([keys for _, _, keys in batches], slots)))
+                clock.lap("pull")
 
-        coming = ask()
+        for _ in range(AHEAD):
+            ask()
         while coming:
-            batches, fetch = coming
+            batches, fetch = coming.popleft()
             replica.put(fetch)
-            coming = ask()  # its rows travel while these batches are computed
+            ask()  # its rows travel while these batches are computed
             for batch, step.embedding, keys in batches:
                 rows = replica.pull(keys, step.embedding.room())
                 clock.lap("pull")
@@ -90,18 +101,21 @@ def train(job: WorkerJob, config: Config) -> None:
                 replica.weights.step(trainer, batch, result)
                 clock.lap("compute")
                 replica.push(result.push, rows if alone else None)
-                replica.receive(wait=False)
-                clock.lap("push")
                 job.report(batch, result)
+                replica.receive(wait=False)
+                if runs_on and replica.steps >= ramped(config.k_steps, job.age):
+                    replica.ship(UNANSWERED)
+                clock.lap("push")
 
     while not job.due:
         replica.begin()
-        job.stop_at = replica.shipped_at + ramped(config.k_steps, job.age)
+        every = ramped(config.k_steps, job.age)
+        job.stop_at = None if runs_on else job.steps + max(every - replica.steps, 0)
         job.together(work)
         clock = job.trainers[0].clock
         clock.start()
-        if job.steps >= job.stop_at or job.epoch_ended:
-            replica.ship()
         if job.epoch_ended:
             replica.exchange()
+        elif not runs_on and replica.steps >= every:
+            replica.ship()
         clock.lap("push")
