@@ -5,8 +5,9 @@ For rows, with x the worker's value, o its value before the first step after a s
     ship      δ = x − o                                              s ← s + δ
     receive   x ← x + (s' − o)   o ← s'   or just x ← s' without a step since the shipment
 
-Here s' includes the shipments that are still on their way to the shards. So the shards add up the progress of all workers. AdaGrad's steps shrink with the squares of all gradients, but a replica sees only
-its own; it counts each of them N times (`part_of_all`). Dense weights are averaged instead (`_own_weights.py`).
+To s' the worker adds the shipments that are still on their way. So the shards add up the progress of all workers. AdaGrad's steps
+shrink with the squares of all gradients, but a replica sees only its own; it counts each of them N times (`part_of_all`). Dense
+weights are averaged instead (`_own_weights.py`).
 
 After an exchange the worker has the shards' values. So a worker that joins or leaves changes nothing but N. One that joins starts with the
 states of the rules of another worker.
