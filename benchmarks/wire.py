@@ -4,8 +4,8 @@
 
 Messages: one client and one server in two processes exchange what a step of async training sends to one shard. Training: 2 shards and
 2 workers in mode async, CTR-DNN 400×3 with dim 10, batches of 1000 rows. On one machine the processes would use Unix sockets, which need
-no protection, so training runs over TCP on the loopback (`--local` for Unix sockets). `--before` is the folder `src` of a version
-without protection, with the compiled core in `src/clickfleet`; without it, training is compared with the same over Unix sockets.
+no protection, so training runs over TCP on the loopback. `plain` is the same without protection, which nothing but this benchmark can
+switch off. `--before` is the folder `src` of an older version to take for `plain`, with the compiled core in `src/clickfleet`.
 
 Variants alternate within a round. Figures are medians over rounds, and ratios are taken within a round.
 """
@@ -45,6 +45,28 @@ def lstat(path, *arguments, **options):
 os.lstat = lstat
 """
 """A sitecustomize.py that hides the Unix sockets of shards from workers."""
+OPEN = """
+import importlib.util, sys
+class Opened:
+    names = {"clickfleet.cluster.authentication", "clickfleet.cluster.wire"}
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.names:
+            return None
+        self.names.remove(name)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            if name.endswith("authentication"):
+                module.is_private = lambda address: True
+            else:
+                widen = module.widen
+                module.widen = lambda socket, address: address.startswith("ipc:") and widen(socket, address)
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Opened())
+"""
+"""A sitecustomize.py that treats all sockets as private: nothing is authenticated or encrypted."""
 FROM_SOURCES = """
 import sys
 sys.meta_path[:] = [each for each in sys.meta_path if "clickfleet" not in type(each).__module__]
@@ -133,11 +155,10 @@ def measure_messages(rounds: int, messages: int) -> dict[str, float]:
     return figures
 
 
-def train(sources: str | None, data: Path, overrides: list[str], local: bool) -> dict[str, float]:
+def train(changes: str, data: Path, overrides: list[str]) -> dict[str, float]:
     """Return rows per second and CPU milliseconds per step of one run."""
     with tempfile.TemporaryDirectory() as folder:
         run, environ = Path(folder) / "run", dict(os.environ)
-        changes = ("" if local else TCP_ONLY) + (FROM_SOURCES.format(folder=sources) if sources else "")
         (Path(folder) / "sitecustomize.py").write_text(changes)
         environ["PYTHONPATH"] = folder
         config = {
@@ -164,11 +185,11 @@ def train(sources: str | None, data: Path, overrides: list[str], local: bool) ->
 
 
 def measure_training(arguments: argparse.Namespace) -> dict[str, float]:
-    before = str(arguments.before.absolute()) if arguments.before else None
-    variants: dict[str, tuple[str | None, list[str], bool]] = {
-        "plain": (before, [], arguments.local or before is None),
-        "authenticated": (None, ["cluster.encrypt=false"], arguments.local),
-        "encrypted": (None, ["cluster.encrypt=true"], arguments.local),
+    before = FROM_SOURCES.format(folder=str(arguments.before.absolute())) if arguments.before else OPEN
+    variants = {
+        "plain": (TCP_ONLY + before, list[str]()),
+        "authenticated": (TCP_ONLY, ["cluster.encrypt=false"]),
+        "encrypted": (TCP_ONLY, ["cluster.encrypt=true"]),
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
     with tempfile.TemporaryDirectory() as folder:
@@ -176,8 +197,8 @@ def measure_training(arguments: argparse.Namespace) -> dict[str, float]:
         if not data.exists():
             synth(data, SynthOptions(rows=arguments.rows, test_rows=0, parts=4))
         for _ in range(arguments.rounds):
-            for name, (sources, overrides, local) in variants.items():
-                found[name].append(train(sources, data, overrides, local))
+            for name, (changes, overrides) in variants.items():
+                found[name].append(train(changes, data, overrides))
                 print(name, f"{found[name][-1]['rows_per_s']:,.0f} rows/s", flush=True)
     first, figures = next(iter(found)), dict[str, float]()
     for name, runs in found.items():
@@ -199,7 +220,6 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=400, help="exchanges per measurement; 0: measure no messages")
     parser.add_argument("--rows", type=int, default=300_000, help="rows to train; 0: measure no training")
     parser.add_argument("--before", type=Path, help="sources of a version without protection, with the compiled core")
-    parser.add_argument("--local", action="store_true", help="train over Unix sockets")
     parser.add_argument("--data", type=Path, help="a folder made by `clickfleet synth`")
     arguments = parser.parse_args()
     figures = measure_messages(arguments.rounds, arguments.messages) if arguments.messages else {}

@@ -194,8 +194,10 @@ class FolderWriter:
         manifest_hash = digest(manifest)
         for name, facts in self._beside.items():
             self.put(name, seal({**facts, "entry": manifest_hash}))
-        self.put(MANIFEST, canonical({**manifest, "hash": manifest_hash}))
-        flush(self.hidden)
+        sink = self.file(MANIFEST)
+        flush(self.hidden)  # all names, so that nothing but the manifest itself is left to flush
+        sink.write(canonical({**manifest, "hash": manifest_hash}))
+        sink.close()
         self.ready(manifest_hash)
         if self.replaces and os.path.lexists(self.path):
             check_ours(self.path, self.kind)
