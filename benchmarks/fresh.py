@@ -3,7 +3,8 @@
 python benchmarks/fresh.py [--source iterable folder kafka] [--rates 100 1000 5000] [--seconds 20] [--pass 0.2] [--json]
 
 A trainer (`learn` with online.pass, DeepFM 400×3 over about a million possible keys, all other settings their defaults) and
-a server that follows its log share this machine with the producer of the events and with a client. Each event carries the
+a server that follows its log share this machine with the producer of the events and with a client. The trainer has a
+session of low priority, as in `clickfleet loop`. Each event carries the
 time at which it was produced. The client asks for the same row every 2 ms; the reply names the entry that it was made by.
 An event is served when the first reply of an entry that has learned it arrives. Passes hold events in the order in which
 they were produced, so the entry of each event is known exactly, and the score must differ from that of the entry before.
@@ -37,6 +38,7 @@ import numpy as np
 
 from _servers import ours
 from clickfleet.data.schema import Dense, Schema, Slot, Transform, write_schema
+from clickfleet.serve.priority import TRAINER_SESSION, lower_session
 
 DENSE, SLOTS, VALUES = 13, 26, 40_000
 SCHEMA = Schema(
@@ -208,7 +210,8 @@ def measure(folder: Path, kind: str, rate: float, seconds: float, pass_s: float)
         broker.produce("events", b"", partition=0)
         broker.flush(30)
     arguments = [kind, str(folder), str(rate), str(seconds), str(pass_s)]
-    trainer = subprocess.Popen([sys.executable, __file__, "--trainer", *arguments])
+    trainer = subprocess.Popen([sys.executable, __file__, "--trainer", *arguments], start_new_session=True)
+    lower_session(TRAINER_SESSION, trainer.pid)
     try:
         published = folder / "run/published"
         while not list(published.glob("*-base")) or not (published / "LOG.jsonl").exists():

@@ -1,11 +1,16 @@
 """Slices of the processes of a server: asked for in a process of their own, because niceness cannot be taken back."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from clickfleet.serve.priority import lower_session
+from clickfleet.serve.supervisor import ChildProcess
 
 SCRIPT = """
 import json, os, sys
@@ -16,7 +21,7 @@ print(json.dumps([taken, os.nice(0), os.sched_getscheduler(0) == getattr(os, f"S
 STARVED = """
 import json, os, time
 from clickfleet.serve import recorder
-recorder.LATE_S, recorder.RELIEF_S = 0.05, 0.3
+recorder.POLL_S, recorder.LATE_S, recorder.RELIEF_S = 0.02, 0.05, 0.3
 polls, closed = [], []
 class Recorder:
     def poll(self):
@@ -54,3 +59,38 @@ def test_a_recorder_that_falls_behind_gets_more_priority_for_a_while() -> None:
     assert "idle" in polls[6:], "the cores are left to others again"
     assert (polls[-1], closed) == ("batch", ["batch"]), "the end waits for nobody"
     assert late >= 1
+
+
+def session_of(pid: int) -> str:
+    """Return the group of a session and its niceness, as the kernel prints them."""
+    path = Path(f"/proc/{pid}/autogroup")
+    text = path.read_text().strip() if path.exists() else ""
+    if not text:
+        pytest.skip("this system does not divide the cores among sessions")
+    return text
+
+
+def test_the_session_of_a_child_gets_its_niceness() -> None:
+    before = session_of(os.getpid())
+    child = ChildProcess([sys.executable, "-c", "import time; time.sleep(60)"], session=7)
+    child.start()
+    assert child.process is not None
+    try:
+        assert session_of(child.process.pid).endswith("nice 7")
+        time.sleep(0.15)  # the kernel lets users change it ten times per second
+        assert lower_session(3, child.process.pid), "a session may also be raised again"
+        assert session_of(child.process.pid).endswith("nice 3")
+        assert session_of(os.getpid()) == before
+    finally:
+        child.process.kill()
+        child.process.wait()
+
+
+def test_a_session_that_others_share_is_left_alone() -> None:
+    before = session_of(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        try:
+            assert not lower_session(7, child.pid)
+            assert session_of(child.pid) == before
+        finally:
+            child.kill()

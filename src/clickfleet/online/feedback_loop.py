@@ -26,6 +26,7 @@ from clickfleet.config.sections import Join, PassLimits
 from clickfleet.data.events import topic_of
 from clickfleet.errors import ConfigError, ServeError
 from clickfleet.serve import supervisor
+from clickfleet.serve.priority import TRAINER_SESSION
 from clickfleet.serve.state_folder import TRAINER, read_json, write_json
 from clickfleet.serve.supervisor import ChildProcess, Settings, Supervisor
 from clickfleet.store.lock import Lock
@@ -146,7 +147,9 @@ class FeedbackLoop:
         # The socket is opened first: connections wait until there is a model.
         self._server = supervisor.create(replace(settings, run=str(self.run_folder)))
         command = [sys.executable, "-m", "clickfleet.online.loop_trainer", str(self.state)]
-        self._trainer = ChildProcess([*command, *(["quiet"] if self.quiet else [])], stop_s=STOP_S)
+        self._trainer = ChildProcess(
+            [*command, *(["quiet"] if self.quiet else [])], stop_s=STOP_S, session=TRAINER_SESSION
+        )
         self._trainer.start()
         self._wait_for_base(self._trainer)
         if not self.stopping:

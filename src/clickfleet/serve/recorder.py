@@ -22,17 +22,19 @@ from clickfleet.serve.connection import log_fault
 from clickfleet.serve.counters import RECORDER, Meter
 from clickfleet.serve.event_queue import EventSink
 from clickfleet.serve.frames import FrameReader, ShowFrame
-from clickfleet.serve.priority import RECORDER_SLICE_S, shorten_slices
+from clickfleet.serve.priority import RECORDER_SLICE_S, lower_session, shorten_slices
 from clickfleet.serve.show_log import Scored, encode
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import complete_leftovers
 
-POLL_S = 0.02
+POLL_S = 0.1
 SAVE_S = 0.5
 BATCH_ROWS = 4096
 """Rows of a record batch, if so many wait."""
 NICE = 5
-LATE_S = 0.05
+IDLE_SESSION, RELIEF_SESSION = 19, 5
+"""Niceness of the session of the recorder: usually, and while the other thread works."""
+LATE_S = 0.5
 """How late the end of a poll may be before the other thread takes over."""
 RELIEF_S = 5.0
 """How long it then works."""
@@ -167,9 +169,12 @@ class RecorderLoop:
         """Poll until it has ended, and then once more."""
         shorten_slices(RECORDER_SLICE_S, nice=NICE, policy="idle")
         while not self.ended():
+            lower_session(IDLE_SESSION)
             if self._poll_for(float("inf"), LATE_S):
                 self.late += 1
+                lower_session(RELIEF_SESSION)
                 self._relief.submit(self._poll_for, RELIEF_S).result()
+        lower_session(RELIEF_SESSION)
         self._relief.submit(self._finish).result()
         self._relief.shutdown()
 

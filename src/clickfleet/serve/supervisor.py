@@ -22,6 +22,7 @@ from clickfleet.data.events import topic_of
 from clickfleet.errors import ConfigError, MissingError, ServeError
 from clickfleet.serve import parent, state_folder
 from clickfleet.serve.event_queue import LogTarget
+from clickfleet.serve.priority import lower_session
 from clickfleet.store.onnx import Engine
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -156,12 +157,16 @@ class ChildProcess:
     restart_at: float | None = None
     stop_s: float = STOP_S
     """How long it may take to stop."""
+    session: int = 0
+    """Niceness of its session."""
 
     def start(self) -> None:
         self.started, self.restart_at = time.monotonic(), None
         self.process = subprocess.Popen(
             self.command, pass_fds=self.descriptors, start_new_session=True, env=parent.child_environment()
         )
+        if self.session:
+            lower_session(self.session, self.process.pid)
 
     @property
     def alive(self) -> bool:
