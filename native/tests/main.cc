@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-constexpr unsigned kMostSeconds = 900;  // of a test under a sanitizer on a busy machine; one that hangs ends the program
+constexpr unsigned kMostSeconds = 900;  // of one test on a busy machine; one that hangs ends the program
 
 int main(int argc, char** argv) {
   int passed = 0;
