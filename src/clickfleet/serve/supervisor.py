@@ -274,6 +274,7 @@ def stop(children: Sequence[ChildProcess]) -> None:
     for child in children:
         if child.alive:
             assert child.process is not None
+            lower_session(0, child.process.pid)  # what it still has to do is waited for
             child.process.terminate()
     begin = time.monotonic()
     for child in children:

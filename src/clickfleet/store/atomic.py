@@ -175,8 +175,9 @@ class FolderWriter:
                 self._finish()
         except OSError as failure:
             error = failure
-        for file in self._files.values():
-            file.abandon()
+        finally:
+            for file in self._files.values():
+                file.abandon()
         if error is not None:
             shutil.rmtree(self.hidden, ignore_errors=True)
             if isinstance(error, OSError):
