@@ -38,7 +38,7 @@ import numpy as np
 
 from _servers import ours
 from clickfleet.data.schema import Dense, Schema, Slot, Transform, write_schema
-from clickfleet.serve.priority import TRAINER_SESSION, lower_session
+from clickfleet.serve.priority import TRAINER_SESSION, renice_session
 
 DENSE, SLOTS, VALUES = 13, 26, 40_000
 SCHEMA = Schema(
@@ -211,7 +211,7 @@ def measure(folder: Path, kind: str, rate: float, seconds: float, pass_s: float)
         broker.flush(30)
     arguments = [kind, str(folder), str(rate), str(seconds), str(pass_s)]
     trainer = subprocess.Popen([sys.executable, __file__, "--trainer", *arguments], start_new_session=True)
-    lower_session(TRAINER_SESSION, trainer.pid)
+    renice_session(TRAINER_SESSION, trainer.pid)
     try:
         published = folder / "run/published"
         while not list(published.glob("*-base")) or not (published / "LOG.jsonl").exists():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clickfleet.serve.priority import lower_session
+from clickfleet.serve.priority import renice_session
 from clickfleet.serve.supervisor import ChildProcess
 
 SCRIPT = """
@@ -78,7 +78,7 @@ def test_the_session_of_a_child_gets_its_niceness() -> None:
     try:
         assert session_of(child.process.pid).endswith("nice 7")
         time.sleep(0.15)  # the kernel lets users change it ten times per second
-        assert lower_session(3, child.process.pid), "a session may also be raised again"
+        assert renice_session(3, child.process.pid), "a session may also be raised again"
         assert session_of(child.process.pid).endswith("nice 3")
         assert session_of(os.getpid()) == before
     finally:
@@ -90,7 +90,7 @@ def test_a_session_that_others_share_is_left_alone() -> None:
     before = session_of(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         try:
-            assert not lower_session(7, child.pid)
+            assert not renice_session(7, child.pid)
             assert session_of(child.pid) == before
         finally:
             child.kill()

@@ -55,7 +55,7 @@ def shorten_slices(slice_s: float, *, nice: int = 0, policy: Policy = "other") -
     return False
 
 
-def lower_session(niceness: int, pid: int | None = None) -> bool:
+def renice_session(niceness: int, pid: int | None = None) -> bool:
     """Set the niceness of the session of this or another process, if the process leads it. Return whether the system took it."""
     leader = os.getpid() if pid is None else pid
     if not sys.platform.startswith("linux"):

@@ -22,7 +22,7 @@ from clickfleet.serve.connection import log_fault
 from clickfleet.serve.counters import RECORDER, Meter
 from clickfleet.serve.event_queue import EventSink
 from clickfleet.serve.frames import FrameReader, ShowFrame
-from clickfleet.serve.priority import RECORDER_SLICE_S, lower_session, shorten_slices
+from clickfleet.serve.priority import RECORDER_SLICE_S, renice_session, shorten_slices
 from clickfleet.serve.show_log import Scored, encode
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import complete_leftovers
@@ -169,12 +169,12 @@ class RecorderLoop:
         """Poll until it has ended, and then once more."""
         shorten_slices(RECORDER_SLICE_S, nice=NICE, policy="idle")
         while not self.ended():
-            lower_session(IDLE_SESSION)
+            renice_session(IDLE_SESSION)
             if self._poll_for(float("inf"), LATE_S):
                 self.late += 1
-                lower_session(RELIEF_SESSION)
+                renice_session(RELIEF_SESSION)
                 self._relief.submit(self._poll_for, RELIEF_S).result()
-        lower_session(RELIEF_SESSION)
+        renice_session(RELIEF_SESSION)
         self._relief.submit(self._finish).result()
         self._relief.shutdown()
 

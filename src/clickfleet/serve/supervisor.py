@@ -22,7 +22,7 @@ from clickfleet.data.events import topic_of
 from clickfleet.errors import ConfigError, MissingError, ServeError
 from clickfleet.serve import parent, state_folder
 from clickfleet.serve.event_queue import LogTarget
-from clickfleet.serve.priority import lower_session
+from clickfleet.serve.priority import renice_session
 from clickfleet.store.onnx import Engine
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -166,7 +166,7 @@ class ChildProcess:
             self.command, pass_fds=self.descriptors, start_new_session=True, env=parent.child_environment()
         )
         if self.session:
-            lower_session(self.session, self.process.pid)
+            renice_session(self.session, self.process.pid)
 
     @property
     def alive(self) -> bool:
@@ -274,7 +274,7 @@ def stop(children: Sequence[ChildProcess]) -> None:
     for child in children:
         if child.alive:
             assert child.process is not None
-            lower_session(0, child.process.pid)  # what it still has to do is waited for
+            renice_session(0, child.process.pid)  # what it still has to do is waited for
             child.process.terminate()
     begin = time.monotonic()
     for child in children:
