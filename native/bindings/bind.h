@@ -39,6 +39,7 @@ void bind_key_set(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_recurrence(nanobind::module_& m);
 void bind_rules(nanobind::module_& m);
+void bind_shows(nanobind::module_& m);
 void bind_table(nanobind::module_& m);
 void bind_spread(nanobind::module_& m);
 void bind_print(nanobind::module_& m);

@@ -20,6 +20,7 @@ NB_MODULE(_core, m) {
   clickfleet::bind_pool(m);
   clickfleet::bind_print(m);
   clickfleet::bind_parse(m);
+  clickfleet::bind_shows(m);
   clickfleet::bind_spread(m);
   clickfleet::bind_touched(m);
   clickfleet::bind_tower(m);

@@ -18,6 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clickfleet import _core
+from clickfleet._core import ShowColumns
 from clickfleet.data.batch import Batch
 from clickfleet.data.events import JOINED, SHOWS
 from clickfleet.data.formats.joined import JoinedReader
@@ -29,7 +31,7 @@ from clickfleet.serve.features import Fields
 from clickfleet.serve.frames import FrameReader, FrameWriter
 from clickfleet.serve.open_inference import ListTensor, RawTensor
 from clickfleet.serve.recorder import Recorder
-from clickfleet.serve.show_log import Scored, encode, inputs_of_request, is_sampled
+from clickfleet.serve.show_log import Scored, batch_of, encode, inputs_of_request, is_sampled, scored_of
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import EventFolder, LogPlace, StreamReader
 from mock_cluster import Cluster
@@ -69,6 +71,16 @@ def trained(shows: list[dict[str, Any]], schema: Schema) -> Batch:
     parsed = JoinedReader(schema).parse(pa.RecordBatch.from_pylist(rows, JOINED), "all")
     assert not parsed.bad
     return parsed.batch
+
+
+def entries_in(reader: FrameReader, done: bool = False) -> list[Any]:
+    """The entries of new frames, whatever they are."""
+    shows, found = ShowColumns(), list[Any]()
+    for place in reader.read(shows):
+        found += [entry for content in shows.take_others() for entry in msgspec.msgpack.decode(content)]
+        if done:
+            place.done()
+    return found
 
 
 def same_rows(found: Batch, scored: Batch) -> bool:
@@ -218,6 +230,93 @@ def test_any_row_survives_the_log_bit_for_bit(schema: Schema, data: Any) -> None
     entry = Scored("predict", "r", 1, "m", 1, score, body.encode(), None)
     found = trained(encode([entry]).to_pylist(), schema)
     assert same_rows(found, scored)
+
+
+def through_core(entries: list[Scored]) -> tuple[pa.RecordBatch, list[Scored]]:
+    """What the core makes of entries, and those that it leaves to Python."""
+    shows = ShowColumns()
+    for entry in entries:
+        content = msgspec.msgpack.encode([entry])
+        frame = len(content).to_bytes(4, "little") + _core.frame_hash(content).to_bytes(8, "little") + content
+        assert shows.add(frame) == (len(frame), 0, False)
+    left = [entry for content in shows.take_others() for entry in scored_of(content)]
+    return batch_of(shows), left
+
+
+IDS = st.text(st.characters(codec="utf-8"), max_size=4)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.text(max_size=80),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=40), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def an_entry(draw: Any) -> Scored:
+    rows = draw(st.lists(st.dictionaries(st.text(max_size=30), VALUES, max_size=4), min_size=1, max_size=5))
+    layout = {"ensure_ascii": draw(st.booleans()), "indent": draw(st.sampled_from([None, 1])), "allow_nan": False}
+    more = draw(
+        st.dictionaries(st.sampled_from(["request", "rows", "candidates", "top_k", "a\\b"]), VALUES, max_size=2)
+    )
+    items = draw(st.none() | st.lists(IDS, min_size=len(rows), max_size=len(rows)))
+    when, sequence = draw(st.integers(-(2**63), 2**63 - 1)), draw(st.integers(0, 2**63 - 1))
+    scores = np.array(
+        draw(st.lists(st.floats(width=32, allow_nan=False), min_size=len(rows), max_size=len(rows))), np.float32
+    )
+    request, model = draw(IDS), draw(IDS)
+    if draw(st.booleans()):
+        body = json.dumps(more | {"rows": rows}, **layout).encode()
+        return Scored("predict", request, when, model, sequence, scores.tobytes(), body, items)
+    places = draw(st.permutations(range(len(rows))))[: draw(st.integers(0, len(rows)))]
+    user = {"user": draw(VALUES)} if draw(st.booleans()) else {}
+    body = json.dumps(more | user | {"candidates": rows}, **layout).encode()
+    ids = [f"i{place}" for place in range(len(places))] if items is None else items[: len(places)]
+    ranked = ids[: draw(st.integers(0, len(ids)))]
+    return Scored("rank", request, when, model, sequence, scores[: len(places)].tobytes(), body, ids, places, ranked)
+
+
+@given(st.lists(an_entry(), max_size=4))
+def test_the_core_writes_what_python_writes(entries: list[Scored]) -> None:
+    """Only a name with an escape is left to Python, because it may be that of the rows."""
+    batch, left = through_core(entries)
+    batch.validate(full=True)
+    assert all(b"\\" in entry.content for entry in left)
+    rest = [entry for entry in entries if entry not in left]
+    assert batch.equals(encode(rest) if rest else batch.slice(0, 0), check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b' {"rows" :[ {"a":"]"} , 5 ,"x",null] } ',
+        b'{"rows":[{}],"rows":[[1],{},2,"a\\\\"]}',
+        b'{"rows":["' + b"]" * 200 + b'\\\\\\"", [[[]]], "' + b"\\\\" * 64 + b'", 1.5e3]}',
+        b'{"rows": [' + b", ".join([b'{"' + b"k" * 61 + b'": ["[", "\\"{"]}'] * 4) + b"]}",
+    ],
+)
+def test_the_core_cuts_rows_as_python_does(body: bytes) -> None:
+    entry = Scored("predict", "r", 1, "m", 1, np.zeros(4, np.float32).tobytes(), body, None)
+    batch, left = through_core([entry])
+    assert not left
+    assert batch.equals(encode([entry]))
+
+
+def test_an_escaped_name_and_tensors_are_left_to_python(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    settings = Settings("none", str(tmp_path / "state"), log=str(tmp_path / "shows"))
+    writer, score = FrameWriter(*settings.frames), np.float32(0.5).tobytes()
+    tensor = [[("a", 1, "", ["x"])], None]
+    writer.write([Scored("predict", "escaped", 1, "m", 1, score, rb'{"r\u006fws": [{"ad": "x"}]}', None)])
+    writer.write([Scored("infer", "tensor", 2, "m", 1, score, tensor, None)])
+    writer.write([Scored("predict", "plain", 3, "m", 1, score, b'{"rows": [{"ad": "x"}]}', None)])
+    writer.write([Scored("predict", "short", 4, "m", 1, score, b'{"rows": []}', None)])
+    writer.write([("of another version", 1)])
+    writer.close()
+    recorder = Recorder(settings)
+    assert recorder.poll() == 4
+    recorder.close()
+    assert [show["request"] for show in shows_in(tmp_path / "shows")] == ["escaped", "tensor", "plain"]
+    assert recorder.meter.extra == {"shows_logged": 3, "shows_dropped": 2}
 
 
 class _Version:
@@ -378,15 +477,11 @@ def test_frames_are_read_once_and_bounded(tmp_path: Path, monkeypatch: pytest.Mo
         writer.write([("x" * 900, number)])
 
     def numbers() -> list[int]:
-        found = []
-        for frame in reader.frames():
-            found.append(frame.entries[0][1])
-            frame.done()
-        return found
+        return [entry[1] for entry in entries_in(reader, done=True)]
 
     for number in range(3):
         write(number)
-    assert [frame.entries[0][1] for frame in reader.frames()] == [0, 1, 2]
+    assert [entry[1] for entry in entries_in(reader)] == [0, 1, 2]
     reader.close()
     reader = FrameReader(tmp_path)
     assert numbers() == [0, 1, 2], "nothing was done with them before"
@@ -521,9 +616,10 @@ def test_shows_are_dropped_and_counted_when_the_recorder_is_far_behind(
         log.predict(f"r{i}", b'{"rows": [{}]}', None, done)
     waiting = log.waiting_bytes
     log.close()
-    handed = [entry for frame in FrameReader(tmp_path / "frames").frames() for entry in frame.entries]
-    assert 0 < len(handed) < 100
-    assert meter.extra["shows_dropped"] == 100 - len(handed)
+    handed = ShowColumns()
+    assert list(FrameReader(tmp_path / "frames").read(handed))
+    assert 0 < handed.rows < 100
+    assert meter.extra["shows_dropped"] == 100 - handed.rows
     assert waiting == sum(path.stat().st_size for path in (tmp_path / "frames").glob("*.frames"))
 
 
@@ -538,7 +634,7 @@ def test_a_folder_without_room_is_passed_over(tmp_path: Path) -> None:
             writer.write([("x" * 9000, number)])
         assert list((disk.folder / "f").glob("*.frames"))
         assert list((tmp_path / "disk").glob("*.frames"))
-        assert [frame.entries[0][1] for frame in reader.frames()] == list(range(30))
+        assert [entry[1] for entry in entries_in(reader)] == list(range(30))
         writer.close()
         reader.close()
 
@@ -552,15 +648,15 @@ def test_the_files_of_a_new_worker_are_found(tmp_path: Path, monkeypatch: pytest
         writers.append(FrameWriter(folder))
         writers[-1].write([("x", number)])
         stamp = os.stat(folder).st_mtime_ns
-        assert [frame.entries[0][1] for frame in reader.frames()] == [number]
+        assert [entry[1] for entry in entries_in(reader)] == [number]
         if number % 2:
-            until(lambda: not list(reader.frames()) and time.time_ns() > stamp + 40_000_000)  # noqa: B023  (called at once)
+            until(lambda: not entries_in(reader) and time.time_ns() > stamp + 40_000_000)  # noqa: B023  (called at once)
         else:  # another worker begins within one tick of the clock of the file system
-            assert list(reader.frames()) == []
+            assert entries_in(reader) == []
             writers.append(FrameWriter(folder))
             writers[-1].write([("x", -1)])
             os.utime(folder, ns=(stamp, stamp))
-            assert [frame.entries[0][1] for frame in reader.frames()] == [-1]
+            assert [entry[1] for entry in entries_in(reader)] == [-1]
     for writer in writers:
         writer.close()
     reader.close()
@@ -571,7 +667,7 @@ def test_frames_of_any_length_are_read(tmp_path: Path) -> None:
     writer, reader = FrameWriter(tmp_path), FrameReader(tmp_path)
     for size in sizes:
         writer.write([("x" * size,)])
-    assert [len(frame.entries[0][0]) for frame in reader.frames()] == sizes
+    assert [len(entry[0]) for entry in entries_in(reader)] == sizes
     writer.close()
     reader.close()
 
@@ -617,9 +713,9 @@ def test_a_backlog_costs_in_proportion_to_its_requests(tmp_path: Path, monkeypat
     (tmp_path / "state").mkdir()
     settings = Settings("none", str(tmp_path / "state"), log=str(tmp_path / "shows"))
     writer = FrameWriter(*settings.frames)
-    body, score, requests, counted = b'{"rows": [{"ad": "a"}]}', np.float32(0.5).tobytes(), 300, 0
+    tensor, score, requests, counted = [[("a", 1, "", ["x"])], None], np.float32(0.5).tobytes(), 300, 0
     for i in range(requests):
-        writer.write([Scored("predict", f"r{i}", i, "lr", 1, score, body, None)])
+        writer.write([Scored("infer", f"r{i}", i, "lr", 1, score, tensor, None)])
     writer.close()
 
     def rows(entry: Scored) -> int:

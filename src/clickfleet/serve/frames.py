@@ -1,11 +1,13 @@
 """Hand what workers scored to the recorder, a process that writes the show log: in files that one appends to and the other removes.
 
-    <folder>/<writer>-000003.frames        whole frames, one after another: length, checksum, entries as msgpack
+    <folder>/<writer>-000003.frames        whole frames, one after another: length, hash, entries as msgpack
     <folder>/<writer>-000003.frames.read   how far the recorder has read
 
 A worker appends a frame before it replies, which costs it one write. The files are in memory where the system has a file system there:
 no disk makes a reply wait. What a worker has written survives its death, and that of the recorder: a file is removed when all of it is
 in the log. After a kill, the frame being written is incomplete and left out; its request had no reply.
+
+The core turns frames into columns (native/core/shows.h).
 """
 
 from __future__ import annotations
@@ -20,15 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import xxhash
 
+from clickfleet._core import ShowColumns, frame_hash
 from clickfleet.data.files import check_private
 from clickfleet.store.event_log import create_held, hold
 
 FILE_BYTES = 4 << 20
 MAX_FILES = 16
 """Full files of a worker that may wait for the recorder. Beyond it, what the worker scores is not logged."""
-MAX_FRAME = 1 << 30
 READ_BYTES = 1 << 20
 """Bytes read at a time. A frame may be longer."""
 RELIST_NS = 100_000_000
@@ -36,7 +37,6 @@ RELIST_NS = 100_000_000
 _HEAD = struct.Struct("<IQ")
 _READ = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder()
 
 
 class FrameWriter:
@@ -51,7 +51,7 @@ class FrameWriter:
     def write(self, entries: Sequence[Any]) -> int:
         """Append entries as one frame: tuples of plain values."""
         payload = _encoder.encode(entries)
-        frame = _HEAD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+        frame = _HEAD.pack(len(payload), frame_hash(payload)) + payload
         problem = OSError("there is no folder")
         if self._file is not None and self._size < FILE_BYTES:
             try:
@@ -113,10 +113,9 @@ def _read_until(path: Path) -> int:
     return 0
 
 
-class ShowFrame(NamedTuple):
-    """Entries, and what to call when they are in the log."""
+class FramePlace(NamedTuple):
+    """How far a file was read. Call `done` when everything before is in the log."""
 
-    entries: list[Any]
     file: FrameFile
     end: int
 
@@ -135,31 +134,19 @@ class FrameFile:
         self._at = self._done = _READ.unpack(saved)[0] if len(saved) == _READ.size else 0
         self.damaged = False
 
-    def frames(self) -> Iterator[ShowFrame]:
-        """Yield the frames that are complete and were not yielded before."""
+    def read(self, shows: ShowColumns) -> Iterator[FramePlace]:
+        """Append the frames that are complete and were not read before, a part at a time."""
         size = READ_BYTES
         while not self.damaged:
             there = max(0, os.fstat(self._file).st_size - self._at)
-            content, at = os.pread(self._file, min(size, there), self._at), 0
-            last = len(content) < size
-            while len(content) - at >= _HEAD.size:
-                length, checksum = _HEAD.unpack_from(content, at)
-                end = at + _HEAD.size + length
-                if end > len(content) and length <= MAX_FRAME:
-                    size = max(READ_BYTES, end - at)
-                    break
-                payload = memoryview(content)[at + _HEAD.size : end]
-                if length > MAX_FRAME or xxhash.xxh3_64_intdigest(payload) != checksum:
-                    self.damaged = True
-                    return
-                self._at, at = self._at + end - at, end
-                try:
-                    entries = list(_decoder.decode(payload))
-                except (msgspec.DecodeError, TypeError, RecursionError):  # it was not written by a worker
-                    entries = []
-                yield ShowFrame(entries, self, self._at)
-            if last:
+            content = os.pread(self._file, min(size, there), self._at)
+            taken, needed, self.damaged = shows.add(content)
+            if taken:
+                self._at += taken
+                yield FramePlace(self, self._at)
+            if len(content) < size:
                 return
+            size = max(READ_BYTES, needed)
 
     def done(self, end: int) -> None:
         self._done = end
@@ -206,8 +193,8 @@ class FrameReader:
         self._listed[folder] = changed if time.time_ns() > changed + RELIST_NS else -1
         return True
 
-    def frames(self) -> Iterator[ShowFrame]:
-        """Yield new frames of all workers. Remove files that are done with."""
+    def read(self, shows: ShowColumns) -> Iterator[FramePlace]:
+        """Append new frames of all workers, and yield after each part. Remove files that are done with."""
         found = [path for folder in self.folders if self._changed(folder) for path in folder.glob("*.frames")]
         for path in sorted(found, key=lambda path: path.name):
             if path.name not in self._files:
@@ -220,7 +207,7 @@ class FrameReader:
                     raise
         for name, file in list(self._files.items()):
             left = file.is_left  # asked before reading: nothing comes after
-            yield from file.frames()
+            yield from file.read(shows)
             if left and file.all_done:
                 file.remove()
                 del self._files[name]

@@ -14,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
+
+from clickfleet._core import ShowColumns
 from clickfleet.data.events import SHOWS
 from clickfleet.errors import ClickfleetError
 from clickfleet.serve import parent
@@ -21,16 +24,17 @@ from clickfleet.serve.batching import Counts
 from clickfleet.serve.connection import log_fault
 from clickfleet.serve.counters import RECORDER, Meter
 from clickfleet.serve.event_queue import EventSink
-from clickfleet.serve.frames import FrameReader, ShowFrame
+from clickfleet.serve.frames import FramePlace, FrameReader
 from clickfleet.serve.priority import RECORDER_SLICE_S, renice_session, shorten_slices
-from clickfleet.serve.show_log import Scored, encode
+from clickfleet.serve.show_log import Scored, batch_of, encode, scored_of
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import complete_leftovers
 
 POLL_S = 0.1
 SAVE_S = 0.5
 BATCH_ROWS = 4096
-"""Rows of a record batch, if so many wait."""
+BATCH_BYTES = 16 << 20
+"""Rows and bytes of a record batch, if so many wait."""
 NICE = 5
 IDLE_SESSION, RELIEF_SESSION = 19, 5
 """Niceness of the session of the recorder: usually, and while the other thread works."""
@@ -50,71 +54,75 @@ class Recorder:
         self.meter = Meter(Path(settings.state) / RECORDER)
         self.reader = FrameReader(*settings.frames)
         self._sink: EventSink | None = None
-        self._taken: list[ShowFrame] = []
-        """Frames whose rows were written, but perhaps not delivered yet."""
+        self._shows = ShowColumns()
+        self._taken: list[FramePlace] = []
+        """Places whose rows were written, but perhaps not delivered yet."""
         self._reported_at = -REPORT_S
         if settings.log_folder is not None:
             complete_leftovers(settings.log_folder)
 
     def poll(self) -> int:
         """Write everything that workers have handed over. Return the number of rows."""
-        rows, waiting, waiting_rows, taken = 0, list[Scored](), 0, list[ShowFrame]()
-        for frame in self.reader.frames():
-            scored = self._scored(frame)
-            waiting += scored
-            taken.append(frame)
-            waiting_rows += sum(entry.rows for entry in scored)
-            if waiting_rows >= BATCH_ROWS:
-                self._write(waiting, taken)
-                rows, waiting, waiting_rows, taken = rows + waiting_rows, [], 0, []
-        rows += waiting_rows
-        if taken:
-            self._write(waiting, taken)
-        elif self._sink is not None:
+        rows, shows, idle = 0, self._shows, True
+        for place in self.reader.read(shows):
+            idle = False
+            self._taken.append(place)
+            rows += self._write_others()
+            if shows.rows >= BATCH_ROWS or shows.bytes >= BATCH_BYTES:
+                rows += self._write()
+        rows += self._write()
+        if idle and self._sink is not None:
             self._guarded(self._sink.rotate)
         if self._taken:
             self._release()
         return rows
 
-    def _scored(self, frame: ShowFrame) -> list[Scored]:
-        try:
-            return [Scored(*entry) for entry in frame.entries]
-        except TypeError:  # of another version of this program
-            self.meter.count("shows_dropped", len(frame.entries))
-            return []
+    def _write(self) -> int:
+        """Write the columns that the core has made. Return the number of rows."""
+        rows = self._shows.rows
+        if rows:
+            self._store(batch_of(self._shows))
+        return rows
 
-    def _write(self, scored: list[Scored], taken: list[ShowFrame]) -> None:
-        for group in [scored] if scored else []:
-            if self._try(group):
-                continue
-            for entry in group if len(group) > 1 else []:  # one that cannot be converted does not cost the others
+    def _write_others(self) -> int:
+        """Write the frames that the core has left. Return the number of rows."""
+        entries = list[Scored]()
+        for content in self._shows.take_others():
+            try:
+                entries += scored_of(content)
+            except ValueError:  # of another version of this program
+                self.meter.count("shows_dropped", 1)
+        if entries and not self._try(entries):
+            for entry in entries if len(entries) > 1 else []:  # one that cannot be converted does not cost the others
                 self._try([entry])
-        self._taken += taken
+        return sum(entry.rows for entry in entries)
 
     def _release(self) -> None:
         """Let go of the frames that are in the log. What a broker has not taken yet is read again after a kill."""
         if self._sink is None or self._sink.settle():
-            for frame in {id(frame.file): frame for frame in self._taken}.values():  # the last one of each file
-                frame.done()
+            for place in {id(place.file): place for place in self._taken}.values():  # the last one of each file
+                place.done()
             self._taken = []
 
     def _try(self, group: list[Scored]) -> bool:
         """Write some entries. Return False if they should be tried one by one."""
-        rows = sum(entry.rows for entry in group)
         try:
             batch = encode(group)
         except Exception:
             if len(group) > 1:
                 return False
             log_fault()
-            self.meter.count("shows_dropped", rows)
+            self.meter.count("shows_dropped", group[0].rows)
             return True
+        self._store(batch)
+        return True
+
+    def _store(self, batch: pa.RecordBatch) -> None:
         if self._sink is None:
             self._guarded(self._open)
         sink = self._sink
         written = sink is not None and self._guarded(lambda: sink.write(batch))
-        self.meter.count("shows_logged" if written else "shows_dropped", rows)
-        return True
+        self.meter.count("shows_logged" if written else "shows_dropped", len(batch))
 
     def _open(self) -> None:
         assert self.settings.log is not None

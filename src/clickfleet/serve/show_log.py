@@ -1,7 +1,8 @@
 """The show log: every scored row with its features as the client sent them, for the join with feedback.
 
 A worker hands the body of a request to the recorder before it replies, in one write to memory: frames.py. The recorder, a process of its
-own, cuts the features out of the bodies and writes them as record batches. They are not parsed again.
+own, cuts the features out of the bodies and writes them as record batches. They are not parsed again. The core does it (`batch_of`);
+`encode` does the same in Python for what the core leaves: tensors, and JSON with escaped names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from clickfleet._core import ShowColumns
 from clickfleet.data.batch import Batch
 from clickfleet.data.events import SHOWS
 from clickfleet.errors import hide
@@ -46,6 +48,7 @@ class _RankBody(msgspec.Struct):
 _predict = msgspec.json.Decoder(_PredictBody)
 _rank = msgspec.json.Decoder(_RankBody)
 _encoder = msgspec.json.Encoder()
+_decoder = msgspec.msgpack.Decoder()
 
 
 class Scored(NamedTuple):
@@ -180,6 +183,25 @@ def _column(tensor: AnyTensor) -> tuple[int, str, Any]:
     if tensor.datatype == "BYTES":
         return width, "", bytes(tensor.content)
     return width, np.dtype(NUMBERS[tensor.datatype]).str, bytes(tensor.content)
+
+
+def batch_of(shows: ShowColumns) -> pa.RecordBatch:
+    """Return the columns that the core made as a record batch, without a copy, and empty them."""
+    rows, columns = shows.rows, shows.take()
+
+    def column(field: pa.Field) -> pa.Array:
+        buffers = [None if values is None else pa.py_buffer(values) for values in columns[field.name]]
+        return pa.Array.from_buffers(field.type, rows, buffers)
+
+    return pa.RecordBatch.from_arrays([column(field) for field in SHOWS], schema=SHOWS)
+
+
+def scored_of(content: bytes) -> list[Scored]:
+    """Return the entries of a frame. Raise ValueError if a worker of this version did not write them."""
+    try:
+        return [Scored(*entry) for entry in _decoder.decode(content)]
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 def encode(entries: Sequence[Scored]) -> pa.RecordBatch:

@@ -1,0 +1,73 @@
+// What workers scored, as columns: reads the frames that they append to a file (serve/frames.py), without Python
+// objects in between. The recorder shares cores with the workers, so its time per row is part of the latency of
+// replies.
+//
+// A frame is its length (u32), the hash of its content (u64), both little-endian, and the content: a msgpack array of
+// entries, each an array of 10 values (Scored in serve/show_log.py). The features of a row are cut out of the JSON body
+// of its request as they are.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace clickfleet {
+
+// Texts as Arrow has them: text i is bytes[offsets[i], offsets[i + 1]).
+struct TextColumn {
+  std::vector<int32_t> offsets{0};
+  std::string bytes;
+
+  void add(std::string_view text) {
+    bytes.append(text);
+    offsets.push_back(static_cast<int32_t>(bytes.size()));
+  }
+  void shrink(size_t rows) {
+    offsets.resize(rows + 1);
+    bytes.resize(static_cast<size_t>(offsets.back()));
+  }
+};
+
+// One bit per row, the lowest bit first: whether the row has a value.
+struct ValidityColumn {
+  std::vector<uint8_t> bits;
+  size_t missing = 0;
+
+  void add(size_t row, bool valid) {
+    if (row % 8 == 0) bits.push_back(0);
+    bits[row / 8] |= static_cast<uint8_t>(valid ? 1U << (row % 8) : 0);
+    missing += valid ? 0 : 1;
+  }
+};
+
+struct ShowColumns {
+  TextColumn request, item, features, model, route, user;
+  std::vector<int64_t> time, sequence;
+  std::vector<int32_t> position;
+  std::vector<float> score;
+  ValidityColumn has_position, has_user;
+  std::vector<std::string> others;  // contents of frames that only Python can convert: tensors, unusual JSON, damage
+
+  struct Progress {
+    size_t taken = 0;      // bytes of whole frames
+    size_t next = 0;       // bytes of the frame after them, if its length is known
+    bool damaged = false;  // what follows is no frame
+  };
+
+  // Appends the rows of all whole frames.
+  Progress add(std::string_view frames);
+  // Appends the rows of the content of one frame, or leaves the columns as they were and returns false.
+  bool add_content(std::string_view content);
+
+  size_t rows() const { return score.size(); }
+  // Returns about how many bytes the columns have.
+  size_t bytes() const;
+};
+
+inline constexpr size_t kFrameHead = 12;
+inline constexpr size_t kMaxFrame = size_t{1} << 30;
+
+// Returns the hash in the head of a frame.
+uint64_t frame_hash(std::string_view content);
+
+}  // namespace clickfleet
