@@ -165,7 +165,10 @@ class JsonScanner {
         ++at_;
         return true;
       }
-      if (*at_ == '\\' && ++at_ == end_) return false;
+      if (*at_ == '\\') {
+        ++at_;
+        if (at_ == end_) return false;
+      }
     }
     return false;
   }
