@@ -27,12 +27,6 @@ def test_doctor_says_what_is_there(capsys):
     assert "training: numpy" in out
 
 
-def test_doctor_names_a_zeromq_that_cannot_encrypt(capsys, monkeypatch):
-    monkeypatch.setattr("zmq.has", lambda capability: False)
-    assert run("doctor") == 0
-    assert "is built without CURVE, which encrypts the wire" in capsys.readouterr().out
-
-
 def test_json_is_the_last_line_of_stdout_and_all_else_goes_to_stderr(capsys):
     assert run("doctor", "--json") == 0
     captured = capsys.readouterr()

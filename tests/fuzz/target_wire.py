@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from clickfleet.cluster import wire
+from clickfleet.cluster.authentication import ClientGuard, Link, ProcessKey, ShardAddress, WorkerLinks
 from clickfleet.config.load import Config, checked
 from clickfleet.data.batch import Batch
 from clickfleet.data.schema import Dense, Schema, Slot, write_schema
@@ -53,6 +55,42 @@ def request() -> bytes:
 def answer() -> bytes:
     found = Answer(version=1, number=2, rows=np.ones((2, WIDTH), np.float32), keys=np.arange(2, dtype=np.uint64))
     return as_bytes(wire.pack_answer(found))
+
+
+class Ends:
+    """A worker and a shard with fixed keys. What the shard opens, it also unpacks."""
+
+    def __init__(self, encrypt: bool) -> None:
+        pairs = [X25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2)]
+        worker, shard = (
+            ProcessKey(encrypt, pair.public_key().public_bytes_raw(), pair.private_bytes_raw()) for pair in pairs
+        )
+        self.links = WorkerLinks(shard)
+        self.links.accept([worker.shared])
+        self.client = ClientGuard(worker, ShardAddress([], shard.shared), "tcp://")
+        assert self.client.link is not None
+        self.link: Link = self.client.link
+        self.token = self.client.worker.hex().encode() + b" " + self.link.password.encode()
+        self.user = self.links.admit(*self.token.split(b" "))
+        sealed = self.client.seal(frames_of(request()))
+        opened, shard_link = self.links.open(sealed, self.user)
+        self.requests = [as_bytes(sealed), as_bytes(self.client.seal(opened)), as_bytes(sealed[-1:]), b""]
+        self.answers = [as_bytes(shard_link.seal(frames_of(answer()))), request(), b""]
+
+    def serve(self, data: bytes) -> object:
+        opened, link = self.links.open(frames_of(data), self.user)
+        link.claim(wire.unpack_header(opened).peer)
+        return wire.unpack_request(opened, WIDTH)
+
+    def receive(self, data: bytes) -> object:
+        return wire.unpack_answer(self.client.open(frames_of(data)), WIDTH)
+
+    def admit(self, data: bytes) -> object:
+        name, _, password = data.partition(b" ")
+        return self.links.admit(name, password)
+
+
+ENCRYPTED, SEALED = Ends(True), Ends(False)
 
 
 def records(kind: str, skip: str) -> Callable[[bytes], object]:
@@ -139,6 +177,11 @@ DIGITS = b'{"click": 1, "t": ' + b"9" * 400 + b', "x": 1e999}'
 TARGETS = [
     ("wire-request", lambda data: wire.unpack_request(frames_of(data), WIDTH), [request(), b"", b"\x02\x00\x01\x00"]),
     ("wire-answer", lambda data: wire.unpack_answer(frames_of(data), WIDTH), [answer(), b"", b"\x01\x00\x00"]),
+    ("wire-encrypted", ENCRYPTED.serve, ENCRYPTED.requests),
+    ("wire-sealed", SEALED.serve, SEALED.requests),
+    ("wire-encrypted-answer", ENCRYPTED.receive, ENCRYPTED.answers),
+    ("wire-sealed-answer", SEALED.receive, SEALED.answers),
+    ("wire-token", ENCRYPTED.admit, [ENCRYPTED.token, SEALED.token, b" ", b"00 " + b"00" * 42]),
     ("kafka-json-skip", records("json", "skip"), [JSON, JSON + b"\n" + JSON + b"|" + JSON, SURROGATE, DEEP, DIGITS]),
     ("kafka-json-error", records("json", "error"), [JSON, SURROGATE, DEEP, DIGITS]),
     ("kafka-text", records("text", "skip"), [b"1,5,0.5,q,r|s", b"\xff\n\n"]),

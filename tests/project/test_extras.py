@@ -44,7 +44,8 @@ def test_commands_of_one_machine_need_no_cluster(folder: Path, command: list[str
     assert done.returncode == 0, done.stderr
 
 
-def test_a_cluster_mode_names_the_missing_extra(folder: Path) -> None:
-    done = run({"ray", "zmq"}, folder, "train", "data.train=log/train", "mode.name=sync", "run.dir=other")
+@pytest.mark.parametrize("missing", [{"ray", "zmq"}, {"cryptography"}], ids=["ray", "cryptography"])
+def test_a_cluster_mode_names_the_missing_extra(folder: Path, missing: set[str]) -> None:
+    done = run(missing, folder, "train", "data.train=log/train", "mode.name=sync", "run.dir=other")
     assert done.returncode == 1
     assert "clickfleet[cluster]" in done.stderr

@@ -16,7 +16,7 @@ from clickfleet.cli.frame import Result, command, say
 PARTS = {
     "training": ("", ("numpy", "pyarrow", "torch", "safetensors")),
     "remote files": ("", ("fsspec",)),
-    "cluster": ("cluster", ("ray", "pyzmq")),
+    "cluster": ("cluster", ("ray", "pyzmq", "cryptography")),
     "serving": ("serve", ("onnxruntime", "uvicorn", "starlette", "msgspec", "orjson", "grpcio", "prometheus-client")),
     "rows in Redis": ("redis", ("redis",)),
     "Kafka topics": ("kafka", ("confluent-kafka",)),
@@ -41,8 +41,6 @@ def add(app: typer.Typer) -> None:
             if part in missing:
                 extra = PARTS[part][0]
                 say(f'          pip install "clickfleet{f"[{extra}]" if extra else ""}"')
-            elif part == "cluster" and (problem := _wire_problem()):
-                say(f"          {problem}")
         for program, use in PROGRAMS.items():
             say(f"{'ok' if shutil.which(program) else 'missing':>8}  {program}: {use}")
         return {
@@ -60,18 +58,3 @@ def _versions(names: tuple[str, ...]) -> dict[str, str | None]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
-
-
-def _wire_problem() -> str:
-    """Return why the installed ZeroMQ cannot encrypt, and what to do; empty if it can."""
-    from clickfleet.errors import ClusterError
-
-    try:
-        from clickfleet.cluster.authentication import check_curve
-
-        check_curve()
-    except ImportError:  # a part above is missing
-        return ""
-    except ClusterError as problem:
-        return " ".join(str(problem).split())
-    return ""

@@ -1,12 +1,14 @@
-"""Who may speak on the wire: a key for every process, two guards that check it, and counts of what they reject.
+"""Who may speak on the wire: a key for every process, seals on every message, and counts of what is rejected.
 
-Each process makes its key for the run. The driver hands the keys out through Ray, and a shard accepts only the workers it names.
+Each process makes a key pair (X25519) for the run. The driver hands out the public keys through Ray, and a shard accepts only the
+workers it names. A worker and a shard derive the keys of a link from their keys (HKDF-SHA256). A link is one connection of a worker.
 
-* With encryption, ZeroMQ's CURVE protects a connection in both directions. Only public keys travel through Ray.
-* Without encryption, every message ends with a seal: an HMAC-SHA256 under a key that only one worker and one shard derive for one
-  link. A request also carries a count, so that it is accepted once. Here the keys of the workers travel through Ray.
+* A connection shows a token of its link before a shard receives anything from it (PLAIN of ZeroMQ). The token admits, no more.
+* Every message ends with a mark: worker, link and count. With encryption, AES-256-GCM encrypts every frame. Without it, the mark
+  carries a tag of AES-256-GCM for every frame. The nonce of a frame holds the count, the number of frames and the place of the frame,
+  so a message cannot be changed, cut, reordered, repeated or moved to another link.
 
-A Unix socket needs neither: its folder admits only the user who runs the shard.
+A Unix socket needs no key: its folder admits only the user who runs the shard.
 """
 
 from __future__ import annotations
@@ -15,42 +17,59 @@ import hashlib
 import hmac
 import itertools
 import math
-import secrets
 import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from clickfleet.errors import ClusterError, MissingError
 
 try:
     import zmq
-    from zmq.utils import z85
 except ModuleNotFoundError:
     raise MissingError("pyzmq", "cluster") from None
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+except ModuleNotFoundError:
+    raise MissingError("cryptography", "cluster") from None
 
+PROTOCOL = 4
+"""Version of the messages and of their protection."""
 LOG_EVERY_S = 10.0
 """Time between two log lines about rejected messages or connections."""
 KEY_BYTES = 32
+TAG_BYTES = 16
+"""How much longer encryption makes a frame."""
 _ID_BYTES = 16
 _DOMAIN = b"clickfleet"
 _ZAP = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks whether a key is accepted (ZeroMQ RFC 27)."""
+"""Where ZeroMQ asks whether a connection is accepted (ZeroMQ RFC 27)."""
 _FAILED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-"""Handshakes that ended before the other end showed a key. It may notice first that they do not fit, and leave."""
+"""Handshakes that ended before the other end showed a token. It may notice first that they do not fit, and leave."""
+_LINK = struct.Struct("<HBQ")
+"""Protocol, whether messages are encrypted, and the number of the link: the beginning of what its keys are derived from."""
+_TOKEN = struct.Struct(f"<HQ{KEY_BYTES}s")
+"""Protocol, number and token of a link, as a connection shows them."""
 _MARK = struct.Struct(f"<{_ID_BYTES}sQQ")
-"""The worker, its link, and the count of a sealed request."""
-_MAC_BYTES = hashlib.sha256().digest_size
+"""The worker, the number of its link, and the count of a message on this link in its direction."""
+_NONCE = struct.Struct("<QHH")
+"""The nonce of a frame: the count of its message, the number of frames and its place. No two frames under one key have the same."""
+_MAX_FRAMES = 0xFFFF
+_INTO = hasattr(AESGCM, "decrypt_into")  # since cryptography 47
 _links = itertools.count(1)
-"""Numbers of the sealed links of this process. A shard accepts no link that is older than the last one of its peer."""
+"""Numbers of the links of this process. A shard accepts no link that is older than the last one of its peer."""
 
 Frames = list[Any]
 Seal = Callable[[Frames], Frames]
-"""Returns the frames of a message together with its seal, if it needs one."""
+"""Returns the frames of a message as they are sent."""
 
 
 class BadMessageError(ClusterError):
@@ -59,6 +78,12 @@ class BadMessageError(ClusterError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+def other_protocol(version: int, what: str = "the message") -> BadMessageError:
+    return BadMessageError(
+        "protocol", f"{what} has protocol {version}; this version of clickfleet has protocol {PROTOCOL}"
+    )
 
 
 class Rejections:
@@ -86,37 +111,24 @@ class Rejections:
 
 
 class ProcessKey(NamedTuple):
-    """The key of one process, made for the run."""
+    """The key of one process, made for the run. Use it in one process only, and in one guard of a shard."""
 
     encrypt: bool
     shared: bytes
-    """What the driver hands out: a public key; without encryption, the secret of a worker or a random number of a shard."""
+    """The public key, which the driver hands out."""
     secret: bytes
 
 
 class ShardAddress(NamedTuple):
-    """Where a shard listens, and its key."""
+    """Where a shard listens, and its public key."""
 
     addresses: Sequence[str]
     key: bytes
 
 
 def new_key(encrypt: bool) -> ProcessKey:
-    if not encrypt:
-        secret = secrets.token_bytes(KEY_BYTES)
-        return ProcessKey(False, secret, secret)
-    check_curve()
-    return ProcessKey(True, *zmq.curve_keypair())
-
-
-def check_curve() -> None:
-    """Raise ClusterError if the installed ZeroMQ cannot encrypt."""
-    if not zmq.has("curve"):
-        raise ClusterError(
-            f"pyzmq {zmq.__version__} with libzmq {zmq.zmq_version()} is built without CURVE, which encrypts the wire",
-            "install a wheel of pyzmq (`pip install --force-reinstall --only-binary pyzmq pyzmq`), "
-            "or set cluster.encrypt: false if the network is trusted",
-        )
+    pair = X25519PrivateKey.generate()
+    return ProcessKey(encrypt, pair.public_key().public_bytes_raw(), pair.private_bytes_raw())
 
 
 def is_private(address: str) -> bool:
@@ -124,113 +136,242 @@ def is_private(address: str) -> bool:
     return address.startswith("ipc:")
 
 
+class SealedMessage(NamedTuple):
+    """A message as it was received."""
+
+    views: list[memoryview]
+    mark: bytes
+    tags: memoryview
+
+    @classmethod
+    def split(cls, frames: Sequence[Any], encrypt: bool) -> SealedMessage:
+        """Separate the mark from the other frames, or raise BadMessageError."""
+        *views, last = (_bytes_of(frame) for frame in frames) if frames else (memoryview(b""),)
+        if not views or len(last) != _MARK.size + (0 if encrypt else TAG_BYTES * len(views)):
+            raise BadMessageError("without a seal", "it has no seal")
+        if len(views) > _MAX_FRAMES:
+            raise BadMessageError("malformed", f"a message of {len(views):,} frames")
+        return cls(views, bytes(last[: _MARK.size]), last[_MARK.size :])
+
+
+class Channel:
+    """One direction of a link: the key of its messages, and the count of the last one. For one end, which seals or opens."""
+
+    def __init__(self, encrypt: bool, key: bytes, origin: tuple[bytes, int]) -> None:
+        self._encrypt, self._cipher, self._origin = encrypt, AESGCM(key), origin
+        self._count = 0
+
+    def seal(self, frames: Frames) -> Frames:
+        """Return the frames of a message as they are sent. A message that is sent again is sealed again."""
+        self._count += 1  # first of all: no nonce is used twice, whatever happens
+        encrypt, views = self._cipher.encrypt, [_bytes_of(frame) for frame in frames]
+        nonces = [_NONCE.pack(self._count, len(views), place) for place in range(len(views))]
+        mark = _MARK.pack(*self._origin, self._count)
+        if not self._encrypt:
+            tags = (encrypt(nonce, b"", view) for nonce, view in zip(nonces, views, strict=True))
+            return [*frames, b"".join((mark, *tags))]
+        # A copy is cheaper than the callback with which ZeroMQ would release the bytes.
+        sealed = (zmq.Frame(encrypt(nonce, view, None), copy=True) for nonce, view in zip(nonces, views, strict=True))
+        return [*sealed, mark]
+
+    def open(self, message: SealedMessage) -> Frames:
+        """Return the frames of a message without its protection, or raise BadMessageError."""
+        views, mark, tags = message
+        worker, number, count = _MARK.unpack(mark)
+        if (worker, number) != self._origin:
+            raise BadMessageError("with a wrong seal", "its seal is of another link")
+        nonces = [_NONCE.pack(count, len(views), place) for place in range(len(views))]
+        try:
+            if self._encrypt:
+                opened = [self._decrypt(nonce, view) for nonce, view in zip(nonces, views, strict=True)]
+            else:
+                opened = list[Any](views)
+                for place, nonce in enumerate(nonces):
+                    self._cipher.decrypt(nonce, tags[TAG_BYTES * place :][:TAG_BYTES], views[place])
+        except InvalidTag:
+            raise BadMessageError(
+                "with a wrong seal", "its seal is wrong: it was changed, or is of another process"
+            ) from None
+        if count <= self._count:
+            raise BadMessageError("repeated", "it was recorded and sent again")
+        self._count = count
+        return opened
+
+    def _decrypt(self, nonce: bytes, view: memoryview) -> Any:
+        """Return the bytes of a frame. They may be changed, as those of a received frame."""
+        size = len(view) - TAG_BYTES
+        if size <= 0 or not _INTO:
+            return bytearray(self._cipher.decrypt(nonce, view, None))
+        plain = np.empty(size, np.uint8).data
+        self._cipher.decrypt_into(nonce, view, None, plain)
+        return plain
+
+
+def _bytes_of(frame: Any) -> memoryview:
+    """Return the bytes of a frame: `len` must count bytes, also for an array."""
+    view = memoryview(frame)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+class Link:
+    """The secrets of one connection between a worker and a shard."""
+
+    def __init__(self, encrypt: bool, secret: bytes, worker: bytes, shard: bytes, number: int) -> None:
+        """Derive them from what only these two processes can compute, and from their public keys."""
+        info = b"clickfleet wire" + _LINK.pack(PROTOCOL, encrypt, number) + worker + shard
+        derived = HKDF(SHA256(), 3 * KEY_BYTES, salt=None, info=info).derive(secret)
+        requests, answers, self.token = (derived[at : at + KEY_BYTES] for at in range(0, len(derived), KEY_BYTES))
+        self.number, origin = number, (id_of(worker), number)
+        self.requests, self.answers = Channel(encrypt, requests, origin), Channel(encrypt, answers, origin)
+
+    @property
+    def password(self) -> str:
+        return _TOKEN.pack(PROTOCOL, self.number, self.token).hex()
+
+
+def id_of(worker: bytes) -> bytes:
+    """Return the short name of a public key."""
+    return hashlib.sha256(worker).digest()[:_ID_BYTES]
+
+
+def _common_secret(key: ProcessKey, other: bytes) -> bytes:
+    """Return what only the owners of two keys can compute."""
+    return X25519PrivateKey.from_private_bytes(key.secret).exchange(X25519PublicKey.from_public_bytes(other))
+
+
 class ClientGuard:
     """Protect the connection of one link to one shard."""
 
     def __init__(self, key: ProcessKey, shard: ShardAddress, address: str) -> None:
-        self._sealed = not key.encrypt and not is_private(address)
-        self._curve = (shard.key, key) if key.encrypt and not is_private(address) else None
-        if self._sealed:
-            self._worker, self._link, self._count = _id_of(key.secret), next(_links), 0
-            self._keys = LinkKeys.derive(key.secret, shard.key, self._link)
+        self._encrypt, self.worker = key.encrypt, id_of(key.shared)
+        self.link: Link | None = None
+        if not is_private(address):
+            secret = _common_secret(key, shard.key)
+            self.link = Link(key.encrypt, secret, key.shared, shard.key, next(_links))
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Set the keys of a socket that is not connected yet."""
-        if self._curve is not None:
-            socket.curve_serverkey, key = self._curve
-            socket.curve_publickey, socket.curve_secretkey = key.shared, key.secret
+        """Set the token of a socket that is not connected yet."""
+        if self.link is not None:
+            socket.plain_username, socket.plain_password = self.worker.hex().encode(), self.link.password.encode()
 
     def seal(self, frames: Frames) -> Frames:
-        if not self._sealed:
-            return frames
-        self._count += 1
-        mark = _MARK.pack(self._worker, self._link, self._count)
-        return [*frames, mark + _mac(self._keys.requests, mark, frames)]
+        return frames if self.link is None else self.link.requests.seal(frames)
 
     def open(self, frames: Frames) -> Frames:
-        """Return the frames of an answer without its seal, or raise BadMessageError."""
-        if not self._sealed:
-            return frames
-        *rest, seal = frames
-        if not hmac.compare_digest(bytes(seal), _mac(self._keys.answers, b"", rest)):
-            raise BadMessageError("with a wrong seal", "the seal of an answer is wrong")
-        return rest
+        """Return the frames of an answer without its protection, or raise BadMessageError."""
+        return frames if self.link is None else self.link.answers.open(SealedMessage.split(frames, self._encrypt))
 
 
-class LinkKeys(NamedTuple):
-    """The keys of the seals between one link of a worker and one shard."""
+class _Worker:
+    """A worker that a shard has accepted at some time."""
 
-    requests: bytes
-    answers: bytes
-
-    @classmethod
-    def derive(cls, worker: bytes, shard: bytes, link: int) -> LinkKeys:
-        context = shard + link.to_bytes(8, "little")
-        return cls(*(hmac.digest(worker, context + use, "sha256") for use in (b"requests", b"answers")))
-
-
-def _id_of(worker: bytes) -> bytes:
-    """Return the public name of a worker's secret."""
-    return hmac.digest(worker, b"name", "sha256")[:_ID_BYTES]
+    def __init__(self, key: bytes, secret: bytes) -> None:
+        self.key, self.secret = key, secret
+        self.links: dict[int, Link] = {}
+        """Kept as long as the key of the shard is used: a link that starts again would use its nonces twice."""
+        self.newest: dict[int, int] = {}
+        """The newest link of each peer."""
 
 
-def _mac(key: bytes, mark: bytes, frames: Sequence[Any]) -> bytes:
-    """Return the MAC of a message. Lengths are part of it, so that no byte can move to another frame."""
-    mac = hmac.new(key, mark, "sha256")
-    for frame in frames:
-        view = memoryview(frame)
-        mac.update(view.nbytes.to_bytes(8, "little"))
-        mac.update(view)
-    return mac.digest()
+class WorkerLink(NamedTuple):
+    """A link that a message came over, at the shard."""
+
+    worker: _Worker
+    link: Link
+
+    @property
+    def seal(self) -> Seal:
+        """How to seal the answers."""
+        return self.link.answers.seal
+
+    def claim(self, peer: int) -> None:
+        """Let a peer use this link, and no older one. Raise BadMessageError if it has used a newer one."""
+        if self.link.number < self.worker.newest.get(peer, 0):
+            raise BadMessageError("repeated", "it was recorded on a link that its peer no longer uses")
+        self.worker.newest[peer] = self.link.number
 
 
-class ServerGuard(Protocol):
-    """Protects the network socket of a shard."""
+class WorkerLinks:
+    """The links of workers to one shard: which workers are accepted, which connections, and which messages."""
+
+    def __init__(self, key: ProcessKey) -> None:
+        self._key = key
+        self._workers: dict[bytes, _Worker] = {}
+        self._accepted: frozenset[bytes] = frozenset()
 
     def accept(self, keys: Iterable[bytes]) -> None:
-        """Accept these workers, and no others, from now on. Thread-safe."""
+        """Accept the workers with these public keys, and no others, from now on. Thread-safe."""
+        ids = {id_of(key): key for key in keys}
+        for worker, key in ids.items():
+            if worker not in self._workers:
+                self._workers[worker] = _Worker(key, _common_secret(self._key, key))
+        self._accepted = frozenset(ids)
 
-    def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Prepare a socket that does not listen yet."""
+    def admit(self, name: bytes, password: bytes) -> str:
+        """Return the user of a new connection, or raise BadMessageError. A stranger's attempt leaves nothing in memory."""
+        unknown = BadMessageError("with an unknown key", "its key does not belong to a worker of this run")
+        try:
+            worker = bytes.fromhex(name.decode())
+            protocol, number, token = _TOKEN.unpack(bytes.fromhex(password.decode()))
+        except (ValueError, struct.error):
+            raise unknown from None
+        if protocol != PROTOCOL:
+            raise other_protocol(protocol, "the worker")
+        if worker not in self._accepted:
+            raise unknown
+        known = self._workers[worker]
+        link = known.links.get(number) or Link(self._key.encrypt, known.secret, known.key, self._key.shared, number)
+        if not hmac.compare_digest(token, link.token):
+            raise unknown
+        known.links.setdefault(number, link)
+        return _user(worker, number)
 
-    def open(self, frames: Sequence[zmq.Frame], peer: int) -> tuple[Frames, Seal]:
-        """Return the frames of a request without its seal, and how to seal the answer. Raise BadMessageError if it is not genuine."""
+    def open(self, frames: Sequence[Any], user: str) -> tuple[Frames, WorkerLink]:
+        """Return the frames of a request of this user without its protection, and its link. Raise BadMessageError if it is not genuine."""
+        message = SealedMessage.split(frames, self._key.encrypt)
+        name, number, _ = _MARK.unpack(message.mark)
+        worker = self._workers.get(name)
+        if worker is None:
+            raise BadMessageError("with an unknown key", "its key does not belong to a worker of this run")
+        if name not in self._accepted:
+            raise BadMessageError("with a key that is no longer accepted", "its worker has left the run")
+        link = worker.links.get(number)
+        if link is None or user != _user(name, number):
+            raise BadMessageError("with a wrong seal", "its seal is of another connection")
+        return link.requests.open(message), WorkerLink(worker, link)
 
 
-def guard(key: ProcessKey, context: zmq.Context[Any], refused: Rejections) -> ServerGuard:
-    """Return the guard of a shard with this key."""
-    return CurveGuard(key, context, refused) if key.encrypt else SealGuard(key)
+def _user(worker: bytes, number: int) -> str:
+    """Return the name that ZeroMQ keeps for a connection and reports with each of its messages."""
+    return f"{worker.hex()}-{number}"
 
 
-class CurveGuard:
-    """Let ZeroMQ encrypt, and accept connections of known public keys only.
+class ServerGuard(WorkerLinks):
+    """Protect the network socket of a shard.
 
-    A thread answers ZeroMQ's question whether a key is accepted, and counts those that are not. The sender of every message is
-    checked again, so that a worker that is no longer accepted is rejected although it is connected.
+    A thread answers ZeroMQ's question whether a connection is accepted, and counts those that are not. Every message is checked
+    again, so a worker that is no longer accepted is rejected although it is connected.
     """
 
     def __init__(self, key: ProcessKey, context: zmq.Context[Any], refused: Rejections) -> None:
-        self._key, self._context, self._refused = key, context, refused
-        self._accepted: frozenset[str] = frozenset()
+        super().__init__(key)
+        self._refused = refused
         self._questions = context.socket(zmq.REP)
         self._questions.linger = 0
         self._questions.bind(_ZAP)
         self._failures = context.socket(zmq.PAIR)
         self._failures.linger = 0
 
-    def accept(self, keys: Iterable[bytes]) -> None:
-        self._accepted = frozenset(key.decode() for key in keys)
-
     def protect(self, socket: zmq.Socket[bytes]) -> None:
-        socket.curve_server = True
-        socket.curve_publickey, socket.curve_secretkey = self._key.shared, self._key.secret
+        """Prepare a socket that does not listen yet."""
+        socket.plain_server = True
         socket.zap_domain = _DOMAIN
         socket.monitor("inproc://handshakes", _FAILED)
         self._failures.connect("inproc://handshakes")
         threading.Thread(target=self._answer, name="clickfleet-keys", daemon=True).start()
 
     def _answer(self) -> None:
-        """Answer questions about keys until the context ends."""
+        """Answer questions about connections until the context ends."""
         poller = zmq.Poller()
         for socket in (self._questions, self._failures):
             poller.register(socket, zmq.POLLIN)
@@ -250,60 +391,11 @@ class CurveGuard:
             self._failures.close()
 
     def _verdict(self, frames: Sequence[bytes]) -> list[bytes]:
-        version, number, _, address, _, mechanism, *credentials = frames
-        name = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and credentials else ""
-        if name in self._accepted:
-            return [version, number, b"200", b"OK", name.encode(), b""]
-        problem = BadMessageError("with an unknown key", "its key does not belong to a worker of this run")
-        self._refused.add(problem, address.decode(errors="replace"))
-        return [version, number, b"400", b"unknown key", b"", b""]
-
-    def open(self, frames: Sequence[zmq.Frame], peer: int) -> tuple[Frames, Seal]:
-        with suppress(zmq.ZMQError, UnicodeDecodeError):
-            if frames[0].get("User-Id") in self._accepted:
-                return [frame.buffer for frame in frames], lambda answer: answer
-        raise BadMessageError("with a key that is no longer accepted", "its worker has left the run")
-
-
-@dataclass
-class _SealedLink:
-    """The newest link of a peer: its number, its last count and its keys."""
-
-    number: int
-    count: int
-    keys: LinkKeys
-
-
-class SealGuard:
-    """Check the seal of every request, accept each of them once, and seal the answers."""
-
-    def __init__(self, key: ProcessKey) -> None:
-        self._key = key
-        self._workers: dict[bytes, bytes] = {}
-        self._links: dict[tuple[bytes, int], _SealedLink] = {}
-
-    def accept(self, keys: Iterable[bytes]) -> None:
-        self._workers = workers = {_id_of(key): key for key in keys}
-        self._links = {at: link for at, link in self._links.copy().items() if at[0] in workers}
-
-    def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Do nothing: a seal belongs to a message."""
-
-    def open(self, frames: Sequence[zmq.Frame], peer: int) -> tuple[Frames, Seal]:
-        *parts, seal = (frame.buffer for frame in frames)
-        if seal.nbytes != _MARK.size + _MAC_BYTES:
-            raise BadMessageError("without a seal", "it has no seal")
-        mark, mac = bytes(seal[: _MARK.size]), bytes(seal[_MARK.size :])
-        worker, number, count = _MARK.unpack(mark)
-        secret = self._workers.get(worker)
-        if secret is None:
-            raise BadMessageError("with an unknown key", "its key does not belong to a worker of this run")
-        link = self._links.get((worker, peer))
-        same = link is not None and link.number == number
-        keys = link.keys if link is not None and same else LinkKeys.derive(secret, self._key.shared, number)
-        if not hmac.compare_digest(mac, _mac(keys.requests, mark, parts)):
-            raise BadMessageError("with a wrong seal", "its seal is wrong: it was changed, or was for another shard")
-        if link is not None and (number, count) <= (link.number, link.count):
-            raise BadMessageError("repeated", "it was recorded and sent again")
-        self._links[worker, peer] = _SealedLink(number, count, keys)
-        return parts, lambda answer: [*answer, _mac(keys.answers, b"", answer)]
+        version, request, _, address, _, mechanism, *credentials = frames
+        name, password = credentials if mechanism == b"PLAIN" and len(credentials) == 2 else (b"", b"")
+        try:
+            user = self.admit(name, password)
+        except BadMessageError as problem:
+            self._refused.add(problem, address.decode(errors="replace"))
+            return [version, request, b"400", b"unknown key", b"", b""]
+        return [version, request, b"200", b"OK", user.encode(), b""]

@@ -14,7 +14,7 @@ import torch
 
 from clickfleet.cluster import ray_start
 from clickfleet.cluster.assignments import links_of
-from clickfleet.cluster.authentication import ShardAddress, check_curve
+from clickfleet.cluster.authentication import ShardAddress
 from clickfleet.cluster.process import ProcessFacts, log_name
 from clickfleet.cluster.ray_runtime import check_there, ray_module, renew_handlers
 from clickfleet.cluster.ray_start import RayStart
@@ -72,9 +72,7 @@ class ProcessGroup:
         self.generation = 0
         self._run = new_run()
         self._keys: dict[str, bytes] = {}
-        """What others need to know of the key of each process."""
-        if config.cluster.encrypt:
-            check_curve()
+        """The public key of each process."""
         self._polls: dict[str, tuple[Call, float]] = {}
         self._polled = 0.0
 

@@ -74,7 +74,7 @@ class ShardActor:
         self._cpu, self._trained = 0.0, Stopwatch()
 
     def key(self) -> bytes:
-        """Return what the workers need to know of the key of this process."""
+        """Return the public key of this process."""
         self._key = self._key or new_key(self.config.cluster.encrypt)
         return self._key.shared
 

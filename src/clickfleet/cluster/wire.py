@@ -20,7 +20,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clickfleet.cluster.authentication import BadMessageError, Frames, ProcessKey, Rejections, Seal, guard, is_private
+from clickfleet.cluster.authentication import (
+    PROTOCOL,
+    TAG_BYTES,
+    BadMessageError,
+    Frames,
+    ProcessKey,
+    Rejections,
+    Seal,
+    ServerGuard,
+    is_private,
+    other_protocol,
+)
 from clickfleet.cluster.shard import Answers, UnknownPeerError
 from clickfleet.errors import ClusterError, MissingError
 from clickfleet.training.sharding import Answer, Gradient, Kind, Piece, Request, array, rows_of
@@ -30,12 +41,11 @@ try:
 except ModuleNotFoundError:
     raise MissingError("pyzmq", "cluster") from None
 
-PROTOCOL = 3
 STALE = "stale"
 IPC_BUFFER = 4 << 20
 """Buffer of a Unix socket, as far as the kernel permits."""
 MAX_FRAME = 1 << 30
-"""Bytes of the largest frame. A peer that announces more is disconnected before anything is allocated."""
+"""Bytes of the largest frame before encryption. A peer that announces more is disconnected before anything is allocated."""
 MAX_WAITING = 64
 """Messages of one connection that may wait for a shard. Then its sender waits."""
 MAX_ERROR = 1000
@@ -134,18 +144,12 @@ def unpack_header(frames: Sequence[Any]) -> MessageHeader:
     if len(first) != _REQUEST.size:
         version = int.from_bytes(first[:2], "little") if len(first) >= 2 else PROTOCOL
         if version != PROTOCOL and 0 < version < 100:  # probably from another version of clickfleet
-            raise _other_protocol(version)
+            raise other_protocol(version)
         raise BadMessageError("malformed", f"the header has {len(first)} bytes instead of {_REQUEST.size}")
     header = MessageHeader(*_REQUEST.unpack(first))
     if header.protocol != PROTOCOL:
-        raise _other_protocol(header.protocol)
+        raise other_protocol(header.protocol)
     return header
-
-
-def _other_protocol(version: int) -> BadMessageError:
-    return BadMessageError(
-        "protocol", f"the message has protocol {version}; this version of clickfleet has protocol {PROTOCOL}"
-    )
 
 
 def unpack_request(frames: Sequence[Any], width: int, floats: int | None = None) -> tuple[Piece, PeerIdentity, int]:
@@ -204,7 +208,7 @@ def unpack_answer(frames: Sequence[Any], width: int) -> Answer:
         raise BadMessageError("malformed", "not an answer of a shard")
     protocol, flags, number, version, checkpoint, batches = _ANSWER.unpack(frames[0])
     if protocol != PROTOCOL:
-        raise _other_protocol(protocol)
+        raise other_protocol(protocol)
     if flags >> len(_HAS) or len(frames) - 2 != flags.bit_count():
         raise BadMessageError("malformed", f"{len(frames) - 2} arrays in an answer, with flags {flags:#x}")
     answer = Answer(version=version, checkpoint=checkpoint, number=number, batches=batches)
@@ -223,7 +227,7 @@ def unpack_answer(frames: Sequence[Any], width: int) -> Answer:
 def limit(socket: zmq.Socket[bytes]) -> None:
     """Limit the memory that the other end of a connection can occupy here."""
     socket.linger = 0
-    socket.maxmsgsize = MAX_FRAME
+    socket.maxmsgsize = MAX_FRAME + TAG_BYTES
     socket.rcvhwm = MAX_WAITING
     socket.handshake_ivl = HANDSHAKE_MS
     socket.heartbeat_ivl, socket.heartbeat_timeout, socket.heartbeat_ttl = HEARTBEAT_MS, SILENT_MS, SILENT_MS
@@ -269,7 +273,7 @@ class Server:
         self.dropped = Rejections("dropped messages", log)
         self.refused = Rejections("refused connections", log)
         self._context = zmq.Context(1)
-        self._guard = guard(key, self._context, self.refused)
+        self._guard = ServerGuard(key, self._context, self.refused)
         self._sockets: dict[zmq.Socket[bytes], bool] = {}
         """Each socket, and whether its messages pass the guard."""
         self.endpoints = [self._bind(address) for address in binds]
@@ -321,10 +325,14 @@ class Server:
         self.bytes_in += sum(map(len, parts))
         route = Route(socket, connection, list)
         try:
-            header, identity = unpack_header(parts), self._who()
             if self._sockets[socket]:
-                parts, seal = self._guard.open(frames, header.peer)
-                route = route._replace(seal=seal)
+                parts, link = self._guard.open(parts, _property(frames, "User-Id"))
+                header = unpack_header(parts)
+                link.claim(header.peer)
+                route = route._replace(seal=link.seal)
+            else:
+                header = unpack_header(parts)
+            identity = self._who()
             check_origin(identity, header.who)
             if header.generation != identity.generation:
                 self.send(route, Answer(error=STALE, number=header.number))
@@ -332,10 +340,10 @@ class Server:
             piece, _, peer = unpack_request(parts, self._width, self.floats)
             answers = self._handle(peer, piece)
         except BadMessageError as problem:
-            self.dropped.add(problem, _sender(frames))
+            self.dropped.add(problem, _property(frames, "Peer-Address"))
             return
         except UnknownPeerError as problem:
-            self.dropped.add(BadMessageError("of an unknown peer", str(problem)), _sender(frames))
+            self.dropped.add(BadMessageError("of an unknown peer", str(problem)), _property(frames, "Peer-Address"))
             return
         self._routes[peer] = route
         for whom, answer in answers:
@@ -354,11 +362,11 @@ class Server:
             self._thread.join(timeout=5)
 
 
-def _sender(frames: Sequence[zmq.Frame]) -> str:
-    """Return the address of the sender of a message; empty if unknown."""
+def _property(frames: Sequence[zmq.Frame], name: str) -> str:
+    """Return what ZeroMQ knows of the sender of a message; empty if unknown."""
     for frame in frames:
         with suppress(zmq.ZMQError, UnicodeDecodeError):
-            return str(frame.get("Peer-Address"))
+            return str(frame.get(name))
     return ""
 
 

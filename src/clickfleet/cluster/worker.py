@@ -113,7 +113,7 @@ class WorkerActor:
         return describe_process()
 
     def key(self) -> bytes:
-        """Return what the shards need to know of the key of this process."""
+        """Return the public key of this process."""
         self._key = self._key or new_key(self.config.cluster.encrypt)
         return self._key.shared
 
