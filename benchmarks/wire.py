@@ -24,15 +24,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 import zmq
 
-from clickfleet.cluster.authentication import ClientGuard, ProcessKey, Rejections, ShardAddress, guard, new_key
-from clickfleet.cluster.wire import limit, widen
+from clickfleet.cluster.authentication import ClientGuard, ProcessKey, Rejections, ServerGuard, ShardAddress, new_key
+from clickfleet.cluster.process import keep_memory
+from clickfleet.cluster.wire import limit, owned, widen
 from clickfleet.data.logs.synth import SynthOptions, synth
 
 PUSHED, PULLED, ROWS = 300_000, 40_000, 220_000
 """Bytes of a push, of the keys of a pull, and of its rows: half a step of 1000 rows with 26 slots and dim 10."""
+WARM_UP = 20
+"""Exchanges before a measurement."""
 NETWORK = "tcp"
 """Lets a guard treat any socket as one of the network."""
 TCP_ONLY = """
@@ -76,27 +80,37 @@ sys.path.insert(0, {folder!r})
 Keys = tuple[ProcessKey, ProcessKey] | None
 
 
+def buffers(*sizes: int) -> list[Any]:
+    """Return arrays of random bytes, which no transport can shorten."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, size, np.uint8) for size in sizes]
+
+
 def serve(address: str, keys: Keys, results: Any) -> None:
+    keep_memory()
     context = zmq.Context(1)
     socket = context.socket(zmq.ROUTER)
     limit(socket)
     widen(socket, address)
-    protection = guard(keys[0], context, Rejections("refused", print)) if keys else None
+    protection = ServerGuard(keys[0], context, Rejections("refused", print)) if keys else None
     if keys and protection:
         protection.accept([keys[1].shared])
         protection.protect(socket)
     socket.bind(address)
     results.put(bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0"))
-    begin = time.process_time()
+    arrays, begin, answered = buffers(31, 0, ROWS), 0.0, 0
     while True:
         connection, *frames = socket.recv_multipart(copy=False)
         if len(frames) == 1:
             break
-        answer = [zmq.Frame(bytes(23)), zmq.Frame(b""), zmq.Frame(bytes(ROWS))]
+        answer = [owned(each) for each in arrays]
         if protection:
-            _, seal = protection.open(frames, 0)
-            answer = seal(answer)
+            _, link = protection.open([frame.buffer for frame in frames], str(frames[0].get("User-Id")))
+            answer = link.seal(answer)
         socket.send_multipart([connection, *answer], copy=False)
+        answered += 1
+        if answered == WARM_UP:
+            begin = time.process_time()
     results.put(time.process_time() - begin)
     socket.close()
     context.term()
@@ -104,6 +118,7 @@ def serve(address: str, keys: Keys, results: Any) -> None:
 
 def exchange(address: str, keys: Keys, messages: int) -> tuple[float, float]:
     """Return milliseconds and CPU milliseconds of both ends for one request and its answer."""
+    keep_memory()
     results: Any = multiprocessing.get_context("spawn").Queue()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(address, keys, results))
     server.start()
@@ -117,14 +132,17 @@ def exchange(address: str, keys: Keys, messages: int) -> tuple[float, float]:
         own.protect(socket)
     socket.connect(endpoint)
 
+    arrays = buffers(92, PUSHED, PULLED)
+
     def ask() -> None:
-        frames = [zmq.Frame(bytes(92)), zmq.Frame(bytes(PUSHED)), zmq.Frame(bytes(PULLED))]
+        frames = [owned(each) for each in arrays]
         socket.send_multipart(own.seal(frames) if own else frames, copy=False)
         answer = [frame.buffer for frame in socket.recv_multipart(copy=False)]
         if own:
             own.open(answer)
 
-    ask()
+    for _ in range(WARM_UP):
+        ask()
     begin, cpu = time.perf_counter(), time.process_time()
     for _ in range(messages):
         ask()
@@ -206,8 +224,10 @@ def measure_training(arguments: argparse.Namespace) -> dict[str, float]:
             ratios = [b[key] / a[key] for a, b in zip(found[first], runs, strict=True)]
             figures[f"{name}_{key}"] = statistics.median(run[key] for run in runs)
             figures[f"{name}_{key}_of_{first}"] = statistics.median(ratios)
+            figures[f"{name}_{key}_of_{first}_min"], figures[f"{name}_{key}_of_{first}_max"] = min(ratios), max(ratios)
         print(
-            f"{name:>13}: {figures[f'{name}_rows_per_s']:,.0f} rows/s, {figures[f'{name}_rows_per_s_of_{first}']:.3f} of {first};"
+            f"{name:>13}: {figures[f'{name}_rows_per_s']:,.0f} rows/s, {figures[f'{name}_rows_per_s_of_{first}']:.3f} of {first}"
+            f" ({figures[f'{name}_rows_per_s_of_{first}_min']:.3f} to {figures[f'{name}_rows_per_s_of_{first}_max']:.3f});"
             f" CPU {figures[f'{name}_cpu_ms']:.1f} ms per step, {figures[f'{name}_cpu_ms_of_{first}']:.3f} of {first};"
             f" {runs[-1]['wire_bytes_per_row']:,.0f} bytes per row"
         )
