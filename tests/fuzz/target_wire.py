@@ -15,7 +15,7 @@ import pyarrow as pa
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from clickfleet.cluster import wire
-from clickfleet.cluster.authentication import ClientGuard, Link, ProcessKey, ShardAddress, WorkerLinks
+from clickfleet.cluster.authentication import ClientGuard, LinkKeys, ProcessKey, ShardAddress, WorkerLinks
 from clickfleet.config.load import Config, checked
 from clickfleet.data.batch import Batch
 from clickfleet.data.schema import Dense, Schema, Slot, write_schema
@@ -69,7 +69,7 @@ class Ends:
         self.links.accept([worker.shared])
         self.client = ClientGuard(worker, ShardAddress([], shard.shared), "tcp://")
         assert self.client.link is not None
-        self.link: Link = self.client.link
+        self.link: LinkKeys = self.client.link
         self.token = self.client.worker.hex().encode() + b" " + self.link.password.encode()
         self.user = self.links.admit(*self.token.split(b" "))
         sealed = self.client.seal(frames_of(request()))

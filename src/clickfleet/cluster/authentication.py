@@ -213,7 +213,7 @@ def _bytes_of(frame: Any) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-class Link:
+class LinkKeys:
     """The secrets of one connection between a worker and a shard."""
 
     def __init__(self, encrypt: bool, secret: bytes, worker: bytes, shard: bytes, number: int) -> None:
@@ -244,10 +244,10 @@ class ClientGuard:
 
     def __init__(self, key: ProcessKey, shard: ShardAddress, address: str) -> None:
         self._encrypt, self.worker = key.encrypt, id_of(key.shared)
-        self.link: Link | None = None
+        self.link: LinkKeys | None = None
         if not is_private(address):
             secret = _common_secret(key, shard.key)
-            self.link = Link(key.encrypt, secret, key.shared, shard.key, next(_links))
+            self.link = LinkKeys(key.encrypt, secret, key.shared, shard.key, next(_links))
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
         """Set the token of a socket that is not connected yet."""
@@ -267,7 +267,7 @@ class _Worker:
 
     def __init__(self, key: bytes, secret: bytes) -> None:
         self.key, self.secret = key, secret
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, LinkKeys] = {}
         """Kept as long as the key of the shard is used: a link that starts again would use its nonces twice."""
         self.newest: dict[int, int] = {}
         """The newest link of each peer."""
@@ -277,7 +277,7 @@ class WorkerLink(NamedTuple):
     """A link that a message came over, at the shard."""
 
     worker: _Worker
-    link: Link
+    link: LinkKeys
 
     @property
     def seal(self) -> Seal:
@@ -320,7 +320,7 @@ class WorkerLinks:
         if worker not in self._accepted:
             raise unknown
         known = self._workers[worker]
-        link = known.links.get(number) or Link(self._key.encrypt, known.secret, known.key, self._key.shared, number)
+        link = known.links.get(number) or LinkKeys(self._key.encrypt, known.secret, known.key, self._key.shared, number)
         if not hmac.compare_digest(token, link.token):
             raise unknown
         known.links.setdefault(number, link)
