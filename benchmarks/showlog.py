@@ -2,11 +2,14 @@
 
     python benchmarks/showlog.py               one row, 100 candidates
     python benchmarks/showlog.py rank          one of them: predict rank
-    --rounds 5 --requests 20000 --seconds 20 --share 0.4 --json
+    --rounds 5 --requests 20000 --seconds 20 --shares 0.1 0.2 0.3 --json
+    --control                                  neither server has a log: how far two equal servers differ
 
-The load is an open loop at a fixed share of the capacity, sent by another process. A round sends so many requests to each server, or as
-many as fit its seconds, in slices of two seconds: one server, then the other. Ratios are those of a round, and their median is printed.
-The figures are p50 and p99 of all replies of a server in a round. Every row of every reply must be in the log, once.
+The load is an open loop at fixed shares of what wrk reaches, sent by another process. wrk's requests are scored in batches; those of an
+open loop come one by one and cost twice as much, so at a share of 0.4 the worker is busy nearly all the time. A round sends so many
+requests to each server, or as many as fit its seconds, in slices of two seconds: one server, then the other. Ratios are those of a round,
+and their median is printed. The figures are p50 and p99 of all replies of a server in a round. Every row of every reply must be in the
+log, once.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +88,7 @@ class Kind:
         return [float(np.percentile(times, percent)) for times in self.rounds]
 
 
-def measure(name: str, artifact: Path, folder: Path, given: Any) -> dict[str, float]:
+def measure(name: str, artifact: Path, folder: Path, share: float, given: Any) -> dict[str, float]:
     route = "/v1/predict" if name == "predict" else "/v1/rank"
     body = folder / f"{name}.json"
     body.write_text(json.dumps({"rows": rows(1)} if name == "predict" else rank_body(given.candidates)))
@@ -95,10 +99,10 @@ def measure(name: str, artifact: Path, folder: Path, given: Any) -> dict[str, fl
         "function done(summary, latency)\n"
         "print('BAD 0 P50 ' .. latency:percentile(50) .. ' P99 ' .. latency:percentile(99))\nend\n"
     )
-    shows = folder / f"shows-{name}"
-    with ours(artifact) as without, ours(artifact, log=str(shows)) as logging:
+    shows = folder / f"shows-{name}-{share}"
+    with ours(artifact) as without, ours(artifact, **({} if given.control else {"log": str(shows)})) as logging:
         plain, log = Kind(without, body, route), Kind(logging, body, route)
-        rate = given.share * load(without.url + route, script, 16, 2.0).rate
+        rate = share * load(without.url + route, script, 16, 2.0).rate
         for kind in (plain, log):
             kind.run(rate, 1.0)
         slices = max(1, round(min(given.requests / rate, given.seconds) / SLICE_S))
@@ -112,7 +116,7 @@ def measure(name: str, artifact: Path, folder: Path, given: Any) -> dict[str, fl
                 kind.end()
         counts = httpx.get(f"{logging.url}/v1/stats").json()["counts"]
     found = logged(shows)
-    expected = log.replies * (1 if name == "predict" else given.candidates)
+    expected = 0 if given.control else log.replies * (1 if name == "predict" else given.candidates)
 
     def ratio(of_plain: list[float], of_log: list[float]) -> list[float]:
         return [b / a for a, b in zip(of_plain, of_log, strict=True)]
@@ -144,7 +148,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=20_000, help="of a round, to each server")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a round at most, for each server")
-    parser.add_argument("--share", type=float, default=0.4, help="share of the capacity")
+    parser.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.3], help="of what wrk reaches")
+    parser.add_argument("--control", action="store_true", help="compare two servers without a log")
     parser.add_argument("--candidates", type=int, default=100)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -154,12 +159,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export.export(learner(), folder / "artifact", 1)
-        for part in given.parts or ("predict", "rank"):
-            found = results[part] = measure(part, folder / "artifact", folder, given)
+        for part, share in product(given.parts or ("predict", "rank"), given.shares):
+            found = results[f"{part}_{share:g}"] = measure(part, folder / "artifact", folder, share, given)
             print(
                 f"{part:8s} {found['rate']:.0f} requests/s, rounds of {found['requests']:,}: p50 {found['p50_ms']:.2f} ms, "
-                f"p99 {found['p99_ms']:.2f} ms; with the log p50 ×{found['p50_ratio']:.3f}, p99 ×{found['p99_ratio']:.3f} "
-                f"({found['p99_ratio_least']:.3f} to {found['p99_ratio_most']:.3f})   ≤ 1.05; CPU ×{found['cpu_ratio']:.3f}; "
+                f"p99 {found['p99_ms']:.2f} ms; {'again' if given.control else 'with the log'} p50 ×{found['p50_ratio']:.3f}, "
+                f"p99 ×{found['p99_ratio']:.3f} ({found['p99_ratio_least']:.3f} to {found['p99_ratio_most']:.3f})   ≤ 1.05; "
+                f"CPU ×{found['cpu_ratio']:.3f}; "
                 f"{found['failed']} requests failed; rows missing {found['missing_rows']:.0f}, doubled {found['doubled_rows']:.0f}, "
                 f"dropped {found['dropped_rows']:.0f}; {found['bytes_per_row']:.0f} bytes per row",
                 flush=True,

@@ -79,7 +79,7 @@ class Recorder:
 
     def _write(self) -> int:
         """Write the columns that the core has made. Return the number of rows."""
-        rows = self._shows.rows
+        rows: int = self._shows.rows
         if rows:
             self._store(batch_of(self._shows))
         return rows
