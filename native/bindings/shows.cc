@@ -1,8 +1,16 @@
 #include "shows.h"
 
+#include <nanobind/stl/string_view.h>
+
+#include <cerrno>
 #include <memory>
 
 #include "bind.h"
+#if defined(_WIN32)
+#include <io.h>
+#else
+#include <unistd.h>
+#endif
 
 namespace nb = nanobind;
 
@@ -23,6 +31,20 @@ nb::object owned(Values&& values) {
 }
 
 nb::object validity(ValidityColumn& column) { return column.missing == 0 ? nb::none() : owned(std::move(column.bits)); }
+
+// Writes all bytes. Returns 0, or the number of the error.
+int write_all(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+#if defined(_WIN32)
+    const auto written = ::_write(file, bytes.data(), static_cast<unsigned>(bytes.size()));
+#else
+    const auto written = ::write(file, bytes.data(), bytes.size());
+#endif
+    if (written < 0 && errno != EINTR) return errno;
+    if (written > 0) bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return 0;
+}
 
 }  // namespace
 
@@ -76,6 +98,30 @@ void bind_shows(nb::module_& m) {
             return out;
           },
           "Return the buffers of all columns as Arrow has them, by name, and empty the columns.");
+  m.def(
+      "write_show",
+      [](int file, std::string_view route, std::string_view request, int64_t time, std::string_view model,
+         int64_t sequence, const nb::bytes& scores, const nb::bytes& body) {
+        const auto view = [](const nb::bytes& bytes) { return std::string_view(bytes.c_str(), bytes.size()); };
+        need(body.size() <= kMaxFrame / 2, "the body is too long");
+        const std::string_view frame = frame_of({route, request, model, view(scores), view(body), time, sequence});
+        int problem = 0;
+        {
+          const nb::gil_scoped_release nogil;
+          problem = write_all(file, frame);
+        }
+        if (problem != 0) {
+          errno = problem;
+          PyErr_SetFromErrno(PyExc_OSError);
+          throw nb::python_error();
+        }
+        return frame.size();
+      },
+      nb::arg("file"), nb::arg("route"), nb::arg("request"), nb::arg("time"), nb::arg("model"), nb::arg("sequence"),
+      nb::arg("scores"), nb::arg("body"),
+      "Append the frame of a scored request, whose rows have no ids, to an open file. Return its size. Raise OSError "
+      "if "
+      "it cannot be written; a part of it may have been.");
   m.def(
       "frame_hash", [](const nb::bytes& content) { return frame_hash({content.c_str(), content.size()}); },
       nb::arg("content"), "Return the hash in the head of a frame.");

@@ -350,6 +350,30 @@ bool append(ShowColumns& to, const Entry& from) {
   return true;
 }
 
+// Appends values as msgpack.
+class Packer {
+ public:
+  explicit Packer(std::string& out) : out_(out) {}
+  void byte(unsigned value) { out_.push_back(static_cast<char>(value)); }
+  void text(std::string_view value) { sized(0xdb, value); }
+  void binary(std::string_view value) { sized(0xc6, value); }
+  void integer(int64_t value) {
+    byte(0xd3);
+    number(static_cast<uint64_t>(value), 8);
+  }
+
+ private:
+  void sized(unsigned type, std::string_view value) {
+    byte(type);
+    number(value.size(), 4);
+    out_.append(value);
+  }
+  void number(uint64_t value, int bytes) {  // big-endian
+    for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) byte(static_cast<uint8_t>(value >> shift));
+  }
+  std::string& out_;
+};
+
 void shrink(ValidityColumn& column, size_t rows, size_t missing) {
   column.bits.resize((rows + 7) / 8);
   if (rows % 8 != 0) column.bits.back() &= static_cast<uint8_t>((1U << (rows % 8)) - 1);
@@ -369,6 +393,27 @@ void shrink(ShowColumns& to, size_t rows, size_t without_position, size_t withou
 }  // namespace
 
 uint64_t frame_hash(std::string_view content) { return hash64(slot_seed("frame", 5), content.data(), content.size()); }
+
+std::string_view frame_of(const PlainShow& show) {
+  thread_local std::string frame;
+  frame.assign(kFrameHead, '\0');
+  Packer to(frame);
+  to.byte(0x91);  // one entry
+  to.byte(0x9a);  // of ten values
+  to.text(show.route);
+  to.text(show.request);
+  to.integer(show.time);
+  to.text(show.model);
+  to.integer(show.sequence);
+  to.binary(show.scores);
+  to.binary(show.body);
+  for (int i = 0; i < 3; ++i) to.byte(0xc0);  // no ids, places or order
+  const std::string_view content = std::string_view(frame).substr(kFrameHead);
+  const uint64_t length = content.size(), hash = frame_hash(content);
+  for (int i = 0; i < 4; ++i) frame[static_cast<size_t>(i)] = static_cast<char>(length >> (8 * i));
+  for (int i = 0; i < 8; ++i) frame[static_cast<size_t>(4 + i)] = static_cast<char>(hash >> (8 * i));
+  return frame;
+}
 
 size_t ShowColumns::bytes() const {
   return request.bytes.size() + item.bytes.size() + features.bytes.size() + model.bytes.size() + route.bytes.size() +

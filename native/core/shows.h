@@ -70,4 +70,13 @@ inline constexpr size_t kMaxFrame = size_t{1} << 30;
 // Returns the hash in the head of a frame.
 uint64_t frame_hash(std::string_view content);
 
+// A scored request whose rows have no ids: what a worker appends before most replies.
+struct PlainShow {
+  std::string_view route, request, model, scores, body;
+  int64_t time = 0, sequence = 0;
+};
+
+// Returns the frame of a show, in memory of the calling thread until its next call.
+std::string_view frame_of(const PlainShow& show);
+
 }  // namespace clickfleet

@@ -72,6 +72,16 @@ TEST(what_the_core_cannot_convert_leaves_no_trace) {
   CHECK(shows.others.size() == 1 && shows.others[0] == content);
 }
 
+TEST(a_plain_show_is_read_as_it_was_written) {
+  ShowColumns shows;
+  const std::string request(300, 'r'), body = R"({"rows": [{"a": 1}]})", score("\0\0\x80\x3f", 4);
+  for (const int64_t time : {int64_t{0}, INT64_MAX, INT64_MIN})
+    CHECK(!shows.add(frame_of({"predict", request, "m", score, body, time, 7})).damaged);
+  CHECK(shows.rows() == 3 && shows.others.empty() && shows.time[1] == INT64_MAX && shows.time[2] == INT64_MIN);
+  CHECK(at(shows.request, 2) == request && at(shows.model, 0) == "m" && shows.sequence[0] == 7);
+  CHECK(at(shows.features, 1) == R"({"a": 1})" && shows.score[0] == 1.0F);
+}
+
 TEST(frames_are_taken_whole) {
   const std::string one = frame("\x91" + entry("predict", R"({"rows": [{}]})", 1, "\xc0\xc0\xc0")), both = one + one;
   for (size_t size = 0; size < both.size(); ++size) {

@@ -623,6 +623,19 @@ def test_shows_are_dropped_and_counted_when_the_recorder_is_far_behind(
     assert waiting == sum(path.stat().st_size for path in (tmp_path / "frames").glob("*.frames"))
 
 
+def test_a_plain_request_is_handed_over_like_any_other(tmp_path: Path) -> None:
+    writer, shows = FrameWriter(tmp_path), ShowColumns()
+    entry = Scored("predict", "rä", 5, "m", 2**40, np.float32(0.25).tobytes(), b'{"rows": [{"ad": "x"}]}', None)
+    for _ in range(3):
+        writer.write_plain(*entry[:7])
+    assert writer.waiting_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.frames"))
+    writer.close()
+    assert len(list(FrameReader(tmp_path).read(shows))) == 1
+    assert batch_of(shows).equals(encode([entry] * 3))
+    with pytest.raises(OSError, match="descriptor"):
+        _core.write_show(-1, *entry[:7])
+
+
 def test_a_folder_without_room_is_passed_over(tmp_path: Path) -> None:
     """Memory may be full, or of a container that has little."""
     with small_disk(tmp_path / "memory", 64 << 10) as disk:
@@ -631,10 +644,13 @@ def test_a_folder_without_room_is_passed_over(tmp_path: Path) -> None:
             FrameReader(disk.folder / "f", tmp_path / "disk"),
         )
         for number in range(30):
-            writer.write([("x" * 9000, number)])
+            if number % 2:
+                writer.write([("x" * 9000, number)])
+            else:
+                writer.write_plain("other", "x" * 9000, number, "m", 1, b"", b"")
         assert list((disk.folder / "f").glob("*.frames"))
         assert list((tmp_path / "disk").glob("*.frames"))
-        assert [entry[1] for entry in entries_in(reader)] == list(range(30))
+        assert [entry[2 if entry[0] == "other" else 1] for entry in entries_in(reader)] == list(range(30))
         writer.close()
         reader.close()
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from clickfleet._core import ShowColumns, frame_hash
+from clickfleet._core import ShowColumns, frame_hash, write_show
 from clickfleet.data.files import check_private
 from clickfleet.store.event_log import create_held, hold
 
@@ -64,6 +64,18 @@ class FrameWriter:
             except OSError as error:
                 problem = error
         raise problem
+
+    def write_plain(
+        self, route: str, request: str, time_us: int, model: str, sequence: int, scores: bytes, body: bytes
+    ) -> None:
+        """Append a scored request whose rows have no ids, in one call of the core: it is part of most requests."""
+        if self._file is not None and self._size < FILE_BYTES:
+            try:
+                self._size += write_show(self._file, route, request, time_us, model, sequence, scores, body)
+                return
+            except OSError:
+                os.ftruncate(self._file, self._size)
+        self.write(((route, request, time_us, model, sequence, scores, body, None, None, None),))
 
     def _append(self, file: int, frame: bytes) -> int:
         rest = memoryview(frame)
