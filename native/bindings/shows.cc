@@ -103,7 +103,8 @@ void bind_shows(nb::module_& m) {
       [](int file, std::string_view route, std::string_view request, int64_t time, std::string_view model,
          int64_t sequence, const nb::bytes& scores, const nb::bytes& body) {
         const auto view = [](const nb::bytes& bytes) { return std::string_view(bytes.c_str(), bytes.size()); };
-        need(body.size() <= kMaxFrame / 2, "the body is too long");
+        need(scores.size() % 4 == 0 && body.size() <= kMaxFrame / 2,
+             "scores are float32, and the body has at most 512 MiB");
         const std::string_view frame = frame_of({route, request, model, view(scores), view(body), time, sequence});
         int problem = 0;
         {
