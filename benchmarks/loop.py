@@ -332,8 +332,8 @@ def picture(results: list[dict[str, Any]]) -> str:
         for name in STAGES:
             width = one["stages"][name] * scale
             parts.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="30" fill="{colours[name]}"/>')
-            if width > 34:
-                words = f"{one['stages'][name] * 1e3:.0f} ms"
+            words = f"{one['stages'][name] * 1e3:.0f} ms"
+            if width > 9 * len(words):
                 parts.append(
                     f'<text x="{x + width / 2:.1f}" y="{y + 20}" text-anchor="middle" fill="#fff">{words}</text>'
                 )
