@@ -256,7 +256,7 @@ STATUS: Any = {
 
 
 CHANGES = int(os.environ.get("CLICKFLEET_CHANGES", "50"))
-ROWS_PER_CHANGE = 60_000
+ROWS_PER_CHANGE = 120_000
 
 
 @in_soak
