@@ -34,7 +34,7 @@ POLL_S = 0.1
 SAVE_S = 0.5
 BATCH_ROWS = 4096
 BATCH_BYTES = 16 << 20
-"""Rows and bytes of a record batch, if so many wait."""
+"""A record batch is written when it has this many rows or bytes, and at the end of a poll."""
 NICE = 5
 IDLE_SESSION, RELIEF_SESSION = 19, 5
 """Niceness of the session of the recorder: usually, and while the other thread works."""
