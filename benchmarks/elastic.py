@@ -1,6 +1,7 @@
 """Measure what a change of a running cluster costs: the time without progress, and the speed before and after it.
 
     python benchmarks/elastic.py --rows 400000
+    python benchmarks/elastic.py --mode geo --rows 4000000 --after 3000000    # when the workers hold many rows
 
 A run of `dnn` 400×3 on raw text, batches of 1000, two workers and two shards. Workers are added and removed, and shards split and merged,
 while it trains. Prints for each change the seconds from the request to the first batch after it, the seconds without progress, which
@@ -45,22 +46,23 @@ def speed(cluster: RunningCluster, seconds: float) -> float:
     return (last["rows"] - first["rows"]) / max(last["time"] - first["time"], 1e-9)
 
 
-def wait_for(cluster: RunningCluster, command: subprocess.Popen[bytes]) -> None:
-    """Wait until the run trains."""
+def wait_for(cluster: RunningCluster, command: subprocess.Popen[bytes], rows: int) -> None:
+    """Wait until the run has trained this many rows."""
     while command.poll() is None:
         try:
-            if cluster.status()["rows"]:
+            if cluster.status()["rows"] >= rows:
                 return
         except ClusterError:
             pass
         time.sleep(0.1)
-    sys.exit("the run ended before it trained")
+    sys.exit("the run ended before the first change")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--mode", default="async")
+    parser.add_argument("--after", type=int, default=1, help="rows to train before the first change")
     parser.add_argument("--seconds", type=float, default=6.0, help="time over which a speed is measured")
     arguments = parser.parse_args()
     found: dict[str, float] = {}
@@ -79,7 +81,7 @@ def main() -> None:
         command = subprocess.Popen([program, "train", f"{folder}/config.yaml"], stdout=subprocess.DEVNULL)
         try:
             cluster = RunningCluster(f"{folder}/run")
-            wait_for(cluster, command)
+            wait_for(cluster, command, arguments.after)
             before = speed(cluster, arguments.seconds)
             for name, change in CHANGES.items():
                 done = change(cluster)

@@ -214,6 +214,14 @@ void bind_table(nb::module_& m) {
       .def("wait_for_disk", &Table::wait_for_disk, nb::call_guard<nb::gil_scoped_release>())
       .def("shrink", &Table::shrink, nb::call_guard<nb::gil_scoped_release>())
       .def("end_day", &Table::end_day, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "set_rules",
+          [](Table& table, const nb::dict& config) {
+            const Config like = config_from(config);
+            const nb::gil_scoped_release nogil;
+            table.set_rules(like);
+          },
+          nb::arg("config"))
       .def("stats", &stats)
       .def_prop_ro("tracking", &Table::tracking)
       .def_prop_ro(

@@ -95,6 +95,23 @@ Table::~Table() {
   if (disk_ != nullptr) disk_->stop();  // its threads use the stripes
 }
 
+void Table::set_rules(const Config& like) {
+  const Gate::Pass pass(gate_, true);
+  const auto same = [](const RowClass& own, const RowClass& other) {
+    return own.embed.rule.index() == other.embed.rule.index() && own.embedx.rule.index() == other.embedx.rule.index();
+  };
+  bool fits = config_.others.size() == like.others.size() && same(config_, like);
+  for (size_t i = 0; fits && i < like.others.size(); ++i) fits = same(config_.others[i], like.others[i]);
+  if (!fits) throw Error("rows have the state of other rules");
+  // A rule of the same kind keeps its address, which `classes_` knows.
+  const auto take = [](RowClass& own, const RowClass& other) {
+    own.embed.rule = other.embed.rule;
+    own.embedx.rule = other.embedx.rule;
+  };
+  take(config_, like);
+  for (size_t i = 0; i < like.others.size(); ++i) take(config_.others[i], like.others[i]);
+}
+
 // ---- push ----
 
 // One key of a push with all its occurrences merged.

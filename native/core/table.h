@@ -93,6 +93,9 @@ class Table {
   void wait_for_disk();  // for tests: until nothing is being written, merged or read ahead
   uint64_t shrink();     // decays statistics; returns the number of deleted rows
   void end_day();        // ages every row by one day
+  // Takes the settings of the rules from `like`. Every class must have rules of the same kinds as before, because rows
+  // keep their state.
+  void set_rules(const Config& like);
   Stats stats() const;
 
   // Makes room for this many rows. Call it before restoring saved rows: they come in order of their hashes and would
@@ -235,7 +238,7 @@ class Table {
   void give_back_undo(size_t images);  // pass the same number: room that was not used becomes free again
   void give_undo(size_t images);
 
-  const Config config_;
+  Config config_;  // only the settings of its rules change
   const Layout layout_;
   // A class of rows, with its rules in the form that a push needs.
   struct OwnClass {

@@ -25,7 +25,8 @@ from clickfleet.training.embedding import Push
 from clickfleet.training.learner import Learner
 from clickfleet.training.loop import WorkerJob
 from clickfleet.training.metrics import Metrics
-from clickfleet.training.modes._replica import Fetch, Replica
+from clickfleet.training.modes import geo
+from clickfleet.training.modes._replica import Fetch, Replica, replica_spec
 from clickfleet.training.sharding import Link
 
 SCHEMA = Schema(dense=(Dense("age"),), slots=(Slot("city"),))
@@ -146,7 +147,6 @@ class Real:
                 workers=WORKERS,
             )
             self.replicas.append(Replica(job, None))
-            self.replicas[-1].begin()
         self.asked: list[list[Fetch]] = [[] for _ in range(WORKERS)]
 
     def step(self, worker: int, keys: list[int], grads: Any) -> None:
@@ -294,15 +294,15 @@ def test_keys_somebody_has() -> None:
         assert set(held.keys().tolist()) == wanted
 
 
-def replica_of(real: Real, worker: int, workers: int, kept: dict[str, bytes]) -> Replica:
+def replica_of(
+    real: Real, worker: int, workers: int, kept: dict[str, bytes], lasting: dict[str, Any] | None = None
+) -> Replica:
     config = real.fleet.config
     learner = Learner(config, SCHEMA, Table.like(real.fleet.first.table.describe()))
     links = [cast(Link, SimulatedLink(real.fleet, worker))]
     job = WorkerJob(learner, cast(Any, Feed([], SCHEMA)), Metrics(), links=links, worker=worker, workers=workers)
-    job.saved = kept
-    replica = Replica(job, None)
-    replica.begin()
-    return replica
+    job.saved, job.lasting = kept, {} if lasting is None else lasting
+    return Replica(job, None)
 
 
 def states_of(replica: Replica) -> Any:
@@ -311,10 +311,14 @@ def states_of(replica: Replica) -> Any:
     return {row["key"]: row["embed_state"] for part in parts for row in part.to_pylist()}
 
 
+@pytest.mark.parametrize("lasts", [False, True])
 @pytest.mark.parametrize("workers", [[0, 1], [0], [1, 2], [0, 1, 2, 3], [3]])
-def test_replicas_begin_at_the_shards_values_when_workers_come_and_go(workers: list[int]) -> None:
-    """After an exchange nothing is left that the shards lack. Who stays keeps its states; who joins has those of another."""
-    adagrad = "{name: adagrad, lr: 0.1, scale: none}"
+def test_replicas_begin_at_the_shards_values_when_workers_come_and_go(workers: list[int], lasts: bool) -> None:
+    """After an exchange nothing is left that the shards lack. Who stays keeps its states; who joins has those of another.
+
+    Their rows come from files, or with `lasts` from the worker itself and from the files that another one lends.
+    """
+    adagrad = "{name: adagrad_v2, lr: 0.1, scale: none}"
     real, rng = Real(f"table.rule={adagrad}", f"table.embed_rule={adagrad}"), np.random.default_rng(7)
     every = np.arange(1, 31, dtype=np.uint64)
     for _ in range(12):
@@ -322,21 +326,48 @@ def test_replicas_begin_at_the_shards_values_when_workers_come_and_go(workers: l
             keys = rng.choice(every[: 30 - 5 * worker], 6, replace=False)
             real.step(worker, keys.tolist(), rng.normal(size=(6, WIDTH)).astype(np.float32))
             real.replicas[worker].exchange()
-    before = real.replicas
+    before = [states_of(replica) for replica in real.replicas]
     shards = np.stack([real.shard_of(int(key)).pull(np.array([key], np.uint64))[0] for key in every])
-    kept = {worker: replica.save() for worker, replica in enumerate(before)}
+    kept = {worker: replica.save() for worker, replica in enumerate(real.replicas)}
     for shard in real.fleet.shards:
         shard.begin(workers)
         shard.replicate(workers)
     real.fleet.boxes = [{} for _ in range(max(workers) + 1)]
     files = files_of(kept, workers)
     for worker in workers:
-        after = replica_of(real, worker, len(workers), files[worker])
-        known = after.rows.known(every)
-        assert np.array_equal(after.rows.pull(every)[known], shards[known])
+        lasting: dict[str, Any] = {}
+        if lasts and worker < WORKERS:
+            lasting = real.replicas[worker].job.lasting
+        elif lasts and files[worker]:
+            lasting = geo.unpack(real.fleet.first.table, files[worker])
+        after = replica_of(real, worker, len(workers), {} if lasts else files[worker], lasting)
+        assert after.rows.classes == Table.like(replica_spec(real.fleet.first.table, len(workers))).classes
         stayed = [each for each in workers if each < WORKERS]
         like = worker if worker < WORKERS else stayed[0] if stayed else None
-        assert states_of(after) == ({} if like is None else states_of(before[like]))
+        assert states_of(after) == ({} if like is None else before[like])
+        after.put(after.ask([every]))
+        assert np.array_equal(after.rows.pull(every), shards)
+        assert after.job.lasting["rows.arrow"] is after.rows
+
+
+def test_rows_whose_values_were_not_fetched_are_not_held_after_a_drop() -> None:
+    """A replica that drops rows keeps states of others, too. Their values are still unknown, so they are fetched on first use."""
+    real = Real()
+    grads = np.ones((2, WIDTH), np.float32)
+    real.step(0, [1, 2], grads)
+    real.replicas[0].exchange()
+    after = replica_of(real, 0, WORKERS, real.replicas[0].save())
+    real.step(1, [1, 2], grads)
+    real.replicas[1].exchange()
+    one, two = np.array([1], np.uint64), np.array([2], np.uint64)
+    after.limit = 1
+    for _ in range(3):
+        after.put(after.ask([one]))
+        after.push(Push(one, grads[:1], grads[:1, 0], grads[:1, 0], np.zeros(1, np.uint16), 1.0))
+        after.exchange()
+    after.limit = None
+    after.put(after.ask([two]))
+    assert np.array_equal(after.rows.pull(two), real.shard_of(2).pull(two))
 
 
 def test_a_row_of_two_replicas_moves_as_on_one_machine() -> None:

@@ -439,6 +439,7 @@ ANY = {
         "Table.end_day",
         "Table.restore_changes",
         "Table.restore_readers",
+        "Table.set_rules",
         "Table.shrink",
         "Table.stats",
     ),

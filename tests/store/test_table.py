@@ -7,6 +7,7 @@ import pytest
 from clickfleet import Table
 from clickfleet.errors import ConfigError, TableError
 from clickfleet.store.rules import Adagrad, Sgd, rule
+from clickfleet.store.table import SlotRows
 
 F = np.float32
 
@@ -265,3 +266,26 @@ def test_wrong_settings_get_a_clear_error(settings, message):
 
 def test_the_default_rule_is_adagrad():
     assert Table(factors=1).rule == Adagrad()
+
+
+def test_settings_of_rules_change_and_states_stay():
+    """Rows of two widths: after the change both move as in a table that began with the new settings and the old states."""
+    key, slots, grads = np.array([3, 4], np.uint64), np.array([0, 1], np.uint16), np.ones((2, 5), np.float32)
+
+    def table(lr: float) -> Table:
+        quick = rule("adagrad", lr=lr, scale="none")
+        return Table(factors=4, rule=quick, slots={1: SlotRows(2, rule("adagrad", lr=2 * lr, scale="none"))})
+
+    changed, like = table(0.1), table(0.5)
+    for each in (changed, like):
+        each.push(key, grads, slots=slots)
+    changed.set_rules(like.describe())
+    assert changed.describe() == like.describe()
+    before = changed.pull(key), like.pull(key)
+    for each in (changed, like):
+        each.push(key, grads, slots=slots)
+    assert np.allclose(changed.pull(key) - before[0], like.pull(key) - before[1], atol=1e-7)
+    for other in (Table(factors=4), Table(factors=4, rule=rule("adam"), slots={1: SlotRows(2, rule("adam"))})):
+        with pytest.raises(TableError, match="state of other rules"):
+            changed.set_rules(other.describe())
+    assert changed.describe() == like.describe()

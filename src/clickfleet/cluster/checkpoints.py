@@ -73,10 +73,11 @@ class ClusterCheckpoints:
         """Start to measure the speed of training without a checkpoint."""
         self._since = self.run.overview.moment
 
-    def begin(self, epoch: int | None, share: float | None = None, hold: bool = False) -> None:
+    def begin(self, epoch: int | None, share: float | None = None, hold: bool = False, brief: bool = False) -> None:
         """Request the parts of a checkpoint. If an evaluation is due, the workers pause after their part until it is done.
 
-        With `hold` they pause, too, and without an evaluation. After a signal they pause because later batches would be lost.
+        With `hold` they pause, too, and without an evaluation. After a signal they pause because later batches would be lost. A
+        `brief` checkpoint has the files of the mode from one worker only. Who resumes from it gives them to all.
         """
         self.run.before_checkpoint()
         if self.run.untouched:
@@ -90,9 +91,10 @@ class ClusterCheckpoints:
         self._since = now
         share = share or self.run.config.cluster.checkpoint_cpu
         hidden, limit = str(work.writer.hidden), self.run.config.cluster.timeout
+        lead = f"worker {min(self.run.processes.workers)}"
         for name, actor in self.run.processes.trainers.items():
             paused = hold or evaluate or self.run.signal is not None
-            work.calls[name] = actor.checkpoint.remote(work.number, paused)
+            work.calls[name] = actor.checkpoint.remote(work.number, paused, not brief or name == lead)
         for name, actor in self.run.processes.shards.items():
             work.calls[name] = actor.save.remote(work.number, hidden, limit, share)
 
@@ -215,22 +217,22 @@ class ClusterCheckpoints:
             more_of(state),
         )
 
-    def now(self, epoch: int | None, hold: bool = False) -> None:
-        """Take a checkpoint now and wait until it is written. With `hold`, the workers pause after it."""
+    def now(self, epoch: int | None, hold: bool = False, brief: bool = False) -> None:
+        """Take a checkpoint now and wait until it is written. With `hold`, the workers pause after it. See `begin`."""
         self.wait()
-        self.begin(epoch, share=1.0, hold=hold)
+        self.begin(epoch, share=1.0, hold=hold, brief=brief)
         self.wait()
 
-    def pause(self) -> dict[str, WorkerCheckpoint]:
+    def pause(self, files: bool) -> dict[str, WorkerCheckpoint]:
         """Stop all workers between the same batches. Return what they have trained; the shards have applied just that.
 
-        This is a checkpoint that the shards do not write. It needs one in progress to be complete.
+        This is a checkpoint that the shards do not write. It needs one in progress to be complete. `files`: with those of the mode.
         """
         assert self.work is None
         processes = self.run.processes
         self.number += 1
         processes.call(processes.shards, "drop_checkpoint", self.number)
-        calls = {name: actor.checkpoint.remote(self.number, True) for name, actor in processes.trainers.items()}
+        calls = {name: actor.checkpoint.remote(self.number, True, files) for name, actor in processes.trainers.items()}
         limit = self.run.config.cluster.timeout
         reports: dict[str, WorkerCheckpoint] = {}
         waiting, begin = {call: name for name, call in calls.items()}, time.monotonic()

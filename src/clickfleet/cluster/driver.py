@@ -197,11 +197,12 @@ class Driver(Loop[Calls]):
         )
         self.resizing.open()
 
-    def begin(self) -> None:
-        """Put shards and workers into the start state."""
+    def begin(self, lasts: bool = False) -> None:
+        """Put shards and workers into the start state. `lasts`: the workers are in it, and the mode keeps its lasting state."""
         start, self._calls = self.start_state, {}
-        self.next_position, self._kept, self._buffers = start.reader, start.saved, start.buffers
-        self.processes.begin(start)
+        self.next_position, self._buffers = start.reader, start.buffers
+        self._kept = {} if lasts else files_of(start.saved, self.processes.workers)
+        self.processes.begin(start, lasts)
         self._restart(start.steps, start.rows, start.metrics)
 
     def _restart(self, steps: int, rows: int, metrics: Metrics) -> None:
@@ -217,8 +218,8 @@ class Driver(Loop[Calls]):
         After a failure meanwhile, the run returns to the last checkpoint, with the new workers.
         """
         trains, position = self.trains, self.position(reports)
-        if reports:
-            self._kept, self._buffers = kept_of(reports), buffers_of(reports) or self._buffers
+        self._kept = files_of(kept_of(reports) if reports else self._kept, self.processes.workers)
+        self._buffers = buffers_of(reports) or self._buffers
         self.start_state.worker_steps = {}
         steps = self.overview.start.steps + sum(report["steps"] for report in reports.values())
         rows = self.overview.start.rows + sum(report["rows"] for report in reports.values())
@@ -235,12 +236,17 @@ class Driver(Loop[Calls]):
             self._give(self.progress.epoch, self._assign())
 
     def reload(self) -> None:
-        """Load the last checkpoint into the shards and workers that there are now, and continue."""
+        """Load the last checkpoint, after which the workers paused, into the shards that there are now, and continue."""
         trains = self.trains
         self.processes.generation += 1
-        self.begin()
+        self.begin(self.lasting)
         if trains:
             self._give(self.progress.epoch, self._assign())
+
+    @property
+    def lasting(self) -> bool:
+        """Whether workers keep state of the mode when others come and go."""
+        return modes.needs(self.config).lasting
 
     @property
     def trains(self) -> bool:
@@ -463,8 +469,8 @@ class Driver(Loop[Calls]):
 
     def _tasks_of(self, shares: Mapping[int, Sequence[AssignedStream]]) -> dict[str, Assignment]:
         """Return the assignment of each worker: its streams, and what the mode has kept for it."""
-        kept, epoch = files_of(self._kept, self.processes.workers), self.progress.epoch
-        return {f"worker {w}": self.task(epoch, tuple(streams), kept[w]) for w, streams in shares.items()}
+        kept, epoch = self._kept, self.progress.epoch
+        return {f"worker {w}": self.task(epoch, tuple(streams), kept.get(w, {})) for w, streams in shares.items()}
 
     def _left(self, position: EpochPosition) -> list[AssignedStream]:
         """Return the streams of a position that have not ended."""

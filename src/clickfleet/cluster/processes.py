@@ -156,7 +156,7 @@ class ProcessGroup:
         """Begin a new generation with the current workers, after so many batches. The shards keep their rows."""
         self.generation += 1
         self.call(self.shards, "begin", self.who, self.peers)
-        self._connect(self.trainers, optimizer, buffers, trained)
+        self._connect(self.trainers, optimizer, buffers, trained, lasts=True)
         self._polls = {}
 
     def adopt(self, actors: Mapping[str, Actor], facts: Mapping[str, ProcessFacts]) -> None:
@@ -177,10 +177,10 @@ class ProcessGroup:
         self.overview.workers.pop(name, None)
         self.overview.shards.pop(name, None)
 
-    def begin(self, start: StartState) -> None:
-        """Put all processes into the start state, in the current generation."""
+    def begin(self, start: StartState, lasts: bool = False) -> None:
+        """Put all processes into the start state, in the current generation. `lasts`: the workers are in it already."""
         self.load(self.shards, start)
-        self.connect(self.trainers, start)
+        self._connect(self.trainers, self.optimizer_of(start), start.buffers, start.batches, lasts=lasts)
         self._polls = {}
 
     def load(self, shards: Iterable[str], start: StartState) -> None:
@@ -210,9 +210,10 @@ class ProcessGroup:
         buffers: bytes,
         trained: int,
         learned: Sequence[tuple[int, int]] = (),
+        lasts: bool = False,
     ) -> None:
         shards = [self.address(name) for name in self.shards]
-        arguments = (shards, self.who, optimizer, buffers, learned, self.workers, trained)
+        arguments = (shards, self.who, optimizer, buffers, learned, self.workers, trained, lasts)
         calls = {name: self.actor_group.actors[name].connect.remote(*arguments) for name in workers}
         self.actor_group.wait_for(calls, "connecting", self.config.cluster.start_timeout)
 

@@ -50,6 +50,8 @@ class Change:
     """Processes that it starts."""
     calls: dict[str, Call] = field(default_factory=dict)
     facts: dict[str, ProcessFacts] = field(default_factory=dict)
+    loans: dict[str, Call] | None = None
+    """The new workers that wait for the state of another one. None: not asked for yet."""
     begun: float = field(default_factory=time.monotonic)
     paused: float = 0.0
     """When the workers were asked to pause."""
@@ -82,7 +84,7 @@ class Resizing:
             return
         if change.applied:
             self._conclude(change)
-        elif self._started(change) and not self.run.checkpoints.hurry():
+        elif self._started(change) and self._lent(change) and not self.run.checkpoints.hurry():
             self._apply(change)
 
     def _next(self) -> Change | None:
@@ -181,6 +183,25 @@ class Resizing:
             return False
         return not change.calls
 
+    def _lent(self, change: Change) -> bool:
+        """Return whether the new workers have the state of another one, if the mode has any. The others train meanwhile."""
+        run, group = self.run, self.run.processes.actor_group
+        if change.loans is None:
+            joining = {name: actor for name, actor in change.actors.items() if name.startswith("worker")}
+            lender = next((actor for name, actor in run.processes.trainers.items() if name not in joining), None)
+            change.loans = {}
+            if joining and lender is not None and run.lasting and not run.untouched:
+                files = lender.lend.remote()  # from worker to worker, not through the driver
+                change.loans = {name: actor.borrow.remote(files) for name, actor in joining.items()}
+        for name, call in list(change.loans.items()):
+            if group.ray.wait([call], timeout=0)[0]:
+                del change.loans[name]
+                try:
+                    run.processes.result(name, call)
+                except (ProcessFailedError, ClusterError) as error:  # a worker that has failed is noticed elsewhere
+                    run.monitor.log(f"{name} begins without the state of another worker: {error}")
+        return not change.loans
+
     def _give_up(self, change: Change, error: ClusterError) -> None:
         self._end(change)
         self._change, self._looked = None, time.monotonic() + RETRY_S
@@ -198,21 +219,22 @@ class Resizing:
         run, processes = self.run, self.run.processes
         change.paused = change.paused or time.monotonic()
         if change.shards == processes.spread.shards:
-            reports = {} if run.untouched else run.checkpoints.pause()
+            reports = {} if run.untouched else run.checkpoints.pause(files=not run.lasting)
             run.check_positions(reports)
             self._adopt(change)
             run.rearrange(reports)
             run.checkpoints.wanted = True
         else:
-            run.checkpoints.now(None, hold=True)
+            run.checkpoints.now(None, hold=True, brief=run.lasting)
             self._adopt(change)
             run.reload()
+            run.checkpoints.wanted = run.lasting
 
     def _adopt(self, change: Change) -> None:
         processes = self.run.processes
         processes.resize(change.workers, change.shards)
+        change.applied = True  # a new process that fails from here on is replaced
         processes.adopt(change.actors, change.facts)
-        change.applied = True
 
     def _conclude(self, change: Change, ended: bool = False) -> None:
         """Answer the request once the new workers have trained something, or the run has ended."""

@@ -97,6 +97,9 @@ class WorkerActor:
         """The last generation that was abandoned."""
         self._ended: dict[str, Mapping[str, object] | None] | None = None
         self._carried: dict[str, object] = {}
+        self._lasting: dict[str, object] = {}
+        self._with_files = True
+        """Whether the checkpoint that is asked for needs the files of the mode."""
         self._aside: tuple[tuple[Share, RowSplit], Iterable[Batch]] | None = None
         """The rows that were set aside for validation, once they were read."""
         self._handed: HandedBatches | None = None
@@ -133,12 +136,14 @@ class WorkerActor:
         learned: Sequence[tuple[int, int]] = (),
         workers: Sequence[int] = (),
         trained: int = 0,
+        lasts: bool = False,
     ) -> None:
         """Connect to these shards as part of a generation of the run, and forget the generation before.
 
         `optimizer` is the state of the dense optimizer, for modes that run it here; empty at the start of a run. `learned` is for the
         replacement of a failed worker: how many messages and batches of each link the shards have applied. `workers` are all workers
-        of the generation, and `trained` is how many batches the run had trained before it.
+        of the generation, and `trained` is how many batches the run had trained before it. With `lasts`, the shards have all that
+        this worker had trained, and the mode keeps its lasting state.
         """
         self.abandon(self.who.generation)
         with self._change:
@@ -158,6 +163,7 @@ class WorkerActor:
             self._trained, self._by_phase = Stopwatch(), dict.fromkeys(PHASES, 0.0)
             self._metrics, self.learner = make_metrics(self.config, self.schema), self._fresh_learner()
             self._carried, self._trained_before = {}, trained
+            self._lasting = self._lasting if lasts else {}
             links = links_of(self.config)
             known = [*learned, *[(0, 0)] * (links - len(learned))]
             self.links = [self._link(self.index * links + i, known[i][0]) for i in range(links)]
@@ -214,7 +220,7 @@ class WorkerActor:
             )
             job.steps, job.rows, job.trained = self._counted
             job.taken, job.trained_before = job.trained, self._trained_before
-            job.saved, job.carried = task.saved, self._carried
+            job.saved, job.carried, job.lasting = task.saved, self._carried, self._lasting
             for trainer in job.trainers:
                 trainer.step.score_first = task.score_first and trainer.step.is_noisy()
             marks = self.needs.marks_checkpoints
@@ -323,7 +329,7 @@ class WorkerActor:
             "rows": self.job.rows,
             "metrics": self._metrics.state(),
             "read": cast(AssignedStreams, self.job.source).read(),
-            "keep": self.job.keep(),
+            "keep": self.job.keep() if self._with_files else {},
             "optimizer": self.learner.optimizer.state() if self.job.runs_optimizer else {},
             "buffers": pack_buffers(self.learner) if self._leads else b"",
         }
@@ -342,11 +348,23 @@ class WorkerActor:
             self._held = False
             self._change.notify_all()
 
-    def checkpoint(self, number: int, hold: bool = False) -> WorkerCheckpoint:
-        """Take part in a checkpoint, and pause after it if `hold`. Return what the worker had trained at that moment."""
+    def lend(self) -> dict[str, bytes]:
+        """Return files of the mode for a worker that joins, while this one trains."""
+        return {} if self.job is None else self.job.lend()
+
+    def borrow(self, files: dict[str, bytes]) -> None:
+        """Begin with the state that another worker lends. Call it before `connect`."""
+        if files:
+            self._lasting = modes.unpack(self.config, self.learner.table, files)
+
+    def checkpoint(self, number: int, hold: bool = False, files: bool = True) -> WorkerCheckpoint:
+        """Take part in a checkpoint, and pause after it if `hold`. Return what the worker had trained at that moment.
+
+        Without `files`, leave out those of the mode.
+        """
         with self._change:
             generation = self.who.generation
-            self._held = hold
+            self._held, self._with_files = hold, files
             self._wanted = number
             if not self._training and self._ended is not None and self._asked():
                 self._mark(number, self._ended)

@@ -484,8 +484,15 @@ def pack(table: Table) -> bytes:
 
 
 def unpack(table: Table, packed: bytes) -> None:
-    """Add the rows from `pack` to a table of the same width and rules."""
-    for batch in arrow_ipc.open_bytes(packed):
+    """Add the rows from `pack` to an empty table of the same width and rules."""
+    parts, rows = arrow_ipc.open_bytes(packed), [0] * len(table.core.kinds)
+    for batch in parts:
+        full = len(batch.column("embedx").flatten()) > 0
+        classes = np.bincount(table.class_of(batch.column("slot").to_numpy()), minlength=len(table.classes))
+        for row_class, count in enumerate(classes.tolist()):
+            rows[2 * row_class + (full or not table.classes[row_class].factors)] += count
+    table.core.reserve(rows)
+    for batch in parts:
         _restore(table, batch, 0, _core.VIRTUAL_SHARDS)
 
 

@@ -351,6 +351,18 @@ class Table:
         """Make every row a day older. A push resets the age of its rows."""
         self.core.end_day()
 
+    def set_rules(self, description: Mapping[str, Any]) -> None:
+        """Take the settings of the rules from a description. The kinds of the rules must be the same: rows keep their state.
+
+        >>> table = Table(factors=3, rule=rule("adagrad", lr=0.1))
+        >>> table.set_rules(Table(factors=3, rule=rule("adagrad", lr=0.2)).describe())
+        >>> table.describe()["rule"]["lr"]
+        0.2
+        """
+        like = Table.like(description)
+        self.core.set_rules(like.core_config(""))
+        self.rule, self.embed_rule, self.classes = like.rule, like.embed_rule, like.classes
+
     def restore_readers(self, keys: Keys) -> None:
         """Assume nothing about what consumers have of these keys: the next changes set or delete each of them."""
         self.core.restore_readers(_checked("keys", keys, np.uint64, (None,)))

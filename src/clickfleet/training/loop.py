@@ -711,6 +711,10 @@ class WorkerJob(Job):
         """State that the mode keeps from one epoch to the next."""
         self.keep: Callable[[], dict[str, bytes]] = dict
         """Returns the files of the mode for a checkpoint."""
+        self.lasting: dict[str, Any] = {}
+        """State of the mode that outlives a change of the workers or shards. It must not depend on links or dense weights."""
+        self.lend: Callable[[], dict[str, bytes]] = dict
+        """Returns files from which a worker that joins makes its own lasting state. Called from another thread."""
         self.queued: Callable[[], int] = lambda: 0
         """Returns how many gradients are not acknowledged yet."""
         self.before_checkpoint: Callable[[], None] = lambda: None

@@ -5,12 +5,15 @@ A mode file has three public names:
     Config  a frozen dataclass; its fields are the settings in the section `mode`
     NEEDS   `Needs(...)`: what the mode requires of the rest of the program
     train   `train(job, config)`, which trains until the job has no more batches for now
+
+A mode with lasting state has a fourth: `unpack(table, files)` returns the `job.lasting` of a worker that joins. `files` are those of
+`job.lend`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ from clickfleet.config.check import hogwild
 from clickfleet.config.load import Config, checked, plain
 from clickfleet.config.plugins import extensions, module
 from clickfleet.errors import ConfigError
+from clickfleet.store.table import Table
 from clickfleet.training.loop import Job
 
 
@@ -37,6 +41,8 @@ class Needs:
     """Each trainer thread has its own link to the shards. Otherwise the worker has one link for all of them."""
     replicates_rows: bool = False
     """Workers keep copies of rows. The shards track which worker holds which row and send back what others changed."""
+    lasting: bool = False
+    """Workers keep state in `job.lasting` while other workers or shards come and go. Otherwise they load the files of `job.keep`."""
     marks_checkpoints: bool = False
     """`train` polls `job.wanted()` and marks the checkpoint itself. Otherwise the worker stops the trainers and marks it."""
 
@@ -55,6 +61,12 @@ def load(config: Config) -> Callable[[Job], None]:
     if not mode.NEEDS.distributed:
         check_deterministic(config)
     return lambda job: mode.train(job, settings)
+
+
+def unpack(config: Config, table: Table, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the lasting state of a worker that joins, from the files that another one lends."""
+    lasting: dict[str, Any] = _module(config).unpack(table, files)
+    return lasting
 
 
 def resolve(config: Config) -> Any:
@@ -111,6 +123,11 @@ def _module(config: Config) -> Any:
             raise ConfigError(f"{mode.__file__}: a mode needs {name}", remedy)
     if not isinstance(mode.NEEDS, Needs):
         raise ConfigError(f"{mode.__file__}: NEEDS is a {type(mode.NEEDS).__name__}", _CONTRACT["NEEDS"])
+    if mode.NEEDS.lasting and not hasattr(mode, "unpack"):
+        raise ConfigError(
+            f"{mode.__file__}: a mode with lasting state needs unpack",
+            "add unpack(table, files), which returns the job.lasting of a worker that joins",
+        )
     return mode
 
 

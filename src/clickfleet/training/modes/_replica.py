@@ -58,13 +58,10 @@ class Replica:
 
     def __init__(self, job: WorkerJob, limit: int | None) -> None:
         self.job, self.link, self.limit = job, job.links[0], limit
-        spec = checkpoint.portable(job.table.describe()) | {"memory_limit": None, "snapshot_reserve": None}
-        spec["policy"] = {**spec["policy"], "admission": "birth"}
-        spec["slots"] = {slot: {**own, "admission": "birth"} for slot, own in spec.get("slots", {}).items()}
-        for part in (spec, *spec["slots"].values()):
-            part |= {name: part_of_all(part[name], job.workers) for name in ("rule", "embed_rule") if name in part}
-        self._spec = spec
-        self.rows, self.blank, self._held = Table.like(spec), Table.like(spec), KeySet()
+        self._spec = replica_spec(job.table, job.workers)
+        self.blank, self._held = Table.like(self._spec), KeySet()
+        self._set_rows(self._rows_before())
+        """The rows of the replica. Those not in `_held` have only the states of their rules: their values are not fetched yet."""
         self._alone = len(job.trainers) == 1
         self.weights = OwnWeights(job)
         self._touched = _core.Touched(1 + job.table.factors)
@@ -78,14 +75,18 @@ class Replica:
         self._late: list[Keys] = []
         """Keys fetched since that shipment. Its answer may hold older values of them, if they were dropped before."""
         self._lock = threading.RLock()  # guards the link, exchanges and what was touched
-        self._loaded = False
+        self._reading = threading.Lock()  # a table has one snapshot at a time
 
-    def begin(self) -> None:
-        """Load a saved replica if there is one. Later calls do nothing."""
-        if self._loaded:
-            return
-        self._loaded = True
-        self._restore()
+    def _rows_before(self) -> Table:
+        """Return the rows that this worker had before a change of the workers or shards, or saved rows, or none."""
+        rows: Table | None = self.job.lasting.get(ROWS)
+        if rows is None:
+            return saved_rows(self._spec, self.job.saved)
+        rows.set_rules(self._spec)
+        return rows
+
+    def _set_rows(self, rows: Table) -> None:
+        self.rows = self.job.lasting[ROWS] = rows
 
     def ask(self, batches: Sequence[Keys], slots: Sequence[NDArray[np.uint16]] = ()) -> Fetch:
         """Request the rows of some batches that the replica lacks. `slots` are those of the keys, if rows differ by slot."""
@@ -222,33 +223,46 @@ class Replica:
         """Shrink the replica: drop the least recently used rows. Call it right after a shipment, when the shards have all progress."""
         assert self.limit is not None
         self.receive()
-        with self.rows.snapshot() as snapshot:
+        with self._reading, self.rows.snapshot() as snapshot:
             ages = np.concatenate([part["unseen_days"] for part in snapshot])
         keep = max(1, int(len(ages) * 0.8 * self.limit / self.rows.stats()["bytes"]))
         oldest = int(np.partition(ages, keep - 1)[keep - 1])
         if not oldest or not (ages > oldest).any():
             return
         rows = Table.like(self._spec)
-        with self.rows.snapshot() as snapshot:
+        with self._reading, self.rows.snapshot() as snapshot:
             checkpoint.keep_rows(snapshot, rows, lambda part: part["unseen_days"] <= oldest)
-        self.rows, self._held = rows, KeySet()
-        self._held.add(_keys_of(rows))
+        held, left = KeySet(), _keys_of(rows)
+        held.add(left[self._held.has(left)])
+        self._set_rows(rows)
+        self._held = held
 
     def save(self) -> dict[str, bytes]:
-        """Return the replica with the state of its rule as files of a checkpoint. Call it right after `exchange`."""
-        return {"rows.arrow": checkpoint.pack(self.rows)}
+        """Return the rows with the states of their rules as files. Possible at any time: whoever loads them fetches the values."""
+        with self._reading:
+            return {ROWS: checkpoint.pack(self.rows)}
 
-    def _restore(self) -> None:
-        """Load a saved replica for the states of its rules. The weights are those that the shards have now."""
-        if not self.job.saved:
-            return
-        checkpoint.unpack(self.rows, self.job.saved["rows.arrow"])
-        keys = _keys_of(self.rows)
-        if len(keys):
-            rows = self.link.ask(Request(pull=keys)).wait().rows
-            assert rows is not None
-            self.rows.move(keys, rows, add=False, distinct=True)
-            self._held.add(keys)
+
+ROWS = "rows.arrow"
+"""The name of the rows of a replica, as a file and as lasting state."""
+
+
+def replica_spec(table: Table, workers: int) -> dict[str, Any]:
+    """Return the description of the rows of one replica of N."""
+    spec = checkpoint.portable(table.describe()) | {"memory_limit": None, "snapshot_reserve": None}
+    spec["policy"] = {**spec["policy"], "admission": "birth"}
+    spec["slots"] = {slot: {**own, "admission": "birth"} for slot, own in spec.get("slots", {}).items()}
+    for part in (spec, *spec["slots"].values()):
+        part |= {name: part_of_all(part[name], workers) for name in ("rule", "embed_rule") if name in part}
+    return spec
+
+
+def saved_rows(spec: Mapping[str, Any], files: Mapping[str, bytes]) -> Table:
+    """Return the rows in the files of a replica, for the states of their rules. Without files, return none."""
+    rows = Table.like(spec)
+    if files:
+        checkpoint.unpack(rows, files[ROWS])
+    return rows
 
 
 def part_of_all(rule: Mapping[str, Any], workers: int) -> dict[str, Any]:

@@ -9,29 +9,31 @@ To s' the worker adds the shipments that are still on their way. So the shards a
 shrink with the squares of all gradients, but a replica sees only its own; it counts each of them N times (`part_of_all`). Dense
 weights are averaged instead (`_own_weights.py`).
 
-After an exchange the worker has the shards' values. So a worker that joins or leaves changes nothing but N. One that joins starts with the
-states of the rules of another worker.
+After an exchange the worker has the shards' values. So a worker that joins or leaves changes nothing but N. Those that stay keep the
+states of their rules and fetch the values again on first use. One that joins starts with the states of another worker.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge
 
 from clickfleet.config.sections import Bytes
 from clickfleet.data.batch import Batch, Keys
 from clickfleet.errors import ConfigError
+from clickfleet.store.table import Table
 from clickfleet.training.embedding import Embedding
 from clickfleet.training.loop import Trainer, WorkerJob, ramped
 from clickfleet.training.modes import Needs
 from clickfleet.training.modes._own_weights import WARM_UP
-from clickfleet.training.modes._replica import Fetch, Replica
+from clickfleet.training.modes._replica import ROWS, Fetch, Replica, replica_spec, saved_rows
 
-NEEDS = Needs(distributed=True, stale=True, replicates_rows=True)
+NEEDS = Needs(distributed=True, stale=True, replicates_rows=True, lasting=True)
 TOGETHER = 8
 """Batches whose rows a worker with one trainer requests in one message."""
 AHEAD = 2
@@ -51,6 +53,11 @@ class Config:
     """Memory of a worker's replica. Beyond it, the least recently used rows are dropped after a shipment."""
 
 
+def unpack(table: Table, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the rows of another worker's replica, for one that joins."""
+    return {ROWS: saved_rows(replica_spec(table, workers=1), files)}
+
+
 def train(job: WorkerJob, config: Config) -> None:
     for rule in (rule for own in job.table.classes for rule in (own.rule, own.embed_rule)):
         if rule.name == "ftrl":
@@ -62,7 +69,8 @@ def train(job: WorkerJob, config: Config) -> None:
     job.carried["replica"], replica.job = replica, job
     replica.weights.begin(job)
     job.warm_up = config.warm_up
-    job.keep, job.before_checkpoint, job.queued = replica.save, replica.exchange, replica.waiting
+    job.keep = job.lend = replica.save
+    job.before_checkpoint, job.queued = replica.exchange, replica.waiting
 
     by_slot = len(job.table.classes) > 1
     alone = len(job.trainers) == 1
@@ -109,7 +117,6 @@ def train(job: WorkerJob, config: Config) -> None:
                 clock.lap("push")
 
     while not job.due:
-        replica.begin()
         every = ramped(config.k_steps, job.age)
         job.stop_at = None if runs_on else job.steps + max(every - replica.steps, 0)
         job.together(work)
