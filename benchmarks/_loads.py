@@ -188,7 +188,9 @@ class Open:
     failed: int
     replies: list[list[Any]]
     times_ms: list[float]
-    """Latency of every reply."""
+    """Latency of every reply, from the time at which its request was due."""
+    served_ms: list[float]
+    """The same from sending until the reply is in the kernel: without the delays of a client that shares cores with the server."""
 
 
 def open_loop(url: str, body: Path, rate: float, seconds: float, route: str = "/v1/predict") -> Open:

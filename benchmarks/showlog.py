@@ -1,24 +1,30 @@
-"""Measure what the show log costs a reply: latency and CPU of one server with a log and one without, in alternation.
+"""Measure what the show log costs a reply: latency and CPU of a server with a log and of two without one, in alternation.
 
     python benchmarks/showlog.py               one row, 100 candidates
     python benchmarks/showlog.py rank          one of them: predict rank
-    --rounds 5 --requests 20000 --seconds 20 --shares 0.1 0.2 0.3 --json
-    --control                                  neither server has a log: how far two equal servers differ
+    --seconds 60 --shares 0.1 0.2 0.3 --candidates 100 --json
 
-The load is an open loop at fixed shares of what wrk reaches, sent by another process. wrk's requests are scored in batches; those of an
-open loop come one by one and cost twice as much, so at a share of 0.4 the worker is busy nearly all the time. A round sends so many
-requests to each server, or as many as fit its seconds, in slices of two seconds: one server, then the other. Ratios are those of a round,
-and their median is printed. The figures are p50 and p99 of all replies of a server in a round. Every row of every reply must be in the
-log, once.
+The load is an open loop at fixed shares of what wrk reaches. Its client has a core of its own, and all processes of the servers have the
+others: what the recorder does is not at the expense of a client that would be on another machine. Latency counts from the call that sends a
+request until its reply is in the kernel (`served_ms` in _open_loop.py).
+
+wrk's requests are scored in batches; those of an open loop come one by one and cost twice as much, so at a share of 0.4 the worker is busy
+nearly all the time.
+
+The servers are asked in slices of a second or more, in turn. p50 and p99 are those of a slice, and their median over the slices is given:
+a disturbance from outside costs some slices and not the figure. Ratios have an interval of 90% (slices drawn anew, 2000 times). The ratio
+of the two servers without a log shows what such a figure is worth. Every row of every reply must be in the log, once.
 """
 
 import argparse
 import json
+import os
 import shutil
-import statistics
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,8 +40,9 @@ from clickfleet.training import export
 
 USER = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 14)]
 """Features of the user in a ranking request; the others are those of candidates."""
-SLICE_S = 2.0
-"""How long one server is asked before the other."""
+SLICE_S, SLICE_REQUESTS = 1.0, 200
+"""How long one server is asked before the next, and for how many requests at least."""
+DRAWS = 2000
 
 
 def rank_body(candidates: int) -> dict[str, Any]:
@@ -53,42 +60,54 @@ def logged(folder: Path) -> Counter[tuple[str, str]]:
     return found
 
 
+@contextmanager
+def servers_apart() -> Iterator[None]:
+    """Start processes on all cores but one, which is that of the clients afterwards. A single core is shared."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:-1] or cores)
+    yield
+    os.sched_setaffinity(0, cores[-1:])
+
+
 class Kind:
-    """What was measured of one server: all latencies of each round, and its CPU time."""
+    """What was measured of one server: p50 and p99 of each slice, and its CPU time."""
 
     def __init__(self, server: Server, body: Path, route: str) -> None:
         self.server, self.body, self.route = server, body, route
         self.replies = self.failed = 0
-        self.rounds: list[list[float]] = []
-        self.cpu: list[float] = []
+        self.slices: list[list[float]] = []
         self._cpu_s = 0.0
 
-    def begin(self) -> None:
-        self.rounds.append([])
-        self._cpu_s = 0.0
-
-    def run(self, rate: float, seconds: float) -> None:
+    def run(self, rate: float, seconds: float, warm_up: bool = False) -> None:
         before = self._cpu()
         run = open_loop(self.server.url, self.body, rate, seconds, self.route)
         self.failed += run.failed
-        self._cpu_s += self._cpu() - before
         self.replies += len(run.replies)
-        if self.rounds:
-            self.rounds[-1] += run.times_ms
+        if not warm_up:
+            self._cpu_s += self._cpu() - before
+            self.slices.append([float(value) for value in np.percentile(run.served_ms, [50, 99])])
 
     def _cpu(self) -> float:
         """Return the CPU seconds of all processes of the server, the recorder among them."""
         children = self.server.fleet.children.values()
         return sum(cpu_of(child.process.pid) for child in children if child.process is not None)
 
-    def end(self) -> None:
-        self.cpu.append(1e6 * self._cpu_s / len(self.rounds[-1]))
+    def against(self, other: "Kind") -> dict[str, float]:
+        """Return the ratios of this server's figures to those of another one."""
+        own, base = np.array(self.slices), np.array(other.slices)
+        rng = np.random.default_rng(0)
+        drawn = [rng.integers(0, len(own), len(own)) for _ in range(DRAWS)]
+        of_p99 = [np.median(own[some, 1]) / np.median(base[some, 1]) for some in drawn]
+        p50, p99 = (np.median(own, 0) / np.median(base, 0)).tolist()
+        least, most = np.percentile(of_p99, [5, 95]).tolist()
+        return {"p50": p50, "p99": p99, "p99_least": least, "p99_most": most, "cpu": self._cpu_s / other._cpu_s}
 
-    def percentiles(self, percent: float) -> list[float]:
-        return [float(np.percentile(times, percent)) for times in self.rounds]
+
+def text_of(ratios: dict[str, float]) -> str:
+    return f"p50 ×{ratios['p50']:.3f}, p99 ×{ratios['p99']:.3f} ({ratios['p99_least']:.3f} to {ratios['p99_most']:.3f})"
 
 
-def measure(name: str, artifact: Path, folder: Path, share: float, given: Any) -> dict[str, float]:
+def measure(name: str, artifact: Path, folder: Path, share: float, given: Any) -> dict[str, Any]:
     route = "/v1/predict" if name == "predict" else "/v1/rank"
     body = folder / f"{name}.json"
     body.write_text(json.dumps({"rows": rows(1)} if name == "predict" else rank_body(given.candidates)))
@@ -100,41 +119,34 @@ def measure(name: str, artifact: Path, folder: Path, share: float, given: Any) -
         "print('BAD 0 P50 ' .. latency:percentile(50) .. ' P99 ' .. latency:percentile(99))\nend\n"
     )
     shows = folder / f"shows-{name}-{share}"
-    with ours(artifact) as without, ours(artifact, **({} if given.control else {"log": str(shows)})) as logging:
-        plain, log = Kind(without, body, route), Kind(logging, body, route)
-        rate = share * load(without.url + route, script, 16, 2.0).rate
-        for kind in (plain, log):
-            kind.run(rate, 1.0)
-        slices = max(1, round(min(given.requests / rate, given.seconds) / SLICE_S))
-        for _ in range(given.rounds):
-            for kind in (plain, log):
-                kind.begin()
-            for number in range(slices):
-                for kind in (plain, log) if number % 2 else (log, plain):
-                    kind.run(rate, SLICE_S)
-            for kind in (plain, log):
-                kind.end()
-        counts = httpx.get(f"{logging.url}/v1/stats").json()["counts"]
+    cores = os.sched_getaffinity(0)
+    try:
+        with ExitStack() as stack:
+            with servers_apart():
+                settings: list[dict[str, Any]] = [{}, {}, {"log": str(shows)}]
+                servers = [stack.enter_context(ours(artifact, **some)) for some in settings]
+            plain, again, log = kinds = [Kind(server, body, route) for server in servers]
+            rate = share * load(servers[0].url + route, script, 16, 2.0).rate
+            seconds = max(SLICE_S, SLICE_REQUESTS / rate)
+            for kind in kinds:
+                kind.run(rate, seconds, warm_up=True)
+            for number in range(max(5, round(given.seconds / seconds))):
+                for place in range(3):
+                    kinds[(number + place) % 3].run(rate, seconds)
+            counts = httpx.get(f"{log.server.url}/v1/stats").json()["counts"]
+    finally:
+        os.sched_setaffinity(0, cores)
     found = logged(shows)
-    expected = 0 if given.control else log.replies * (1 if name == "predict" else given.candidates)
-
-    def ratio(of_plain: list[float], of_log: list[float]) -> list[float]:
-        return [b / a for a, b in zip(of_plain, of_log, strict=True)]
-
-    ratios = ratio(plain.percentiles(99), log.percentiles(99))
-    median = statistics.median
+    expected = log.replies * (1 if name == "predict" else given.candidates)
+    p50, p99 = np.median(np.array(plain.slices), 0).tolist()
     return {
         "rate": rate,
-        "requests": len(log.rounds[0]),
-        "p50_ms": median(plain.percentiles(50)),
-        "p99_ms": median(plain.percentiles(99)),
-        "p99_logged_ms": median(log.percentiles(99)),
-        "p50_ratio": median(ratio(plain.percentiles(50), log.percentiles(50))),
-        "p99_ratio": median(ratios),
-        "p99_ratio_least": min(ratios),
-        "p99_ratio_most": max(ratios),
-        "cpu_ratio": median(ratio(plain.cpu, log.cpu)),
-        "failed": plain.failed + log.failed,
+        "slices": len(plain.slices),
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "again": again.against(plain),
+        "log": log.against(plain),
+        "failed": sum(kind.failed for kind in kinds),
         "missing_rows": expected - len(found),
         "doubled_rows": found.total() - len(found),
         "dropped_rows": counts.get("shows_dropped", 0),
@@ -145,11 +157,8 @@ def measure(name: str, artifact: Path, folder: Path, share: float, given: Any) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=[], help="predict rank")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=20_000, help="of a round, to each server")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a round at most, for each server")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each load, for each server")
     parser.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.3], help="of what wrk reaches")
-    parser.add_argument("--control", action="store_true", help="compare two servers without a log")
     parser.add_argument("--candidates", type=int, default=100)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -162,12 +171,11 @@ def main() -> None:
         for part, share in product(given.parts or ("predict", "rank"), given.shares):
             found = results[f"{part}_{share:g}"] = measure(part, folder / "artifact", folder, share, given)
             print(
-                f"{part:8s} {found['rate']:.0f} requests/s, rounds of {found['requests']:,}: p50 {found['p50_ms']:.2f} ms, "
-                f"p99 {found['p99_ms']:.2f} ms; {'again' if given.control else 'with the log'} p50 ×{found['p50_ratio']:.3f}, "
-                f"p99 ×{found['p99_ratio']:.3f} ({found['p99_ratio_least']:.3f} to {found['p99_ratio_most']:.3f})   ≤ 1.05; "
-                f"CPU ×{found['cpu_ratio']:.3f}; "
-                f"{found['failed']} requests failed; rows missing {found['missing_rows']:.0f}, doubled {found['doubled_rows']:.0f}, "
-                f"dropped {found['dropped_rows']:.0f}; {found['bytes_per_row']:.0f} bytes per row",
+                f"{part:8s} {found['rate']:.0f} requests/s, {found['slices']} slices: p50 {found['p50_ms']:.2f} ms, p99 "
+                f"{found['p99_ms']:.2f} ms; with the log {text_of(found['log'])}   ≤ 1.05; CPU ×{found['log']['cpu']:.3f}; "
+                f"another server without it {text_of(found['again'])}; {found['failed']} requests failed; rows missing "
+                f"{found['missing_rows']:.0f}, doubled {found['doubled_rows']:.0f}, dropped {found['dropped_rows']:.0f}; "
+                f"{found['bytes_per_row']:.0f} bytes per row",
                 flush=True,
             )
     if given.json:

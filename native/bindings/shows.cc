@@ -6,11 +6,7 @@
 #include <memory>
 
 #include "bind.h"
-#if defined(_WIN32)
-#include <io.h>
-#else
-#include <unistd.h>
-#endif
+#include "frame_file.h"
 
 namespace nb = nanobind;
 
@@ -32,18 +28,13 @@ nb::object owned(Values&& values) {
 
 nb::object validity(ValidityColumn& column) { return column.missing == 0 ? nb::none() : owned(std::move(column.bits)); }
 
-// Writes all bytes. Returns 0, or the number of the error.
-int write_all(int file, std::string_view bytes) {
-  while (!bytes.empty()) {
-#if defined(_WIN32)
-    const auto written = ::_write(file, bytes.data(), static_cast<unsigned>(bytes.size()));
-#else
-    const auto written = ::write(file, bytes.data(), bytes.size());
-#endif
-    if (written < 0 && errno != EINTR) return errno;
-    if (written > 0) bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return 0;
+std::string_view view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+
+void appended(FrameAppender& frames, std::string_view frame) {
+  errno = frames.append(frame);
+  if (errno == 0) return;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw nb::python_error();
 }
 
 }  // namespace
@@ -56,7 +47,7 @@ void bind_shows(nb::module_& m) {
       .def(
           "add",
           [](ShowColumns& shows, const nb::bytes& frames) {
-            const std::string_view given(frames.c_str(), frames.size());
+            const std::string_view given = view(frames);
             const auto at = [&] {
               const nb::gil_scoped_release nogil;
               return shows.add(given);
@@ -98,34 +89,31 @@ void bind_shows(nb::module_& m) {
             return out;
           },
           "Return the buffers of all columns as Arrow has them, by name, and empty the columns.");
+  nb::class_<FrameAppender>(m, "FrameAppender",
+                            "Appends frames to an empty file, open for reading and writing, that another process "
+                            "reads. Not thread-safe.")
+      .def(nb::init<int, size_t>(), nb::arg("file"), nb::arg("capacity"),
+           "At most `capacity` bytes of a file in memory are mapped.")
+      .def_prop_ro("end", &FrameAppender::end, "Where the frames end.")
+      .def_prop_ro("mapped", &FrameAppender::mapped, "Whether the file is in memory: an append is a copy.")
+      .def(
+          "append", [](FrameAppender& frames, const nb::bytes& frame) { appended(frames, view(frame)); },
+          nb::arg("frame"), "Append a frame. Raise OSError if there is no room; the file keeps the frames that it has.")
+      .def(
+          "append_show",
+          [](FrameAppender& frames, std::string_view route, std::string_view request, int64_t time,
+             std::string_view model, int64_t sequence, const nb::bytes& scores, const nb::bytes& body) {
+            need(scores.size() % 4 == 0 && body.size() <= kMaxFrame / 2,
+                 "scores are float32, and the body has at most 512 MiB");
+            appended(frames, frame_of({route, request, model, view(scores), view(body), time, sequence}));
+          },
+          nb::arg("route"), nb::arg("request"), nb::arg("time"), nb::arg("model"), nb::arg("sequence"),
+          nb::arg("scores"), nb::arg("body"), "Append the frame of a scored request whose rows have no ids.");
+  m.def("frames_end", &frames_end, nb::arg("file"),
+        "Return where the frames of a file end. Everything before is complete when it is read afterwards.");
   m.def(
-      "write_show",
-      [](int file, std::string_view route, std::string_view request, int64_t time, std::string_view model,
-         int64_t sequence, const nb::bytes& scores, const nb::bytes& body) {
-        const auto view = [](const nb::bytes& bytes) { return std::string_view(bytes.c_str(), bytes.size()); };
-        need(scores.size() % 4 == 0 && body.size() <= kMaxFrame / 2,
-             "scores are float32, and the body has at most 512 MiB");
-        const std::string_view frame = frame_of({route, request, model, view(scores), view(body), time, sequence});
-        int problem = 0;
-        {
-          const nb::gil_scoped_release nogil;
-          problem = write_all(file, frame);
-        }
-        if (problem != 0) {
-          errno = problem;
-          PyErr_SetFromErrno(PyExc_OSError);
-          throw nb::python_error();
-        }
-        return frame.size();
-      },
-      nb::arg("file"), nb::arg("route"), nb::arg("request"), nb::arg("time"), nb::arg("model"), nb::arg("sequence"),
-      nb::arg("scores"), nb::arg("body"),
-      "Append the frame of a scored request, whose rows have no ids, to an open file. Return its size. Raise OSError "
-      "if "
-      "it cannot be written; a part of it may have been.");
-  m.def(
-      "frame_hash", [](const nb::bytes& content) { return frame_hash({content.c_str(), content.size()}); },
-      nb::arg("content"), "Return the hash in the head of a frame.");
+      "frame_hash", [](const nb::bytes& content) { return frame_hash(view(content)); }, nb::arg("content"),
+      "Return the hash in the head of a frame.");
 }
 
 }  // namespace clickfleet

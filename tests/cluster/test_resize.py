@@ -256,7 +256,8 @@ STATUS: Any = {
 
 
 CHANGES = int(os.environ.get("CLICKFLEET_CHANGES", "50"))
-ROWS_PER_CHANGE = 120_000
+ROWS_PER_CHANGE = 320_000
+"""More than any machine trains during a change: the epoch must not end before the last one."""
 
 
 @in_soak

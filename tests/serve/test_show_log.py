@@ -83,6 +83,11 @@ def entries_in(reader: FrameReader, done: bool = False) -> list[Any]:
     return found
 
 
+def frames_in(path: Path) -> int:
+    """The bytes of the frames of a file."""
+    return int.from_bytes(path.read_bytes()[: frames.FRAMES_BEGIN], "little") - frames.FRAMES_BEGIN
+
+
 def same_rows(found: Batch, scored: Batch) -> bool:
     """Whether keys and dense values are equal bit for bit."""
     equal = found.dense.tobytes() == scored.dense.tobytes() and found.keys.tobytes() == scored.keys.tobytes()
@@ -461,7 +466,10 @@ def test_the_next_server_takes_over_what_a_killed_one_left(artifact: Path, tmp_p
     writer.write(entries)
     writer.close()
     (left,) = (log / ".frames").glob("*.frames")
-    left.write_bytes(left.read_bytes() + b"\x99\x00\x00\x00 torn")
+    end = frames.FRAMES_BEGIN + frames_in(
+        left
+    )  # the worker was killed while it appended: the next frame does not count
+    left.write_bytes(left.read_bytes()[:end] + b"\x99\x00\x00\x00 torn")
     with running(artifact, tmp_path / "state", log=str(log)) as served:
         assert {show["request"] for show in wait_for(log, 5)} == {f"r{i}" for i in range(5)}
         until(lambda: not left.exists())
@@ -620,7 +628,7 @@ def test_shows_are_dropped_and_counted_when_the_recorder_is_far_behind(
     assert list(FrameReader(tmp_path / "frames").read(handed))
     assert 0 < handed.rows < 100
     assert meter.extra["shows_dropped"] == 100 - handed.rows
-    assert waiting == sum(path.stat().st_size for path in (tmp_path / "frames").glob("*.frames"))
+    assert waiting == sum(frames_in(path) for path in (tmp_path / "frames").glob("*.frames"))
 
 
 def test_a_plain_request_is_handed_over_like_any_other(tmp_path: Path) -> None:
@@ -628,12 +636,49 @@ def test_a_plain_request_is_handed_over_like_any_other(tmp_path: Path) -> None:
     entry = Scored("predict", "rä", 5, "m", 2**40, np.float32(0.25).tobytes(), b'{"rows": [{"ad": "x"}]}', None)
     for _ in range(3):
         writer.write_plain(*entry[:7])
-    assert writer.waiting_bytes == sum(path.stat().st_size for path in tmp_path.glob("*.frames"))
+    assert writer.waiting_bytes == sum(map(frames_in, tmp_path.glob("*.frames"))) > 0
     writer.close()
     assert len(list(FrameReader(tmp_path).read(shows))) == 1
     assert batch_of(shows).equals(encode([entry] * 3))
     with pytest.raises(OSError, match="descriptor"):
-        _core.write_show(-1, *entry[:7])
+        _core.FrameAppender(-1, 1 << 20).append_show(*entry[:7])
+
+
+def test_a_mapped_file_is_read_like_a_written_one(tmp_path: Path) -> None:
+    """Frames that fit the mapping, that end beyond it, and that are longer than it; then the memory is full."""
+    rng = np.random.default_rng(3)
+    with small_disk(tmp_path / "memory", 1 << 20) as disk:
+        folders = {True: disk.folder, False: tmp_path}
+        for mapped, folder in folders.items():
+            path = folder / "a.frames"
+            file = os.open(path, os.O_RDWR | os.O_CREAT)
+            appender = _core.FrameAppender(file, 200_000)
+            assert appender.mapped == mapped
+            contents = [rng.bytes(size) for size in (1, 5, 70_000, 3, 120_000, 9_000, 7_000, 250_000, 11)]
+            for content in contents:
+                before = appender.end
+                appender.append(content)
+                assert appender.end == before + len(content)
+                assert path.read_bytes()[frames.FRAMES_BEGIN : appender.end][-len(content) :] == content
+                assert _core.frames_end(file) == appender.end
+            assert path.read_bytes()[frames.FRAMES_BEGIN : appender.end] == b"".join(contents)
+            if mapped:
+                for size, free in ((300_000, 200_000), (4_000, 0)):
+                    disk.leave(free)
+                    with pytest.raises(OSError, match="space"):
+                        appender.append(bytes(size))
+                    assert path.read_bytes()[frames.FRAMES_BEGIN : appender.end] == b"".join(contents)
+                    disk.free()
+                fresh = os.open(disk.folder / "b.frames", os.O_RDWR | os.O_CREAT)
+                small = _core.FrameAppender(fresh, 1 << 20)
+                disk.leave(30_000)
+                with pytest.raises(OSError, match="space"):
+                    small.append(b"x" * 4_000)  # its step does not fit, so no page is touched
+                disk.free()
+                small.append(b"x" * 4_000)
+                assert (disk.folder / "b.frames").read_bytes()[frames.FRAMES_BEGIN : small.end] == b"x" * 4_000
+                os.close(fresh)
+            os.close(file)
 
 
 def test_a_folder_without_room_is_passed_over(tmp_path: Path) -> None:

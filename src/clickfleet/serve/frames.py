@@ -1,11 +1,11 @@
 """Hand what workers scored to the recorder, a process that writes the show log: in files that one appends to and the other removes.
 
-    <folder>/<writer>-000003.frames        whole frames, one after another: length, hash, entries as msgpack
+    <folder>/<writer>-000003.frames        where the frames end, then frames: length, hash, entries as msgpack
     <folder>/<writer>-000003.frames.read   how far the recorder has read
 
-A worker appends a frame before it replies, which costs it one write. The files are in memory where the system has a file system there:
-no disk makes a reply wait. What a worker has written survives its death, and that of the recorder: a file is removed when all of it is
-in the log. After a kill, the frame being written is incomplete and left out; its request had no reply.
+A worker appends a frame before it replies. The files are in memory where the system has a file system there: a frame is a copy into a
+mapping (native/core/frame_file.h), and no disk makes a reply wait. What a worker has appended survives its death, and that of the
+recorder: a file is removed when all of it is in the log. After a kill, the frame being written is left out; its request had no reply.
 
 The core turns frames into columns (native/core/shows.h).
 """
@@ -23,17 +23,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from clickfleet._core import ShowColumns, frame_hash, write_show
+from clickfleet._core import FrameAppender, ShowColumns, frame_hash, frames_end
 from clickfleet.data.files import check_private
 from clickfleet.store.event_log import create_held, hold
 
 FILE_BYTES = 4 << 20
+MAPPED_BYTES = FILE_BYTES + (1 << 20)
+"""Bytes of a file that are mapped. A file that has `FILE_BYTES` is full, and its last frame may be long."""
 MAX_FILES = 16
 """Full files of a worker that may wait for the recorder. Beyond it, what the worker scores is not logged."""
 READ_BYTES = 1 << 20
 """Bytes read at a time. A frame may be longer."""
 RELIST_NS = 100_000_000
 """A folder that changed within this time is listed again: its time of change may be coarse."""
+FRAMES_BEGIN = 8
+"""Where the first frame of a file begins: before it stands where the last one ends."""
 _HEAD = struct.Struct("<IQ")
 _READ = struct.Struct("<Q")
 _encoder = msgspec.msgpack.Encoder()
@@ -45,22 +49,25 @@ class FrameWriter:
     def __init__(self, *folders: Path) -> None:
         self.folders = folders
         self.name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
-        self._number = self._size = 0
+        self._number = 0
         self._file: int | None = None
+        self._appender: FrameAppender | None = None
 
-    def write(self, entries: Sequence[Any]) -> int:
+    def write(self, entries: Sequence[Any]) -> None:
         """Append entries as one frame: tuples of plain values."""
         payload = _encoder.encode(entries)
         frame = _HEAD.pack(len(payload), frame_hash(payload)) + payload
         problem = OSError("there is no folder")
-        if self._file is not None and self._size < FILE_BYTES:
+        if self._appender is not None and self._appender.end < FILE_BYTES:
             try:
-                return self._append(self._file, frame)
+                self._appender.append(frame)
+                return
             except OSError as error:
                 problem = error
         for folder in self.folders:
             try:
-                return self._append(self._open(folder), frame)
+                self._open(folder).append(frame)
+                return
             except OSError as error:
                 problem = error
         raise problem
@@ -69,34 +76,24 @@ class FrameWriter:
         self, route: str, request: str, time_us: int, model: str, sequence: int, scores: bytes, body: bytes
     ) -> None:
         """Append a scored request whose rows have no ids, in one call of the core: it is part of most requests."""
-        if self._file is not None and self._size < FILE_BYTES:
+        appender = self._appender
+        if appender is not None and appender.end < FILE_BYTES:
             try:
-                self._size += write_show(self._file, route, request, time_us, model, sequence, scores, body)
+                appender.append_show(route, request, time_us, model, sequence, scores, body)
                 return
             except OSError:
-                os.ftruncate(self._file, self._size)
+                pass  # `write` tries again, and then elsewhere
         self.write(((route, request, time_us, model, sequence, scores, body, None, None, None),))
 
-    def _append(self, file: int, frame: bytes) -> int:
-        rest = memoryview(frame)
-        try:
-            while rest:
-                rest = rest[os.write(file, rest) :]
-        except OSError:
-            os.ftruncate(file, self._size)
-            raise
-        self._size += len(frame)
-        return len(frame)
-
-    def _open(self, folder: Path) -> int:
+    def _open(self, folder: Path) -> FrameAppender:
         if sum(1 for _ in self._files()) >= MAX_FILES:
             raise OSError(f"the recorder is {MAX_FILES * FILE_BYTES >> 20} MiB behind")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(folder)
-        file = create_held(folder / f"{self.name}-{self._number + 1:06d}.frames")
+        file = create_held(folder / f"{self.name}-{self._number + 1:06d}.frames", os.O_RDWR)
         self.close()
-        self._number, self._size, self._file = self._number + 1, 0, file
-        return file
+        self._number, self._file, self._appender = self._number + 1, file, FrameAppender(file, MAPPED_BYTES)
+        return self._appender
 
     def _files(self) -> Iterator[Path]:
         """Yield the files that the recorder has not removed yet."""
@@ -109,20 +106,30 @@ class FrameWriter:
         waiting = 0
         for path in self._files():
             with suppress(FileNotFoundError):
-                waiting += path.stat().st_size - _read_until(Path(f"{path}.read"))
+                waiting += _frames_until(path) - _read_until(Path(f"{path}.read"))
         return waiting
 
     def close(self) -> None:
+        self._appender = None
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _frames_until(path: Path) -> int:
+    """Return where the frames of a file end."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return int(frames_end(file))
+    finally:
+        os.close(file)
 
 
 def _read_until(path: Path) -> int:
     """Return how far the recorder has read a file."""
     with suppress(OSError, struct.error):
         return int(_READ.unpack(path.read_bytes())[0])
-    return 0
+    return FRAMES_BEGIN
 
 
 class FramePlace(NamedTuple):
@@ -143,14 +150,14 @@ class FrameFile:
         self._file = os.open(path, os.O_RDONLY)
         self._read = os.open(f"{path}.read", os.O_RDWR | os.O_CREAT, 0o600)
         saved = os.pread(self._read, _READ.size, 0)
-        self._at = self._done = _READ.unpack(saved)[0] if len(saved) == _READ.size else 0
+        self._at = self._done = _READ.unpack(saved)[0] if len(saved) == _READ.size else FRAMES_BEGIN
         self.damaged = False
 
     def read(self, shows: ShowColumns) -> Iterator[FramePlace]:
         """Append the frames that are complete and were not read before, a part at a time."""
         size = READ_BYTES
         while not self.damaged:
-            there = max(0, os.fstat(self._file).st_size - self._at)
+            there = max(0, frames_end(self._file) - self._at)
             content = os.pread(self._file, min(size, there), self._at)
             taken, needed, self.damaged = shows.add(content)
             if taken:

@@ -154,10 +154,10 @@ class _GrowingFile:
             self.path.unlink()
 
 
-def create_held(path: Path) -> int:
-    """Create a file to append to, readable by its owner only. It is locked before it gets its name."""
+def create_held(path: Path, flags: int = os.O_WRONLY | os.O_APPEND) -> int:
+    """Create a file for its owner only, to append to unless `flags` differ. It is locked before it gets its name."""
     hidden = path.with_name(f".{path.name}")
-    file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    file = os.open(hidden, flags | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         hold(file)
         move(hidden, path)

@@ -1,0 +1,124 @@
+#include "frame_file.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+#if defined(_WIN32)
+#include <io.h>
+#else
+#include <unistd.h>
+#endif
+#if defined(__linux__)
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+#endif
+
+namespace clickfleet {
+namespace {
+
+constexpr size_t kStep = size_t{64} << 10;  // bytes reserved at a time: about 10 µs
+
+int write_at(int file, std::string_view bytes, size_t at) {
+  while (!bytes.empty()) {
+#if defined(_WIN32)
+    const auto size = static_cast<unsigned>(std::min(bytes.size(), size_t{1} << 30));
+    const auto written =
+        _lseeki64(file, static_cast<int64_t>(at), SEEK_SET) < 0 ? -1 : _write(file, bytes.data(), size);
+#else
+    const auto written = pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(at));
+#endif
+    if (written < 0 && errno != EINTR) return errno;
+    if (written <= 0) continue;
+    bytes.remove_prefix(static_cast<size_t>(written));
+    at += static_cast<size_t>(written);
+  }
+  return 0;
+}
+
+void cut(int file, size_t size) {
+#if defined(_WIN32)
+  static_cast<void>(_chsize_s(file, static_cast<int64_t>(size)));
+#else
+  while (ftruncate(file, static_cast<off_t>(size)) != 0 && errno == EINTR) {
+  }
+#endif
+}
+
+uint64_t little(uint64_t value) { return std::endian::native == std::endian::big ? __builtin_bswap64(value) : value; }
+
+}  // namespace
+
+FrameAppender::FrameAppender(int file, size_t capacity) : file_(file) {
+#if defined(__linux__)
+  struct statfs about{};
+  if (fstatfs(file, &about) != 0 || about.f_type != TMPFS_MAGIC) return;
+  void* const at = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (at == MAP_FAILED) return;
+  mapped_ = static_cast<char*>(at);
+  capacity_ = capacity;
+#else
+  static_cast<void>(capacity);
+#endif
+}
+
+FrameAppender::~FrameAppender() {
+#if defined(__linux__)
+  if (mapped_ != nullptr) munmap(mapped_, capacity_);
+#endif
+}
+
+int FrameAppender::reserve(size_t end) {
+#if defined(__linux__)
+  if (end <= reserved_) return 0;
+  const size_t upto = std::min(capacity_, (end + kStep - 1) / kStep * kStep), bytes = upto - reserved_;
+  int problem = EINTR;
+  while (problem == EINTR) problem = posix_fallocate(file_, static_cast<off_t>(reserved_), static_cast<off_t>(bytes));
+  if (problem != 0) return problem;
+#if defined(MADV_POPULATE_WRITE)
+  madvise(mapped_ + reserved_, bytes, MADV_POPULATE_WRITE);  // one call instead of a fault per page
+#endif
+  reserved_ = upto;
+#else
+  static_cast<void>(end);
+#endif
+  return 0;
+}
+
+int FrameAppender::append(std::string_view frame) {
+  const size_t end = end_ + frame.size();
+  if (end <= capacity_) {
+    if (const int problem = reserve(end); problem != 0) return problem;
+    std::memcpy(mapped_ + end_, frame.data(), frame.size());
+    // The reader may see the new end only after the frame.
+    std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(mapped_)).store(little(end), std::memory_order_release);
+  } else {
+    const uint64_t head = little(end);
+    int problem = write_at(file_, frame, end_);
+    if (problem == 0) problem = write_at(file_, {reinterpret_cast<const char*>(&head), sizeof head}, 0);
+    if (problem != 0) {
+      cut(file_, std::max(end_, reserved_));  // gives its space back
+      return problem;
+    }
+  }
+  end_ = end;
+  return 0;
+}
+
+size_t frames_end(int file) {
+  alignas(8) uint64_t head = 0;
+#if defined(_WIN32)
+  if (_lseeki64(file, 0, SEEK_SET) < 0 || _read(file, &head, sizeof head) != sizeof head) head = 0;
+#else
+  if (pread(file, &head, sizeof head, 0) != sizeof head) head = 0;
+#endif
+  // Reads of the frames come after this one.
+  const uint64_t end = std::atomic_ref<uint64_t>(head).load(std::memory_order_acquire);
+  return std::max(static_cast<size_t>(little(end)), kFramesBegin);
+}
+
+}  // namespace clickfleet

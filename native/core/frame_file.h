@@ -1,0 +1,43 @@
+// The file of frames of one process, which another one reads while it grows (serve/frames.py).
+//
+//   bytes 0 to 7   where the frames end (u64, little-endian); 0 in a new file
+//   from 8 on      frames (shows.h)
+//
+// In a file system in memory (tmpfs), a frame is copied into a mapping, without a system call: a write costs a reply
+// several microseconds. Space is reserved before it is touched, because the process would not survive a page that
+// cannot be had. Elsewhere a mapping may wait for a disk and fail with it, so frames are written.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace clickfleet {
+
+inline constexpr size_t kFramesBegin = 8;
+
+class FrameAppender {
+ public:
+  // Appends to an empty file, open for reading and writing. At most `capacity` bytes are mapped; what does not fit is
+  // written.
+  FrameAppender(int file, size_t capacity);
+  ~FrameAppender();
+  FrameAppender(const FrameAppender&) = delete;
+  FrameAppender& operator=(const FrameAppender&) = delete;
+
+  // Returns 0, or the number of the error. After an error, the file has the frames that it had before.
+  int append(std::string_view frame);
+  size_t end() const { return end_; }
+  bool mapped() const { return mapped_ != nullptr; }
+
+ private:
+  int reserve(size_t end);
+
+  const int file_;
+  char* mapped_ = nullptr;
+  size_t capacity_ = 0, reserved_ = 0, end_ = kFramesBegin;
+};
+
+// Returns where the frames of a file end. Everything before is complete when it is read afterwards.
+size_t frames_end(int file);
+
+}  // namespace clickfleet
