@@ -1,6 +1,6 @@
 """The show log: every scored row with its features as the client sent them, for the join with feedback.
 
-A worker hands the body of a request to the recorder before it replies, in one write to memory: frames.py. The recorder, a process of its
+A worker hands the body of a request to the recorder before it replies, in one copy to memory: frames.py. The recorder, a process of its
 own, cuts the features out of the bodies and writes them as record batches. They are not parsed again. The core does it (`batch_of`);
 `encode` does the same in Python for what the core leaves: tensors, and JSON with escaped names.
 """
