@@ -66,7 +66,10 @@ class RecentSummary:
 
 
 class Meter:
-    """The counters of one worker. `path` keeps them for the other workers and for its successor."""
+    """The counters of one worker. `path` keeps them for the other workers and for its successor.
+
+    Any thread may read them while the worker counts: what it iterates over are copies, each made in one call that holds the interpreter.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,7 +116,7 @@ class Meter:
 
     def totals(self, counts: Counts) -> Totals:
         """Return everything counted by this worker and its predecessors."""
-        replies = {f"{route} {status}": n for (route, status), n in self.replies.items()}
+        replies = {f"{route} {status}": n for (route, status), n in self.replies.copy().items()}
         return Totals(replies, self.latency, asdict(counts) | self.extra, self.ages) + self._previous
 
     def save(self, counts: Counts) -> None:
@@ -124,8 +127,8 @@ class Meter:
     def recent_summary(self) -> RecentSummary:
         """Return throughput and latency of the last ten seconds, and the freshness of the last minute."""
         now = time.monotonic()
-        window = [(at, seconds) for at, seconds in self.recent if now - at < 10]
-        fresh = sorted((age, events) for at, age, events in self.fresh if now - at < FRESH_S)
+        window = [(at, seconds) for at, seconds in self.recent.copy() if now - at < 10]
+        fresh = sorted((age, events) for at, age, events in self.fresh.copy() if now - at < FRESH_S)
         ages = sum(events for _, events in fresh), _quantile(fresh, 0.5), _quantile(fresh, 0.99)
         if not window:
             return RecentSummary(0.0, None, None, *ages)
