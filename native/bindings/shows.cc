@@ -108,7 +108,8 @@ void bind_shows(nb::module_& m) {
             appended(frames, frame_of({route, request, model, view(scores), view(body), time, sequence}));
           },
           nb::arg("route"), nb::arg("request"), nb::arg("time"), nb::arg("model"), nb::arg("sequence"),
-          nb::arg("scores"), nb::arg("body"), "Append the frame of a scored request whose rows have no ids.");
+          nb::arg("scores"), nb::arg("body"), "Append the frame of a scored request whose rows have no ids.")
+      .def("make_room", &FrameAppender::make_room, "Reserve space for the next frames, while nobody waits.");
   m.def("frames_end", &frames_end, nb::arg("file"),
         "Return where the frames of a file end. Everything before is complete when it is read afterwards.");
   m.def(

@@ -26,6 +26,9 @@ class FrameAppender {
 
   // Returns 0, or the number of the error. After an error, the file has the frames that it had before.
   int append(std::string_view frame);
+  // Reserves space for the next frames, if there is little. Call it when nobody waits: pages cost several times the
+  // copy.
+  void make_room();
   size_t end() const { return end_; }
   bool mapped() const { return mapped_ != nullptr; }
 

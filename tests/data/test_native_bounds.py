@@ -475,6 +475,7 @@ ANY = {
         "unique",
         "FrameAppender",
         "FrameAppender.append",
+        "FrameAppender.make_room",
         "frame_hash",
         "frames_end",
         "hash64",

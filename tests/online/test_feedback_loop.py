@@ -41,6 +41,8 @@ def test_what_is_not_set_follows_from_the_rest(tmp_path: Path) -> None:
     assert join.shows == config.serve.log == str(tmp_path / "run/shows")
     assert join.feedback == config.serve.feedback == str(tmp_path / "run/feedback")
     assert config.online.first_base
+    assert config.serve.log_every == 0.1, "a click waits for its show"
+    assert loop_config(configure({}, ["serve.log_every=2s"])).serve.log_every == 2.0
     assert config.online.pass_ is not None
     given = {"online": {"join": {"shows": "a", "feedback": "kafka://b:1/f", "rows_per_pass": 70}}}
     config = loop_config(configure(given))

@@ -21,7 +21,7 @@ print(json.dumps([taken, os.nice(0), os.sched_getscheduler(0) == getattr(os, f"S
 STARVED = """
 import json, os, time
 from clickfleet.serve import recorder
-recorder.POLL_S, recorder.LATE_S, recorder.RELIEF_S = 0.02, 0.05, 0.3
+recorder.LATE_S, recorder.RELIEF_S = 0.05, 0.3
 polls, closed = [], []
 class Recorder:
     def poll(self):
@@ -31,7 +31,7 @@ class Recorder:
         polls.append((time.monotonic(), policy))
     def save(self): pass
     def close(self): closed.append(os.sched_getscheduler(0))
-schedule = recorder.RecorderLoop(Recorder(), lambda: bool(polls) and polls[-1][0] > polls[0][0] + 1.0)
+schedule = recorder.RecorderLoop(Recorder(), lambda: bool(polls) and polls[-1][0] > polls[0][0] + 1.0, 0.02)
 schedule.run()
 names = {os.SCHED_IDLE: "idle", os.SCHED_BATCH: "batch"}
 print(json.dumps([[names.get(policy) for _, policy in polls], [names.get(policy) for policy in closed], schedule.late]))

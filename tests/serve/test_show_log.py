@@ -657,6 +657,8 @@ def test_a_mapped_file_is_read_like_a_written_one(tmp_path: Path) -> None:
             contents = [rng.bytes(size) for size in (1, 5, 70_000, 3, 120_000, 9_000, 7_000, 250_000, 11)]
             for content in contents:
                 before = appender.end
+                appender.make_room()
+                assert appender.end == before
                 appender.append(content)
                 assert appender.end == before + len(content)
                 assert path.read_bytes()[frames.FRAMES_BEGIN : appender.end][-len(content) :] == content
@@ -672,6 +674,7 @@ def test_a_mapped_file_is_read_like_a_written_one(tmp_path: Path) -> None:
                 fresh = os.open(disk.folder / "b.frames", os.O_RDWR | os.O_CREAT)
                 small = _core.FrameAppender(fresh, 1 << 20)
                 disk.leave(30_000)
+                small.make_room()
                 with pytest.raises(OSError, match="space"):
                     small.append(b"x" * 4_000)  # its step does not fit, so no page is touched
                 disk.free()

@@ -689,6 +689,8 @@ class Serve:
     """Show log: a folder, or kafka://BROKERS/TOPIC, for every scored row with its features. null: none is written."""
     log_sample: Annotated[float, Gt(0), Le(1)] = 1.0
     """Fraction of the requests in the show log, chosen by the hash of the request's id."""
+    log_every: Annotated[Seconds, Gt(0)] | None = None
+    """Time between two writes of the show log. Replies wait less if it is longer. Default: 0.5 s, in a loop 0.1 s."""
     feedback: FilePath | None = None
     """Folder, or kafka://BROKERS/TOPIC, for the events of POST /v1/feedback. null: the route is disabled."""
     log_rotate_size: Bytes = 64 << 20

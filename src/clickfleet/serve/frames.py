@@ -85,6 +85,11 @@ class FrameWriter:
                 pass  # `write` tries again, and then elsewhere
         self.write(((route, request, time_us, model, sequence, scores, body, None, None, None),))
 
+    def make_room(self) -> None:
+        """Reserve space for the next frames. Call it when nobody waits for a reply: it costs more than to append them."""
+        if self._appender is not None:
+            self._appender.make_room()
+
     def _open(self, folder: Path) -> FrameAppender:
         if sum(1 for _ in self._files()) >= MAX_FILES:
             raise OSError(f"the recorder is {MAX_FILES * FILE_BYTES >> 20} MiB behind")

@@ -130,6 +130,8 @@ class App:
         finally:
             context.active -= 1
         context.meter.reply(route, status, took)
+        if context.shows is not None:
+            context.shows.make_room()
 
     async def _answer(self, scope: Scope, receive: Receive, path: str, started: float) -> tuple[str, Any]:
         context, method = self.context, scope["method"]

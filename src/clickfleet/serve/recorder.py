@@ -30,7 +30,8 @@ from clickfleet.serve.show_log import Scored, batch_of, encode, scored_of
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import complete_leftovers
 
-POLL_S = 0.1
+NAP_S = 0.1
+"""Sleep between two polls at a time: the end of the server is noticed in between."""
 SAVE_S = 0.5
 BATCH_ROWS = 4096
 BATCH_BYTES = 16 << 20
@@ -163,8 +164,8 @@ class Recorder:
 class RecorderLoop:
     """Polls again and again, on two threads in turn: this one of the policy `idle`, and one that is never starved."""
 
-    def __init__(self, recorder: Recorder, ended: Callable[[], bool]) -> None:
-        self.recorder, self.ended = recorder, ended
+    def __init__(self, recorder: Recorder, ended: Callable[[], bool], every_s: float) -> None:
+        self.recorder, self.ended, self.every_s = recorder, ended, every_s
         self.late = 0
         """How often a poll ended late."""
         self._saved_at = 0.0
@@ -191,8 +192,10 @@ class RecorderLoop:
         end = time.monotonic() + seconds
         while not self.ended() and (now := time.monotonic()) < end:
             self._poll()
-            time.sleep(POLL_S)
-            if time.monotonic() > now + POLL_S + late_s:
+            due = time.monotonic() + self.every_s
+            while not self.ended() and (rest := due - time.monotonic()) > 0:
+                time.sleep(min(rest, NAP_S))
+            if time.monotonic() > now + self.every_s + late_s:
                 return True
         return False
 
@@ -225,7 +228,7 @@ def main() -> None:
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    RecorderLoop(recorder, lambda: stopped or parent.is_gone()).run()
+    RecorderLoop(recorder, lambda: stopped or parent.is_gone(), settings.log_every_s).run()
 
 
 if __name__ == "__main__":

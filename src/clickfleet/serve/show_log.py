@@ -131,6 +131,10 @@ class ShowLog:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             print(f"shows: cannot write the log: {hide(reason)[:500]}", file=sys.stderr, flush=True)
 
+    def make_room(self) -> None:
+        """Prepare for the next request. Call it after a reply was sent."""
+        self.writer.make_room()
+
     @property
     def waiting_bytes(self) -> int:
         """Bytes that the recorder has not logged yet."""

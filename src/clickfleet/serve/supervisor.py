@@ -81,6 +81,8 @@ class Settings:
     """Folder or kafka://BROKERS/TOPIC for every scored row."""
     log_sample: float = 1.0
     """Fraction of the requests that are logged."""
+    log_every_s: float = 0.5
+    """Time between two writes of the show log."""
     feedback: str | None = None
     """Folder or kafka://BROKERS/TOPIC for the events of /v1/feedback."""
     log_rotate_bytes: int = 64 * MIB
@@ -105,6 +107,7 @@ class Settings:
             token_file=section.token_file,
             log=section.log,
             log_sample=section.log_sample,
+            log_every_s=section.log_every or cls.log_every_s,
             feedback=section.feedback,
             log_rotate_bytes=section.log_rotate_size,
             log_rotate_s=section.log_rotate_every,
