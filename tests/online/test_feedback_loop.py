@@ -438,7 +438,7 @@ def test_the_demonstration_learns(tmp_path: Path) -> None:
     done = run_demo(tmp_path, "serve.port=0", seconds=12.0, log=said.append)
     assert done.with_loop is not None
     assert done.without is not None
-    assert 0.5 < done.with_loop <= 1.0
+    assert done.without + 0.03 < done.with_loop <= 1.0, "whatever else the machine does, it follows the world a little"
     assert done.clicks > 100
     assert json.dumps(done.to_dict())
     assert any("compared with entry" in text for text in said)

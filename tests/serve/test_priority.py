@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,25 @@ STARVED = """
 import json, os, time
 from clickfleet.serve import recorder
 recorder.LATE_S, recorder.RELIEF_S = 0.05, 0.3
-polls, closed = [], []
+names = {os.SCHED_IDLE: "idle", os.SCHED_BATCH: "batch"}
+polls, closed, slow = [], [], []
+def policy():
+    return names.get(os.sched_getscheduler(0))
 class Recorder:
     def poll(self):
-        policy = os.sched_getscheduler(0)
-        if len(polls) == 5:
+        polls.append((time.monotonic(), policy()))
+        if not slow and [name for _, name in polls].count("idle") == 5:
+            slow.append(len(polls) - 1)
             time.sleep(0.2)  # as if all cores were busy
-        polls.append((time.monotonic(), policy))
     def save(self): pass
-    def close(self): closed.append(os.sched_getscheduler(0))
-schedule = recorder.RecorderLoop(Recorder(), lambda: bool(polls) and polls[-1][0] > polls[0][0] + 1.0, 0.02)
+    def close(self): closed.append(policy())
+def ended():
+    if polls and polls[0][1] != "idle":
+        return True  # this system does not take the policy
+    return bool(slow) and "idle" in [name for _, name in polls[slow[0] + 1:]]
+schedule = recorder.RecorderLoop(Recorder(), ended, 0.02)
 schedule.run()
-names = {os.SCHED_IDLE: "idle", os.SCHED_BATCH: "batch"}
-print(json.dumps([[names.get(policy) for _, policy in polls], [names.get(policy) for policy in closed], schedule.late]))
+print(json.dumps([polls, slow, closed, schedule.late]))
 """
 
 
@@ -51,13 +58,16 @@ def test_a_process_is_nicer_and_in_the_background(policy: str) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has such policies")
 def test_a_recorder_that_falls_behind_gets_more_priority_for_a_while() -> None:
     done = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, check=True)
-    polls, closed, late = json.loads(done.stdout)
-    if "idle" not in polls:
+    polls, slow, closed, late = json.loads(done.stdout)
+    if not any(policy == "idle" for _, policy in polls):
         pytest.skip("this system does not take the policy")
-    assert polls[:6] == ["idle"] * 6
-    assert polls[6] == "batch"
-    assert "idle" in polls[6:], "the cores are left to others again"
-    assert (polls[-1], closed) == ("batch", ["batch"]), "the end waits for nobody"
+    assert polls[0][1] == "idle"
+    assert polls[slow[0] + 1][1] == "batch"
+    assert "idle" in [policy for _, policy in polls[slow[0] + 1 :]], "the cores are left to others again"
+    for (began, policy), (later, after) in pairwise(polls[:-1]):
+        if (policy, after) == ("idle", "batch"):
+            assert later - began > 0.07, "only one that is late gets more"
+    assert (polls[-1][1], closed) == ("batch", ["batch"]), "the end waits for nobody"
     assert late >= 1
 
 
