@@ -2,7 +2,7 @@
 
     python benchmarks/showlog.py               one row, 100 candidates
     python benchmarks/showlog.py rank          one of them: predict rank
-    --seconds 60 --shares 0.1 0.2 0.3 --candidates 100 --json
+    --seconds 60 --shares 0.1 0.2 0.3 --candidates 100 --every 0.1 --json
 
 The load is an open loop at fixed shares of what wrk reaches. Its client has a core of its own, and all processes of the servers have the
 others: what the recorder does is not at the expense of a client that would be on another machine. Latency counts from the call that sends a
@@ -36,6 +36,7 @@ import pyarrow as pa
 from _deltas import learner
 from _loads import cpu_of, load, open_loop, rows
 from _servers import Server, ours
+from clickfleet.serve.supervisor import Settings
 from clickfleet.training import export
 
 USER = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 14)]
@@ -123,7 +124,7 @@ def measure(name: str, artifact: Path, folder: Path, share: float, given: Any) -
     try:
         with ExitStack() as stack:
             with servers_apart():
-                settings: list[dict[str, Any]] = [{}, {}, {"log": str(shows)}]
+                settings: list[dict[str, Any]] = [{}, {}, {"log": str(shows), "log_every_s": given.every}]
                 servers = [stack.enter_context(ours(artifact, **some)) for some in settings]
             plain, again, log = kinds = [Kind(server, body, route) for server in servers]
             rate = share * load(servers[0].url + route, script, 16, 2.0).rate
@@ -160,6 +161,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each load, for each server")
     parser.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.2, 0.3], help="of what wrk reaches")
     parser.add_argument("--candidates", type=int, default=100)
+    parser.add_argument(
+        "--every", type=float, default=Settings.log_every_s, help="seconds between two writes of the log"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if shutil.which("wrk") is None:

@@ -2,8 +2,10 @@
 
 #include <nanobind/stl/string_view.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <utility>
 
 #include "bind.h"
 #include "frame_file.h"
@@ -30,33 +32,60 @@ nb::object validity(ValidityColumn& column) { return column.missing == 0 ? nb::n
 
 std::string_view view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
-void appended(FrameAppender& frames, std::string_view frame) {
-  errno = frames.append(frame);
-  if (errno == 0) return;
+[[noreturn]] void raise_errno() {
   PyErr_SetFromErrno(PyExc_OSError);
   throw nb::python_error();
+}
+
+void appended(FrameAppender& frames, std::string_view frame) {
+  errno = frames.append(frame);
+  if (errno != 0) raise_errno();
+}
+
+// Appends frames of a file, from `at` on. Returns whether there may be more, and how it went.
+std::pair<bool, ShowColumns::Progress> read_frames(ShowColumns& shows, int file, size_t at, size_t most) {
+  int64_t size = 0;
+  const auto progress = [&] {
+    const nb::gil_scoped_release nogil;
+    const size_t end = frames_end(file), wanted = std::min(most, end - std::min(end, at));
+    const auto bytes = std::make_unique_for_overwrite<char[]>(wanted);
+    size = read_at(file, bytes.get(), wanted, at);
+    return size < 0 ? ShowColumns::Progress{} : shows.add({bytes.get(), static_cast<size_t>(size)});
+  }();
+  if (size < 0) raise_errno();
+  return {static_cast<size_t>(size) == most, progress};
 }
 
 }  // namespace
 
 void bind_shows(nb::module_& m) {
-  nb::class_<ShowColumns>(m, "ShowColumns", "Scored rows as columns, read from the frames of workers. Not thread-safe.")
+  nb::class_<ShowColumns>(m, "ShowColumns",
+                          "Scored requests as columns, read from the frames of workers. Not thread-safe.")
       .def(nb::init<>())
+      .def_prop_ro("requests", &ShowColumns::requests)
       .def_prop_ro("rows", &ShowColumns::rows)
-      .def_prop_ro("bytes", &ShowColumns::bytes, "About how many bytes the columns have.")
+      .def_prop_ro("bytes", &ShowColumns::bytes,
+                   "About how many bytes the rows have, with the texts of its request in each.")
       .def(
           "add",
           [](ShowColumns& shows, const nb::bytes& frames) {
-            const std::string_view given = view(frames);
-            const auto at = [&] {
-              const nb::gil_scoped_release nogil;
-              return shows.add(given);
-            }();
+            const auto at = shows.add(view(frames));
             return nb::make_tuple(at.taken, at.next, at.damaged);
           },
           nb::arg("frames"),
-          "Append the rows of all whole frames. Return the bytes of those frames, the bytes of the frame after them if "
-          "its length is known, and whether what follows is damaged.")
+          "Append the requests of all whole frames. Return the bytes of those frames, the bytes of the frame after "
+          "them "
+          "if its length is known, and whether what follows is damaged.")
+      .def(
+          "read",
+          [](ShowColumns& shows, int file, size_t at, size_t most) {
+            need(most > 0, "it must read something");
+            const auto [more, progress] = read_frames(shows, file, at, most);
+            return nb::make_tuple(more, progress.taken, progress.next, progress.damaged);
+          },
+          nb::arg("file"), nb::arg("at"), nb::arg("most"),
+          "Append the frames that begin at a place of a file, reading at most so many bytes. Return whether there are "
+          "more bytes, and what `add` returns.")
       .def(
           "take_others",
           [](ShowColumns& shows) {
@@ -76,16 +105,20 @@ void bind_shows(nb::module_& m) {
             const auto text = [&](const char* name, TextColumn& column, nb::object valid) {
               out[name] = nb::make_tuple(valid, owned(std::move(column.offsets)), owned(std::move(column.bytes)));
             };
+            const auto numbers = [&](const char* name, auto& column, nb::object valid) {
+              out[name] = nb::make_tuple(valid, owned(std::move(column)));
+            };
             text("request", taken.request, nb::none());
-            text("item", taken.item, nb::none());
-            text("features", taken.features, nb::none());
+            numbers("time", taken.time, nb::none());
             text("model", taken.model, nb::none());
+            numbers("sequence", taken.sequence, nb::none());
             text("route", taken.route, nb::none());
             text("user", taken.user, validity(taken.has_user));
-            out["time"] = nb::make_tuple(nb::none(), owned(std::move(taken.time)));
-            out["sequence"] = nb::make_tuple(nb::none(), owned(std::move(taken.sequence)));
-            out["score"] = nb::make_tuple(nb::none(), owned(std::move(taken.score)));
-            out["position"] = nb::make_tuple(validity(taken.has_position), owned(std::move(taken.position)));
+            numbers("rows", taken.rows_until, nb::none());
+            text("item", taken.item, nb::none());
+            text("features", taken.features, nb::none());
+            numbers("position", taken.position, validity(taken.has_position));
+            numbers("score", taken.score, nb::none());
             return out;
           },
           "Return the buffers of all columns as Arrow has them, by name, and empty the columns.");

@@ -105,25 +105,40 @@ int FrameAppender::append(std::string_view frame) {
       return problem;
     }
   }
+  last_ = end - end_;
   end_ = end;
   return 0;
 }
 
 void FrameAppender::make_room() {
-  const size_t wanted = std::min(end_ + kStep, capacity_);
+  const size_t wanted = std::min(end_ + std::max(kStep, 2 * last_), capacity_);
   if (wanted > reserved_) reserve(wanted);  // where there is no room, `append` says so
 }
 
 size_t frames_end(int file) {
   alignas(8) uint64_t head = 0;
-#if defined(_WIN32)
-  if (_lseeki64(file, 0, SEEK_SET) < 0 || _read(file, &head, sizeof head) != sizeof head) head = 0;
-#else
-  if (pread(file, &head, sizeof head, 0) != sizeof head) head = 0;
-#endif
+  if (read_at(file, reinterpret_cast<char*>(&head), sizeof head, 0) != sizeof head) head = 0;
   // Reads of the frames come after this one.
   const uint64_t end = std::atomic_ref<uint64_t>(head).load(std::memory_order_acquire);
   return std::max(static_cast<size_t>(little(end)), kFramesBegin);
+}
+
+int64_t read_at(int file, char* to, size_t size, size_t at) {
+  size_t done = 0;
+  while (done < size) {
+#if defined(_WIN32)
+    const auto most = static_cast<unsigned>(std::min(size - done, size_t{1} << 30));
+    const auto read =
+        _lseeki64(file, static_cast<int64_t>(at + done), SEEK_SET) < 0 ? -1 : _read(file, to + done, most);
+#else
+    const auto read = pread(file, to + done, size - done, static_cast<off_t>(at + done));
+#endif
+    if (read < 0 && errno == EINTR) continue;
+    if (read < 0) return -1;
+    if (read == 0) break;
+    done += static_cast<size_t>(read);
+  }
+  return static_cast<int64_t>(done);
 }
 
 }  // namespace clickfleet

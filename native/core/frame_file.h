@@ -26,8 +26,8 @@ class FrameAppender {
 
   // Returns 0, or the number of the error. After an error, the file has the frames that it had before.
   int append(std::string_view frame);
-  // Reserves space for the next frames, if there is little. Call it when nobody waits: pages cost several times the
-  // copy.
+  // Reserves space for frames like the last one, if there is little. Call it when nobody waits: pages cost several
+  // times the copy.
   void make_room();
   size_t end() const { return end_; }
   bool mapped() const { return mapped_ != nullptr; }
@@ -37,10 +37,13 @@ class FrameAppender {
 
   const int file_;
   char* mapped_ = nullptr;
-  size_t capacity_ = 0, reserved_ = 0, end_ = kFramesBegin;
+  size_t capacity_ = 0, reserved_ = 0, end_ = kFramesBegin, last_ = 0;
 };
 
 // Returns where the frames of a file end. Everything before is complete when it is read afterwards.
 size_t frames_end(int file);
+
+// Reads bytes at a place of a file. Returns how many there were; sets errno and returns -1 if they cannot be read.
+int64_t read_at(int file, char* to, size_t size, size_t at);
 
 }  // namespace clickfleet

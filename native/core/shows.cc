@@ -315,24 +315,26 @@ uint64_t little(std::string_view bytes) {
   return value;
 }
 
-// Appends the rows of an entry. Returns false if a column would be too long.
+// Appends an entry. Returns false if a column would be too long.
 bool append(ShowColumns& to, const Entry& from) {
   const size_t rows = from.scores.size() / 4;
-  size_t texts = from.request.size() + from.model.size() + from.route.size() + (from.has_user ? from.user.size() : 0);
-  if (rows > 0 && texts > kMaxText / rows) return false;
-  texts = texts * rows + from.body.size() + to.bytes();
+  if (rows == 0) return true;
+  const size_t shared =
+      from.request.size() + from.model.size() + from.route.size() + (from.has_user ? from.user.size() : 0);
+  if (shared > kMaxText / rows) return false;
+  size_t texts = to.bytes() + shared * rows + from.body.size() + rows * 24;
   for (const std::string_view item : from.items) texts += item.size();
   if (texts > kMaxText) return false;
+  to.shared_bytes += shared * rows;
+  to.has_user.add(to.requests(), from.has_user);
+  to.user.add(from.has_user ? from.user : std::string_view{});
+  to.request.add(from.request);
+  to.model.add(from.model);
+  to.route.add(from.route);
+  to.sequence.push_back(from.sequence);
+  to.time.push_back(from.time);
   for (size_t i = 0; i < rows; ++i) {
-    const size_t row = to.rows();
-    to.request.add(from.request);
-    to.time.push_back(from.time);
     to.features.add(from.features[i]);
-    to.model.add(from.model);
-    to.sequence.push_back(from.sequence);
-    to.route.add(from.route);
-    to.user.add(from.has_user ? from.user : std::string_view{});
-    to.has_user.add(row, from.has_user);
     if (from.has_items) {
       to.item.add(from.items[i]);
     } else {
@@ -343,10 +345,11 @@ bool append(ShowColumns& to, const Entry& from) {
     const auto place = from.has_ranked ? from.place_of.find(from.items[i]) : from.place_of.end();
     const bool shown = !from.has_ranked || place != from.place_of.end();
     to.position.push_back(from.has_ranked ? (shown ? place->second : 0) : static_cast<int32_t>(i + 1));
-    to.has_position.add(row, shown);
+    to.has_position.add(to.rows(), shown);
     const auto bits = static_cast<uint32_t>(little(from.scores.substr(4 * i, 4)));
     to.score.push_back(std::bit_cast<float>(bits));
   }
+  to.rows_until.push_back(static_cast<int32_t>(to.rows()));
   return true;
 }
 
@@ -374,20 +377,23 @@ class Packer {
   std::string& out_;
 };
 
-void shrink(ValidityColumn& column, size_t rows, size_t missing) {
-  column.bits.resize((rows + 7) / 8);
-  if (rows % 8 != 0) column.bits.back() &= static_cast<uint8_t>((1U << (rows % 8)) - 1);
+void shrink(ValidityColumn& column, size_t values, size_t missing) {
+  column.bits.resize((values + 7) / 8);
+  if (values % 8 != 0) column.bits.back() &= static_cast<uint8_t>((1U << (values % 8)) - 1);
   column.missing = missing;
 }
 
-void shrink(ShowColumns& to, size_t rows, size_t without_position, size_t without_user) {
-  for (TextColumn* column : {&to.request, &to.item, &to.features, &to.model, &to.route, &to.user}) column->shrink(rows);
-  to.time.resize(rows);
-  to.sequence.resize(rows);
+void shrink(ShowColumns& to, size_t requests, size_t without_user, size_t without_position) {
+  to.rows_until.resize(requests + 1);
+  const auto rows = static_cast<size_t>(to.rows_until.back());
+  for (TextColumn* column : {&to.request, &to.model, &to.route, &to.user}) column->shrink(requests);
+  for (TextColumn* column : {&to.item, &to.features}) column->shrink(rows);
+  to.time.resize(requests);
+  to.sequence.resize(requests);
   to.position.resize(rows);
   to.score.resize(rows);
+  shrink(to.has_user, requests, without_user);
   shrink(to.has_position, rows, without_position);
-  shrink(to.has_user, rows, without_user);
 }
 
 }  // namespace
@@ -415,19 +421,18 @@ std::string_view frame_of(const PlainShow& show) {
   return frame;
 }
 
-size_t ShowColumns::bytes() const {
-  return request.bytes.size() + item.bytes.size() + features.bytes.size() + model.bytes.size() + route.bytes.size() +
-         user.bytes.size() + rows() * 48;
-}
+size_t ShowColumns::bytes() const { return shared_bytes + item.bytes.size() + features.bytes.size() + rows() * 48; }
 
 bool ShowColumns::add_content(std::string_view content) {
-  const size_t before = rows(), without_position = has_position.missing, without_user = has_user.missing;
+  const size_t before = requests(), without_user = has_user.missing, without_position = has_position.missing;
+  const size_t shared = shared_bytes;
   Unpacker from(content);
   thread_local Entry entry;
   bool good = true;
   for (size_t n = from.array(); good && n > 0; --n) good = entry.read(from) && append(*this, entry);
   if (good && from.at_end()) return true;
-  shrink(*this, before, without_position, without_user);
+  shrink(*this, before, without_user, without_position);
+  shared_bytes = shared;
   return false;
 }
 

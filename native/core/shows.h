@@ -22,30 +22,38 @@ struct TextColumn {
     bytes.append(text);
     offsets.push_back(static_cast<int32_t>(bytes.size()));
   }
-  void shrink(size_t rows) {
-    offsets.resize(rows + 1);
+  void shrink(size_t values) {
+    offsets.resize(values + 1);
     bytes.resize(static_cast<size_t>(offsets.back()));
   }
 };
 
-// One bit per row, the lowest bit first: whether the row has a value.
+// One bit per place, the lowest bit first: whether it has a value.
 struct ValidityColumn {
   std::vector<uint8_t> bits;
   size_t missing = 0;
 
-  void add(size_t row, bool valid) {
-    if (row % 8 == 0) bits.push_back(0);
-    bits[row / 8] |= static_cast<uint8_t>(valid ? 1U << (row % 8) : 0);
+  void add(size_t place, bool valid) {
+    if (place % 8 == 0) bits.push_back(0);
+    bits[place / 8] |= static_cast<uint8_t>(valid ? 1U << (place % 8) : 0);
     missing += valid ? 0 : 1;
   }
 };
 
+// What the rows of a request share is there once: a ranking has a hundred rows and one user.
 struct ShowColumns {
-  TextColumn request, item, features, model, route, user;
+  // Of requests. The rows of request i are [rows_until[i], rows_until[i + 1]).
+  TextColumn request, model, route, user;
   std::vector<int64_t> time, sequence;
+  ValidityColumn has_user;
+  std::vector<int32_t> rows_until{0};
+  // Of rows.
+  TextColumn item, features;
   std::vector<int32_t> position;
   std::vector<float> score;
-  ValidityColumn has_position, has_user;
+  ValidityColumn has_position;
+  size_t shared_bytes = 0;  // of the texts of requests, if each of their rows had them
+
   std::vector<std::string> others;  // contents of frames that only Python can convert: tensors, unusual JSON, damage
 
   struct Progress {
@@ -54,13 +62,14 @@ struct ShowColumns {
     bool damaged = false;  // what follows is no frame
   };
 
-  // Appends the rows of all whole frames.
+  // Appends the requests of all whole frames. Those without rows are left out.
   Progress add(std::string_view frames);
-  // Appends the rows of the content of one frame, or leaves the columns as they were and returns false.
+  // Appends the requests of the content of one frame, or leaves the columns as they were and returns false.
   bool add_content(std::string_view content);
 
+  size_t requests() const { return time.size(); }
   size_t rows() const { return score.size(); }
-  // Returns about how many bytes the columns have.
+  // Returns about how many bytes the rows have, with the texts of its request in each.
   size_t bytes() const;
 };
 

@@ -17,12 +17,16 @@ FUZZ(shows, raw("\x91\x9a\xa7predict\xa1r\x07\xa1m\x05\xc4\x04\0\0\x80\x3f\xc4\x
     const bool good = shows.add_content({exact.data(), exact.size()});
     CHECK(good || shows.rows() == before);
   }
-  const size_t rows = shows.rows();
-  for (const TextColumn* column :
-       {&shows.request, &shows.item, &shows.features, &shows.model, &shows.route, &shows.user})
-    CHECK(column->offsets.size() == rows + 1 && static_cast<size_t>(column->offsets.back()) == column->bytes.size());
-  CHECK(shows.position.size() == rows && shows.time.size() == rows && shows.sequence.size() == rows);
-  CHECK(shows.has_user.bits.size() == (rows + 7) / 8 && shows.has_position.bits.size() == (rows + 7) / 8);
+  const auto whole = [](const TextColumn& column, size_t values) {
+    return column.offsets.size() == values + 1 && static_cast<size_t>(column.offsets.back()) == column.bytes.size();
+  };
+  const size_t requests = shows.requests(), rows = shows.rows();
+  for (const TextColumn* column : {&shows.request, &shows.model, &shows.route, &shows.user})
+    CHECK(whole(*column, requests));
+  for (const TextColumn* column : {&shows.item, &shows.features}) CHECK(whole(*column, rows));
+  CHECK(shows.rows_until.size() == requests + 1 && static_cast<size_t>(shows.rows_until.back()) == rows);
+  CHECK(shows.sequence.size() == requests && shows.has_user.bits.size() == (requests + 7) / 8);
+  CHECK(shows.position.size() == rows && shows.has_position.bits.size() == (rows + 7) / 8);
   const std::vector<char> exact(content.begin(), content.end());
   const auto progress = shows.add({exact.data(), exact.size()});
   CHECK(progress.taken <= exact.size());

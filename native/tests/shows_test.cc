@@ -39,9 +39,10 @@ TEST(rows_are_cut_out_of_their_body_as_they_are) {
   CHECK(progress.taken == frames.size() && progress.next == 0 && !progress.damaged);
   CHECK(shows.rows() == 2 && shows.others.empty());
   CHECK(at(shows.features, 0) == first && at(shows.features, 1) == second);
-  CHECK(at(shows.item, 1) == "1" && at(shows.request, 1) == "r1" && at(shows.route, 0) == "predict");
-  CHECK(shows.position[1] == 2 && shows.has_position.missing == 0 && shows.has_user.missing == 2);
-  CHECK(shows.time[0] == 7 && shows.sequence[1] == 5 && shows.score[1] == 1.0F);
+  CHECK(shows.requests() == 1 && shows.rows_until == (std::vector<int32_t>{0, 2}));
+  CHECK(at(shows.item, 1) == "1" && at(shows.request, 0) == "r1" && at(shows.route, 0) == "predict");
+  CHECK(shows.position[1] == 2 && shows.has_position.missing == 0 && shows.has_user.missing == 1);
+  CHECK(shows.time[0] == 7 && shows.sequence[0] == 5 && shows.score[1] == 1.0F);
 }
 
 TEST(a_ranking_has_the_places_of_its_reply) {
@@ -52,6 +53,19 @@ TEST(a_ranking_has_the_places_of_its_reply) {
   CHECK(at(shows.features, 0) == R"({"id": "c"})" && at(shows.features, 1) == R"({"id": "a"})");
   CHECK(shows.has_position.bits[0] == 2 && shows.has_position.missing == 1 && shows.position[1] == 1);
   CHECK(at(shows.user, 0) == R"({"u": 1})" && shows.has_user.missing == 0);
+}
+
+TEST(what_rows_share_is_there_once_and_counts_for_each) {
+  ShowColumns shows;
+  const std::string user(200, 'u'), two = "\x92" + text("a") + text("b") + "\x92" + std::string("\0\1", 2) + "\xc0";
+  const std::string ranking = entry("rank", R"({"candidates": [{}, {}], "user": ")" + user + R"("})", 2, two);
+  const std::string none = entry("predict", R"({"rows": []})", 0, "\xc0\xc0\xc0");
+  CHECK(shows.add_content("\x93" + ranking + none + ranking));
+  CHECK(shows.requests() == 2 && shows.rows() == 4 && shows.rows_until == (std::vector<int32_t>{0, 2, 4}));
+  CHECK(at(shows.user, 1).size() == 202 && shows.user.bytes.size() == 404);
+  CHECK(shows.bytes() > 4 * user.size() && shows.bytes() < 8 * user.size());
+  const size_t before = shows.bytes();
+  CHECK(!shows.add_content("\x92" + ranking + "x") && shows.bytes() == before);
 }
 
 TEST(what_the_core_cannot_convert_leaves_no_trace) {

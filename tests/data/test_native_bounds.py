@@ -366,6 +366,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "KeySet.has": lambda: _core.KeySet().has(keys(2), np.zeros(1, B)),
     "KeySet.copy": lambda: _core.KeySet().copy(keys(1)),
     "KeySet.insert": lambda: _core.KeySet().insert(keys(2), np.zeros(1, B)),
+    "ShowColumns.read": lambda: _core.ShowColumns().read(0, 8, 0),
     "FrameAppender.append_show": lambda: _core.FrameAppender(-1, 9).append_show("predict", "r", 0, "m", 0, b"abc", b"{}"),
     "Touched.add": lambda: _core.Touched(3).add(keys(2), floats(2, 2), floats(2), floats(2), np.zeros(2, np.uint16)),
     "Touched.rebase": lambda: _core.Touched(3).rebase(keys(2), floats(2, 3), np.zeros(1, B)),

@@ -21,7 +21,7 @@ import orjson
 import pyarrow as pa
 import uvicorn
 
-from clickfleet.data.events import feedback_columns, feedback_rows
+from clickfleet.data.events import feedback_columns, feedback_rows, shows_of
 from clickfleet.data.formats.joined import features_of
 from clickfleet.errors import ClickfleetError
 from clickfleet.serve import admin, grpc, protobuf
@@ -95,7 +95,7 @@ class Recording:
     def write(self, entries: Sequence[Any]) -> None:
         for entry in entries:
             try:
-                rows = encode([Scored(*msgspec.msgpack.decode(msgspec.msgpack.encode(entry)))])
+                rows = shows_of(encode([Scored(*msgspec.msgpack.decode(msgspec.msgpack.encode(entry)))]))
                 assert len(rows) == Scored(*entry).rows
                 joined = {name: rows.column(name) for name in ("request", "item", "features", "user", "route")}
                 features_of(pa.record_batch(joined))

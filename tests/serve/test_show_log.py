@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from clickfleet import _core
 from clickfleet._core import ShowColumns
 from clickfleet.data.batch import Batch
-from clickfleet.data.events import JOINED, SHOWS
+from clickfleet.data.events import JOINED, SHOWS, shows_of
 from clickfleet.data.formats.joined import JoinedReader
 from clickfleet.data.schema import Dense, Schema, Slot, Transform
 from clickfleet.errors import ConfigError
@@ -233,7 +233,7 @@ def test_any_row_survives_the_log_bit_for_bit(schema: Schema, data: Any) -> None
         {"rows": rows}, ensure_ascii=data.draw(st.booleans()), indent=data.draw(st.sampled_from([None, 1]))
     )
     entry = Scored("predict", "r", 1, "m", 1, score, body.encode(), None)
-    found = trained(encode([entry]).to_pylist(), schema)
+    found = trained(shows_of(encode([entry])).to_pylist(), schema)
     assert same_rows(found, scored)
 
 
@@ -355,7 +355,7 @@ def test_any_tensor_survives_the_log_bit_for_bit(texts: list[bytes], numbers: li
     scores = np.zeros(2, np.float32).tobytes()
     content = msgspec.msgpack.decode(msgspec.msgpack.encode(inputs_of_request(tensors, batch, version)))
     entry = Scored("infer", "r", 1, "m", 1, scores, content, None)
-    assert same_rows(trained(encode([entry]).to_pylist(), schema), batch)
+    assert same_rows(trained(shows_of(encode([entry])).to_pylist(), schema), batch)
 
 
 def test_encoded_rows_of_another_schema_are_bad_rows(model: Model) -> None:
@@ -365,7 +365,7 @@ def test_encoded_rows_of_another_schema_are_bad_rows(model: Model) -> None:
     entry = Scored("infer", "r", 1, "m", 1, np.zeros(2, np.float32).tobytes(), content, None)
     rows = [
         {**show, "kind": "label", "labels": [("label", 1.0)], "shown": show["time"], "known": show["time"]}
-        for show in encode([entry]).to_pylist()
+        for show in shows_of(encode([entry])).to_pylist()
     ]
     joined = pa.RecordBatch.from_pylist([{name: row.get(name) for name in JOINED.names} for row in rows], JOINED)
     parsed = JoinedReader(FLAT).parse(joined, "all")
@@ -641,7 +641,32 @@ def test_a_plain_request_is_handed_over_like_any_other(tmp_path: Path) -> None:
     assert len(list(FrameReader(tmp_path).read(shows))) == 1
     assert batch_of(shows).equals(encode([entry] * 3))
     with pytest.raises(OSError, match="descriptor"):
+        ShowColumns().read(-1, 0, 100)
+    with pytest.raises(OSError, match="descriptor"):
         _core.FrameAppender(-1, 1 << 20).append_show(*entry[:7])
+
+
+def test_the_next_file_is_there_before_a_request_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new file costs more than the frames of many requests."""
+    monkeypatch.setattr(frames, "FILE_BYTES", 500)
+    monkeypatch.setattr(frames, "MAX_FILES", 3)
+    writer = FrameWriter(tmp_path / "f")
+    writer.make_room()
+    assert not list(tmp_path.glob("f/*")), "nothing was written yet"
+    for number in range(3):
+        writer.write([("x" * 600, number)])
+        assert len(list(tmp_path.glob("f/*.frames"))) == number + 1
+        writer.make_room()
+        writer.make_room()
+        assert len(list(tmp_path.glob("f/*.frames"))) == min(number + 2, 3)
+    with pytest.raises(OSError, match="behind"):
+        writer.write([("x", 3)])
+    reader = FrameReader(tmp_path / "f")
+    assert [number for _, number in entries_in(reader, done=True)] == [0, 1, 2]
+    writer.make_room()
+    writer.write([("x", 4)])
+    writer.close()
+    assert [number for _, number in entries_in(reader, done=True)] == [4]
 
 
 def test_a_mapped_file_is_read_like_a_written_one(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from clickfleet.data.events import (
     FEEDBACK,
+    REQUESTS,
     SHOWS,
     Show,
     feedback_columns,
@@ -26,6 +27,7 @@ from clickfleet.data.events import (
     read_lines,
     read_message,
     show_columns,
+    shows_of,
     topic_of,
 )
 from clickfleet.errors import ConfigError
@@ -288,6 +290,115 @@ def test_a_file_that_is_being_copied_is_read_when_it_is_whole(
     assert "never.arrow is damaged" in log.warnings[0]
     assert log.new() == []
     assert len(log.warnings) == 1
+
+
+# Shows with a row per request, as a server writes them
+
+
+def requests(first: int, *counts: int, user: str | None = '{"u": 1}') -> pa.RecordBatch:
+    """Requests with so many rows each."""
+    columns = {
+        "request": [f"r{first + i}" for i in range(len(counts))],
+        "time": [first + i for i in range(len(counts))],
+        "rows": [
+            [
+                {"item": str(row), "features": f'{{"a": {row}}}', "position": row or None, "score": 0.5}
+                for row in range(count)
+            ]
+            for count in counts
+        ],
+        "model": ["m"] * len(counts),
+        "sequence": [7] * len(counts),
+        "route": [None] * len(counts),
+        "user": [user] * len(counts),
+    }
+    return pa.record_batch([pa.array(columns[field.name], field.type) for field in REQUESTS], schema=REQUESTS)
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=3), st.integers(0, 4), st.none() | st.text(max_size=3), st.integers(-5, 5)),
+        max_size=5,
+    ),
+    st.integers(0, 2),
+)
+def test_every_row_has_what_its_request_has(some: list[tuple[str, int, str | None, int]], skipped: int) -> None:
+    rows = [
+        [{"item": f"{i}", "features": name * i, "position": i or None, "score": None} for i in range(count)]
+        for name, count, _, _ in some
+    ]
+    columns = {"request": [name for name, *_ in some], "rows": rows, "user": [user for _, _, user, _ in some]}
+    columns |= {"time": [when for *_, when in some], "sequence": [when for *_, when in some]}
+    nothing = [None] * len(some)
+    batch = pa.record_batch(
+        [pa.array(columns.get(field.name, nothing), field.type) for field in REQUESTS], schema=REQUESTS
+    )
+    found = shows_of(batch.slice(skipped))
+    found.validate(full=True)
+    assert found.schema.equals(SHOWS, check_metadata=True)
+    expected = [
+        (name, f"{i}", when, name * i, i or None, None, when, None, None, user)
+        for name, count, user, when in some[skipped:]
+        for i in range(count)
+    ]
+    assert found.equals(show_columns([Show(*row) for row in expected]))
+    assert shows_of(found) is found
+
+
+def test_a_log_of_requests_is_read_row_by_row(tmp_path: Path, reading: Callable[..., Reading]) -> None:
+    """While it grows, from the middle of a request on, and when it is complete."""
+    writer = LogWriter(tmp_path, REQUESTS)
+    writer.write(requests(0, 2, 3))
+    log = reading(tmp_path)
+    assert log.new() == ["r0"] * 2 + ["r1"] * 3
+    writer.write(requests(2, 1, 0, 2))
+    middle = {name: LogPlace(number, 4) for name, (number, _) in log.places.items()}
+    rest = ["r1", "r2", "r4", "r4"]
+    assert log.new() == rest[1:]
+    assert reading(tmp_path, middle).new() == rest
+    writer.close()
+    (whole,) = tmp_path.glob("*/*.arrow")
+    table = pa.ipc.open_file(str(whole)).read_all()
+    assert table.schema.equals(SHOWS, check_metadata=True)
+    assert table["position"].to_pylist() == [None, 1, None, 1, 2, None, None, 1]
+    assert reading(tmp_path, middle).new() == rest
+    assert reading(tmp_path, log.places).new() == []
+
+
+def test_a_log_of_requests_that_died_before_its_first_one_is_an_empty_log_of_shows(tmp_path: Path) -> None:
+    path = tmp_path / "20260101" / "20260101T000000-00000000-000001.arrow.open"
+    path.parent.mkdir()
+    path.write_bytes(stream_head(REQUESTS))
+    (whole,) = complete_leftovers(tmp_path)
+    table = pa.ipc.open_file(str(whole)).read_all()
+    assert (table.schema, len(table)) == (SHOWS, 0)
+
+
+def test_rows_that_would_fill_the_memory_are_refused(tmp_path: Path, reading: Callable[..., Reading]) -> None:
+    """A file of a megabyte whose user would be there 3,000 times."""
+    huge = requests(0, 3000, user="u" * 1_000_000)
+    with pytest.raises(ValueError, match="'user' of all rows has more than 1024 MiB"):
+        shows_of(huge)
+    (tmp_path / "theirs.arrows").write_bytes(as_message(huge))
+    log = reading(tmp_path)
+    assert log.new() == []
+    os.utime(tmp_path / "theirs.arrows", (time.time() - 60,) * 2)
+    assert log.new() == []
+    assert "1024 MiB" in log.warnings[0]
+
+
+@pytest.mark.parametrize("schema", [SHOWS, REQUESTS])
+def test_an_event_that_lacks_a_value_is_left_out_and_counted(
+    tmp_path: Path, schema: pa.Schema, reading: Callable[..., Reading]
+) -> None:
+    """Arrow does not check what a schema says about missing values."""
+    good = shows(0, 1) if schema is SHOWS else requests(0, 1)
+    bad = [pa.nulls(1, field.type) if field.name == "request" else good.column(field.name) for field in schema]
+    both = pa.Table.from_batches([pa.record_batch(bad, schema=schema), good]).combine_chunks().to_batches()[0]
+    (tmp_path / "theirs.arrows").write_bytes(as_message(both))
+    log = reading(tmp_path)
+    assert log.new() == ["r0"]
+    assert log.bad == 1
 
 
 # Events

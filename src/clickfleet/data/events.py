@@ -61,6 +61,23 @@ SHOWS = _columns(
 )
 """`position` is the place in the reply, from 1. A candidate that a ranking left out has none: it was scored, but not shown."""
 
+_ROWS = ["item", "features", "position", "score"]
+
+REQUESTS = _columns(
+    "requests",
+    {
+        "request": pa.string(),
+        "time": TIME,
+        "rows": pa.list_(pa.field("row", pa.struct([SHOWS.field(name) for name in _ROWS]), nullable=False)),
+    },
+    {name: SHOWS.field(name).type for name in ("model", "sequence", "route", "user")},
+)
+"""Shows with a row per request, as a show log has them while it grows: what its rows share is there once."""
+
+_TEXTS_OF_REQUESTS = [field.name for field in REQUESTS if field.type == pa.string()]
+MAX_TEXTS = 1 << 30
+"""Bytes of the texts of a column in a record batch. Arrow counts them with 31 bits."""
+
 FEEDBACK = _columns(
     "feedback",
     {
@@ -213,6 +230,22 @@ def _text(value: Any) -> str:
     return text
 
 
+def shows_of(requests: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a record batch of REQUESTS as SHOWS, and any other one as it is. Raise ValueError if it has more texts than fit."""
+    if not requests.schema.equals(REQUESTS):
+        return requests
+    rows = requests.column("rows")
+    counts = pc.list_value_length(rows)
+    for name in _TEXTS_OF_REQUESTS:
+        lengths = pc.binary_length(requests.column(name)).cast(pa.int64())
+        if (pc.sum(pc.multiply(lengths, counts)).as_py() or 0) > MAX_TEXTS:
+            raise ValueError(f"the column {name!r} of all rows has more than {MAX_TEXTS >> 20} MiB")
+    parents, parts = pc.list_parent_indices(rows), rows.flatten().flatten()
+    own = dict(zip(_ROWS, parts, strict=True))
+    columns = [own[name] if name in own else requests.column(name).take(parents) for name in SHOWS.names]
+    return pa.record_batch(columns, schema=SHOWS)
+
+
 def show_columns(shows: Sequence[Show]) -> pa.RecordBatch:
     """Return shows as Arrow columns."""
     columns = zip(*shows, strict=True) if shows else [()] * len(SHOWS)
@@ -281,7 +314,9 @@ def _no_number(text: str) -> Any:
 
 def read_columns(batch: pa.RecordBatch, schema: pa.Schema) -> EventsRead:
     """Return the columns of `schema` from a checked record batch. Raise ValueError if it is of another kind."""
-    if batch.schema.equals(schema):
+    if batch.schema.equals(schema) and not any(
+        batch.column(field.name).null_count for field in schema if not field.nullable
+    ):
         return EventsRead(batch)
     names, columns = batch.schema.names, []
     for field in schema:

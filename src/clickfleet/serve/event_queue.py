@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from clickfleet.data.events import topic_of
+from clickfleet.data.events import shows_of, topic_of
 from clickfleet.errors import ConfigError, MissingError, hide
 from clickfleet.store.event_log import LogWriter, as_message
 
@@ -192,7 +192,7 @@ BUFFER_KIB = 64 << 10
 
 
 class TopicWriter:
-    """A Kafka topic as a log: one message per record batch. `durable` waits until the brokers have it."""
+    """A Kafka topic as a log: one message per record batch, shows with a row each. `durable` waits until the brokers have it."""
 
     def __init__(
         self,
@@ -219,6 +219,7 @@ class TopicWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> int:
+        batch = shows_of(batch)
         message = as_message(batch)
         if len(message) > MESSAGE_BYTES and len(batch) > 1:
             half = len(batch) // 2

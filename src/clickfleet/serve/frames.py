@@ -32,7 +32,7 @@ MAPPED_BYTES = FILE_BYTES + (1 << 20)
 """Bytes of a file that are mapped. A file that has `FILE_BYTES` is full, and its last frame may be long."""
 MAX_FILES = 16
 """Full files of a worker that may wait for the recorder. Beyond it, what the worker scores is not logged."""
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 18
 """Bytes read at a time. A frame may be longer."""
 RELIST_NS = 100_000_000
 """A folder that changed within this time is listed again: its time of change may be coarse."""
@@ -52,6 +52,8 @@ class FrameWriter:
         self._number = 0
         self._file: int | None = None
         self._appender: FrameAppender | None = None
+        self._folder = folders[0]
+        """Where the newest file is."""
 
     def write(self, entries: Sequence[Any]) -> None:
         """Append entries as one frame: tuples of plain values."""
@@ -86,9 +88,13 @@ class FrameWriter:
         self.write(((route, request, time_us, model, sequence, scores, body, None, None, None),))
 
     def make_room(self) -> None:
-        """Reserve space for the next frames. Call it when nobody waits for a reply: it costs more than to append them."""
-        if self._appender is not None:
-            self._appender.make_room()
+        """Prepare for the next frames: space, or a new file. Call it when nobody waits for a reply: it costs more than to append them."""
+        if self._appender is None:
+            return
+        if self._appender.end >= FILE_BYTES:
+            with suppress(OSError):  # `write` tries again, and says what is wrong
+                self._open(self._folder)
+        self._appender.make_room()
 
     def _open(self, folder: Path) -> FrameAppender:
         if sum(1 for _ in self._files()) >= MAX_FILES:
@@ -97,7 +103,8 @@ class FrameWriter:
         check_private(folder)
         file = create_held(folder / f"{self.name}-{self._number + 1:06d}.frames", os.O_RDWR)
         self.close()
-        self._number, self._file, self._appender = self._number + 1, file, FrameAppender(file, MAPPED_BYTES)
+        self._number, self._file, self._folder = self._number + 1, file, folder
+        self._appender = FrameAppender(file, MAPPED_BYTES)
         return self._appender
 
     def _files(self) -> Iterator[Path]:
@@ -160,16 +167,12 @@ class FrameFile:
 
     def read(self, shows: ShowColumns) -> Iterator[FramePlace]:
         """Append the frames that are complete and were not read before, a part at a time."""
-        size = READ_BYTES
-        while not self.damaged:
-            there = max(0, frames_end(self._file) - self._at)
-            content = os.pread(self._file, min(size, there), self._at)
-            taken, needed, self.damaged = shows.add(content)
+        size, more = READ_BYTES, True
+        while more and not self.damaged:
+            more, taken, needed, self.damaged = shows.read(self._file, self._at, size)
             if taken:
                 self._at += taken
                 yield FramePlace(self, self._at)
-            if len(content) < size:
-                return
             size = max(READ_BYTES, needed)
 
     def done(self, end: int) -> None:

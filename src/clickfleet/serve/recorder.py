@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from clickfleet._core import ShowColumns
-from clickfleet.data.events import SHOWS
+from clickfleet.data.events import REQUESTS
 from clickfleet.errors import ClickfleetError
 from clickfleet.serve import parent
 from clickfleet.serve.batching import Counts
@@ -82,7 +82,7 @@ class Recorder:
         """Write the columns that the core has made. Return the number of rows."""
         rows: int = self._shows.rows
         if rows:
-            self._store(batch_of(self._shows))
+            self._store(batch_of(self._shows), rows)
         return rows
 
     def _write_others(self) -> int:
@@ -115,19 +115,19 @@ class Recorder:
             log_fault()
             self.meter.count("shows_dropped", group[0].rows)
             return True
-        self._store(batch)
+        self._store(batch, sum(entry.rows for entry in group))
         return True
 
-    def _store(self, batch: pa.RecordBatch) -> None:
+    def _store(self, batch: pa.RecordBatch, rows: int) -> None:
         if self._sink is None:
             self._guarded(self._open)
         sink = self._sink
         written = sink is not None and self._guarded(lambda: sink.write(batch))
-        self.meter.count("shows_logged" if written else "shows_dropped", len(batch))
+        self.meter.count("shows_logged" if written else "shows_dropped", rows)
 
     def _open(self) -> None:
         assert self.settings.log is not None
-        self._sink = self.settings.target(self.settings.log).open(SHOWS, durable=False, lost=self._lost)
+        self._sink = self.settings.target(self.settings.log).open(REQUESTS, durable=False, lost=self._lost)
 
     def _lost(self, rows: int) -> None:
         """Count rows that Kafka had taken and did not deliver."""

@@ -24,7 +24,7 @@ import xxhash
 
 from clickfleet._core import ShowColumns
 from clickfleet.data.batch import Batch
-from clickfleet.data.events import SHOWS
+from clickfleet.data.events import MAX_TEXTS, REQUESTS
 from clickfleet.errors import hide
 from clickfleet.serve.batching import ScoreResult
 from clickfleet.serve.counters import Meter
@@ -32,6 +32,7 @@ from clickfleet.serve.frames import FrameWriter
 from clickfleet.serve.open_inference import NUMBERS, AnyTensor, RawTensor, features_of
 from clickfleet.serve.predictor import Version
 
+ROW = REQUESTS.field("rows").type.value_type
 REPORT_S = 60.0
 """Time between two messages about the same problem."""
 
@@ -191,14 +192,17 @@ def _column(tensor: AnyTensor) -> tuple[int, str, Any]:
 
 
 def batch_of(shows: ShowColumns) -> pa.RecordBatch:
-    """Return the columns that the core made as a record batch, without a copy, and empty them."""
-    rows, columns = shows.rows, shows.take()
+    """Return the columns that the core made as REQUESTS, without a copy, and empty them."""
+    requests, rows, columns = shows.requests, shows.rows, shows.take()
 
-    def column(field: pa.Field) -> pa.Array:
-        buffers = [None if values is None else pa.py_buffer(values) for values in columns[field.name]]
-        return pa.Array.from_buffers(field.type, rows, buffers)
+    def column(field: pa.Field, values: int) -> pa.Array:
+        buffers = [None if part is None else pa.py_buffer(part) for part in columns[field.name]]
+        if field.name != "rows":
+            return pa.Array.from_buffers(field.type, values, buffers)
+        row = pa.Array.from_buffers(field.type.value_type, rows, [None], children=[column(one, rows) for one in ROW])
+        return pa.Array.from_buffers(field.type, values, buffers, children=[row])
 
-    return pa.RecordBatch.from_arrays([column(field) for field in SHOWS], schema=SHOWS)
+    return pa.RecordBatch.from_arrays([column(field, requests) for field in REQUESTS], schema=REQUESTS)
 
 
 def scored_of(content: bytes) -> list[Scored]:
@@ -210,14 +214,14 @@ def scored_of(content: bytes) -> list[Scored]:
 
 
 def encode(entries: Sequence[Scored]) -> pa.RecordBatch:
-    """Return the scored rows of requests as the columns `SHOWS`."""
+    """Return scored requests as the columns `REQUESTS`. Those without rows are left out."""
     features: list[Any] = []
     users: list[Any] = []
     items: list[str] = []
     positions: list[int | None] = []
-    counts: list[int] = []
-    for entry in entries:
-        count, user = entry.rows, None
+    counted = [(entry, count) for entry in entries if (count := entry.rows)]
+    for entry, count in counted:
+        user = None
         if entry.route == "infer":
             features += tensor_rows(*entry.content)
         elif entry.route == "predict":
@@ -227,6 +231,8 @@ def encode(entries: Sequence[Scored]) -> pa.RecordBatch:
             assert entry.places is not None
             features += [bytes(body.candidates[place]) for place in entry.places]
             user = bytes(body.user) or None
+            if user is not None and len(user) * count > MAX_TEXTS:
+                raise ValueError(f"the user's features, for each row, have more than {MAX_TEXTS >> 20} MiB")
         users.append(user)
         items += map(str, range(count)) if entry.items is None else entry.items
         if entry.ranked is None:
@@ -234,28 +240,25 @@ def encode(entries: Sequence[Scored]) -> pa.RecordBatch:
         else:
             place_of = {item: place for place, item in enumerate(entry.ranked, 1)}
             positions += map(place_of.get, entry.items or ())
-        counts.append(count)
-    which = (
-        None if counts.count(1) == len(counts) else pa.array(np.repeat(np.arange(len(entries), dtype=np.int32), counts))
-    )
-
-    def repeated(values: list[Any], kind: pa.DataType) -> pa.Array:
-        column = pa.array(values, kind)
-        return column if which is None else column.take(which)
-
-    columns = {
-        "request": repeated([entry.request for entry in entries], pa.string()),
+    row = {
         "item": pa.array(items, pa.string()),
-        "time": repeated([entry.time_us for entry in entries], SHOWS.field("time").type),
         "features": pa.array(features, pa.binary()).view(pa.string()),
         "position": pa.array(positions, pa.int32()),
-        "model": repeated([entry.model for entry in entries], pa.string()),
-        "sequence": repeated([entry.sequence for entry in entries], pa.int64()),
-        "score": pa.array(np.frombuffer(b"".join(entry.scores for entry in entries), np.float32)),
-        "route": repeated([entry.route for entry in entries], pa.string()),
-        "user": repeated(users, pa.binary()).view(pa.string()),
+        "score": pa.array(np.frombuffer(b"".join(entry.scores for entry, _ in counted), np.float32)),
     }
-    return pa.record_batch([columns[field.name] for field in SHOWS], schema=SHOWS)
+    entries = [entry for entry, _ in counted]
+    until = np.cumsum([0, *(count for _, count in counted)], dtype=np.int32)
+    rows = pa.StructArray.from_arrays([row[field.name] for field in ROW], fields=list(ROW))
+    columns = {
+        "request": pa.array([entry.request for entry in entries], pa.string()),
+        "time": pa.array([entry.time_us for entry in entries], REQUESTS.field("time").type),
+        "rows": pa.ListArray.from_arrays(pa.array(until), rows, type=REQUESTS.field("rows").type),
+        "model": pa.array([entry.model for entry in entries], pa.string()),
+        "sequence": pa.array([entry.sequence for entry in entries], pa.int64()),
+        "route": pa.array([entry.route for entry in entries], pa.string()),
+        "user": pa.array(users, pa.binary()).view(pa.string()),
+    }
+    return pa.record_batch([columns[field.name] for field in REQUESTS], schema=REQUESTS)
 
 
 def tensor_rows(columns: list[Any] | None, encoded: Any) -> list[bytes]:

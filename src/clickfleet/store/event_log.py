@@ -1,7 +1,7 @@
 """A log of events in a folder: Arrow files that several processes append to, and others read while they grow.
 
     <folder>/<day>/<writer>-000007.arrow        complete: an Arrow file, compressed
-    <folder>/<day>/<writer>-000008.arrow.open   growing: an Arrow stream, one record batch per write
+    <folder>/<day>/<writer>-000008.arrow.open   growing: an Arrow stream, one record batch per write; shows with a row per request
 
 Every process is a writer with files of its own, numbered from 1. A growing file is only ever extended by whole record batches. It becomes
 complete, under its final name, when it is large or old enough. A writer that is killed leaves its growing file behind, without the record
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from clickfleet.data.arrow_ipc import check, open_ipc
-from clickfleet.data.events import EventsRead, no_events, read_columns, read_lines
+from clickfleet.data.events import EventsRead, no_events, read_columns, read_lines, shows_of
 from clickfleet.data.files import flush, move
 
 OPEN = ".open"
@@ -243,13 +243,13 @@ def seal(path: Path) -> Path:
         with path.open("rb") as source, _create(hidden) as sink:
             tail = StreamTail(source)
             out = None
-            for batch in merged(iter(tail)):
+            for batch in merged(map(shows_of, tail)):
                 out = out or pa.ipc.new_file(
                     sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
                 )
                 out.write_batch(batch)
             if out is None and tail.schema is not None:
-                out = pa.ipc.new_file(sink, tail.schema)
+                out = pa.ipc.new_file(sink, shows_of(no_events(tail.schema)).schema)
             if out is not None:
                 out.close()
                 sink.flush()
@@ -498,7 +498,7 @@ class _OpenedFile:
             return self._read_lines()
         if self._batches is None:
             self._batches = iter(self._tail or open_ipc(self._source))
-        for batch in self._batches:
+        for batch in map(shows_of, self._batches):
             if self._skip >= len(batch):
                 self._skip -= len(batch)
                 continue
