@@ -193,8 +193,8 @@ class Open:
     """The same from sending until the reply is in the kernel: without the delays of a client that shares cores with the server."""
 
 
-def open_loop(url: str, body: Path, rate: float, seconds: float, route: str = "/v1/predict") -> Open:
+def open_loop(url: str, bodies: Path, rate: float, seconds: float, route: str = "/v1/predict") -> Open:
     """Run the open-loop client in a separate process, so that publishing here does not delay its measurements."""
     client = Path(__file__).parent / "_open_loop.py"
-    command = [sys.executable, str(client), url, str(body), str(rate), str(seconds), route]
+    command = [sys.executable, str(client), url, str(bodies), str(rate), str(seconds), route]
     return Open(**json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))

@@ -1,8 +1,9 @@
 """Send requests at fixed times, however slowly the server replies, and print the results as JSON.
 
-python _open_loop.py URL BODY RATE SECONDS [ROUTE]
+python _open_loop.py URL BODIES RATE SECONDS [ROUTE]
 
-Plain sockets and one thread: a request costs the client about a tenth of what it costs the server, so it does not wait for the client.
+BODIES is a file with a JSON body per line, which are sent in turn. Plain sockets and one thread: a request costs the client about a tenth
+of what it costs the server, so it does not wait for the client.
 
 Where client and server share cores, the client may be late: to send, and to notice a reply. `served_ms` has no such delays. It counts from
 the call that sends a request until the reply is in the kernel, by the kernel's time stamp of the packet (Linux).
@@ -53,12 +54,12 @@ class Link:
 
 
 def open_loop(
-    url: str, body: bytes, rate: float, seconds: float, route: str = "/v1/predict", connections: int = 16
+    url: str, bodies: list[bytes], rate: float, seconds: float, route: str = "/v1/predict", connections: int = 16
 ) -> dict[str, Any]:
     """Send requests at fixed times. Latency counts from the time a request was due."""
     host, port = url.removeprefix("http://").split(":")
-    head = f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    message = head + body
+    head = f"POST {route} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+    messages = [f"{head}{len(body)}\r\n\r\n".encode() + body for body in bodies]
     links = {link.socket.fileno(): link for link in (Link(host, int(port)) for _ in range(connections))}
     free = list(links.values())
     times: list[float] = []
@@ -73,7 +74,7 @@ def open_loop(
         if sent < total and free and due <= now:
             link = free.pop()
             link.due, link.received, link.sent_ns = due, b"", time.time_ns()
-            link.socket.sendall(message)
+            link.socket.sendall(messages[sent % len(messages)])
             sent += 1
             pause = 0.0
         else:
@@ -119,5 +120,5 @@ def score_of(content: bytes) -> tuple[int, float]:
 
 
 if __name__ == "__main__":
-    url, body, rate, seconds, *route = sys.argv[1:]
-    print(json.dumps(open_loop(url, Path(body).read_bytes(), float(rate), float(seconds), *route)))
+    url, bodies, rate, seconds, *route = sys.argv[1:]
+    print(json.dumps(open_loop(url, Path(bodies).read_bytes().splitlines(), float(rate), float(seconds), *route)))

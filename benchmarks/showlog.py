@@ -41,14 +41,22 @@ from clickfleet.training import export
 
 USER = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 14)]
 """Features of the user in a ranking request; the others are those of candidates."""
+BODIES = 200
+"""Different requests: a log of equal ones would be easy to compress."""
 SLICE_S, SLICE_REQUESTS = 1.0, 200
 """How long one server is asked before the next, and for how many requests at least."""
 DRAWS = 2000
 
 
-def rank_body(candidates: int) -> dict[str, Any]:
-    user = {name: value for name, value in rows(1)[0].items() if name in USER}
-    some = [{name: value for name, value in row.items() if name not in USER} for row in rows(candidates, 2)]
+def predict_body(number: int) -> dict[str, Any]:
+    return {"rows": rows(1, number)}
+
+
+def rank_body(number: int, candidates: int) -> dict[str, Any]:
+    user = {name: value for name, value in rows(1, number)[0].items() if name in USER}
+    some = [
+        {name: value for name, value in row.items() if name not in USER} for row in rows(candidates, BODIES + number)
+    ]
     return {"user": user, "candidates": [{"id": f"ad-{i}", **row} for i, row in enumerate(some)], "top_k": 20}
 
 
@@ -73,15 +81,15 @@ def servers_apart() -> Iterator[None]:
 class Kind:
     """What was measured of one server: p50 and p99 of each slice, and its CPU time."""
 
-    def __init__(self, server: Server, body: Path, route: str) -> None:
-        self.server, self.body, self.route = server, body, route
+    def __init__(self, server: Server, bodies: Path, route: str) -> None:
+        self.server, self.bodies, self.route = server, bodies, route
         self.replies = self.failed = 0
         self.slices: list[list[float]] = []
         self._cpu_s = 0.0
 
     def run(self, rate: float, seconds: float, warm_up: bool = False) -> None:
         before = self._cpu()
-        run = open_loop(self.server.url, self.body, rate, seconds, self.route)
+        run = open_loop(self.server.url, self.bodies, rate, seconds, self.route)
         self.failed += run.failed
         self.replies += len(run.replies)
         if not warm_up:
@@ -110,10 +118,11 @@ def text_of(ratios: dict[str, float]) -> str:
 
 def measure(name: str, artifact: Path, folder: Path, share: float, given: Any) -> dict[str, Any]:
     route = "/v1/predict" if name == "predict" else "/v1/rank"
-    body = folder / f"{name}.json"
-    body.write_text(json.dumps({"rows": rows(1)} if name == "predict" else rank_body(given.candidates)))
+    made = [predict_body(i) if name == "predict" else rank_body(i, given.candidates) for i in range(BODIES)]
+    bodies = folder / f"{name}.jsonl"
+    bodies.write_text("".join(f"{json.dumps(body)}\n" for body in made))
     script = folder / f"{name}.lua"
-    text = body.read_text().replace("\\", "\\\\").replace("'", "\\'")
+    text = json.dumps(made[0]).replace("\\", "\\\\").replace("'", "\\'")
     script.write_text(
         f"wrk.method = 'POST'\nwrk.body = '{text}'\nwrk.headers['Content-Type'] = 'application/json'\n"
         "function done(summary, latency)\n"
@@ -126,7 +135,7 @@ def measure(name: str, artifact: Path, folder: Path, share: float, given: Any) -
             with servers_apart():
                 settings: list[dict[str, Any]] = [{}, {}, {"log": str(shows), "log_every_s": given.every}]
                 servers = [stack.enter_context(ours(artifact, **some)) for some in settings]
-            plain, again, log = kinds = [Kind(server, body, route) for server in servers]
+            plain, again, log = kinds = [Kind(server, bodies, route) for server in servers]
             rate = share * load(servers[0].url + route, script, 16, 2.0).rate
             seconds = max(SLICE_S, SLICE_REQUESTS / rate)
             for kind in kinds:

@@ -42,15 +42,19 @@ void appended(FrameAppender& frames, std::string_view frame) {
   if (errno != 0) raise_errno();
 }
 
+constexpr size_t kKept = size_t{1} << 18;  // bytes of a file that fit the memory kept for it
+
 // Appends frames of a file, from `at` on. Returns whether there may be more, and how it went.
 std::pair<bool, ShowColumns::Progress> read_frames(ShowColumns& shows, int file, size_t at, size_t most) {
   int64_t size = 0;
   const auto progress = [&] {
     const nb::gil_scoped_release nogil;
     const size_t end = frames_end(file), wanted = std::min(most, end - std::min(end, at));
-    const auto bytes = std::make_unique_for_overwrite<char[]>(wanted);
-    size = read_at(file, bytes.get(), wanted, at);
-    return size < 0 ? ShowColumns::Progress{} : shows.add({bytes.get(), static_cast<size_t>(size)});
+    thread_local const auto kept = std::make_unique_for_overwrite<char[]>(kKept);  // new pages cost more than the copy
+    const auto larger = wanted > kKept ? std::make_unique_for_overwrite<char[]>(wanted) : nullptr;
+    char* const bytes = larger ? larger.get() : kept.get();
+    size = read_at(file, bytes, wanted, at);
+    return size < 0 ? ShowColumns::Progress{} : shows.add({bytes, static_cast<size_t>(size)});
   }();
   if (size < 0) raise_errno();
   return {static_cast<size_t>(size) == most, progress};
@@ -73,8 +77,7 @@ void bind_shows(nb::module_& m) {
             return nb::make_tuple(at.taken, at.next, at.damaged);
           },
           nb::arg("frames"),
-          "Append the requests of all whole frames. Return the bytes of those frames, the bytes of the frame after "
-          "them "
+          "Append the requests of all whole frames. Return the bytes of those frames, the bytes of the frame after them "
           "if its length is known, and whether what follows is damaged.")
       .def(
           "read",
@@ -123,7 +126,7 @@ void bind_shows(nb::module_& m) {
           },
           "Return the buffers of all columns as Arrow has them, by name, and empty the columns.");
   nb::class_<FrameAppender>(m, "FrameAppender",
-                            "Appends frames to an empty file, open for reading and writing, that another process "
+                            "Appends frames to a file without any, open for reading and writing, that another process "
                             "reads. Not thread-safe.")
       .def(nb::init<int, size_t>(), nb::arg("file"), nb::arg("capacity"),
            "At most `capacity` bytes of a file in memory are mapped.")

@@ -15,13 +15,14 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #endif
 
 namespace clickfleet {
 namespace {
 
-constexpr size_t kStep = size_t{64} << 10;  // bytes reserved at a time: about 40 µs
+constexpr size_t kStep = size_t{64} << 10;  // bytes reserved at a time: about 40 µs, or 4 µs if the file has them
 
 int write_at(int file, std::string_view bytes, size_t at) {
   while (!bytes.empty()) {
@@ -61,6 +62,9 @@ FrameAppender::FrameAppender(int file, size_t capacity) : file_(file) {
   if (at == MAP_FAILED) return;
   mapped_ = static_cast<char*>(at);
   capacity_ = capacity;
+  struct stat file_stat{};
+  if (fstat(file, &file_stat) != 0 || file_stat.st_blocks * 512 < file_stat.st_size) return;  // it may have holes
+  allocated_ = std::min(capacity, static_cast<size_t>(file_stat.st_size));
 #else
   static_cast<void>(capacity);
 #endif
@@ -75,12 +79,16 @@ FrameAppender::~FrameAppender() {
 int FrameAppender::reserve(size_t end) {
 #if defined(__linux__)
   if (end <= reserved_) return 0;
-  const size_t upto = std::min(capacity_, (end + kStep - 1) / kStep * kStep), bytes = upto - reserved_;
-  int problem = EINTR;
-  while (problem == EINTR) problem = posix_fallocate(file_, static_cast<off_t>(reserved_), static_cast<off_t>(bytes));
-  if (problem != 0) return problem;
+  const size_t upto = std::min(capacity_, (end + kStep - 1) / kStep * kStep);
+  if (upto > allocated_) {
+    const auto at = static_cast<off_t>(allocated_), bytes = static_cast<off_t>(upto - allocated_);
+    int problem = EINTR;
+    while (problem == EINTR) problem = posix_fallocate(file_, at, bytes);
+    if (problem != 0) return problem;
+    allocated_ = upto;
+  }
 #if defined(MADV_POPULATE_WRITE)
-  madvise(mapped_ + reserved_, bytes, MADV_POPULATE_WRITE);  // one call instead of a fault per page
+  madvise(mapped_ + reserved_, upto - reserved_, MADV_POPULATE_WRITE);  // one call instead of a fault per page
 #endif
   reserved_ = upto;
 #else
@@ -101,7 +109,7 @@ int FrameAppender::append(std::string_view frame) {
     int problem = write_at(file_, frame, end_);
     if (problem == 0) problem = write_at(file_, {reinterpret_cast<const char*>(&head), sizeof head}, 0);
     if (problem != 0) {
-      cut(file_, std::max(end_, reserved_));  // gives its space back
+      cut(file_, std::max(end_, allocated_));  // gives its space back
       return problem;
     }
   }

@@ -5,7 +5,8 @@
 //
 // In a file system in memory (tmpfs), a frame is copied into a mapping, without a system call: a write costs a reply
 // several microseconds. Space is reserved before it is touched, because the process would not survive a page that
-// cannot be had. Elsewhere a mapping may wait for a disk and fail with it, so frames are written.
+// cannot be had. A file that is used again has its space already. Elsewhere a mapping may wait for a disk and fail with
+// it, so frames are written.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,8 +18,8 @@ inline constexpr size_t kFramesBegin = 8;
 
 class FrameAppender {
  public:
-  // Appends to an empty file, open for reading and writing. At most `capacity` bytes are mapped; what does not fit is
-  // written.
+  // Appends to a file without frames, open for reading and writing. At most `capacity` bytes are mapped; what does not
+  // fit is written.
   FrameAppender(int file, size_t capacity);
   ~FrameAppender();
   FrameAppender(const FrameAppender&) = delete;
@@ -37,7 +38,8 @@ class FrameAppender {
 
   const int file_;
   char* mapped_ = nullptr;
-  size_t capacity_ = 0, reserved_ = 0, end_ = kFramesBegin, last_ = 0;
+  // The file has its first `allocated_` bytes; those up to `reserved_` are also in the page table of this process.
+  size_t capacity_ = 0, allocated_ = 0, reserved_ = 0, end_ = kFramesBegin, last_ = 0;
 };
 
 // Returns where the frames of a file end. Everything before is complete when it is read afterwards.

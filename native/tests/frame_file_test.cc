@@ -53,6 +53,33 @@ TEST(what_is_read_while_it_grows_is_complete) {
   }
 }
 
+// A file that is used again has its space, also where there is none left.
+TEST(a_file_is_used_again) {
+  for (const char* folder : {"/dev/shm", "."}) {
+    const int file = nameless(folder);
+    if (file < 0) continue;  // no file system in memory
+    constexpr size_t kCapacity = size_t{1} << 18;
+    const auto fill = [&] {
+      FrameAppender frames(file, kCapacity);
+      CHECK(frames.end() == kFramesBegin);
+      while (frames.end() < kCapacity + 100'000) {
+        frames.make_room();
+        CHECK(frames.append(numbered(frames.end())) == 0);
+      }
+      return frames.end();
+    };
+    const size_t end = fill();
+    constexpr uint64_t kNone = 0;
+    CHECK(pwrite(file, &kNone, sizeof kNone, 0) == sizeof kNone && frames_end(file) == kFramesBegin);
+    CHECK(fill() == end && frames_end(file) == end);
+    std::string found(end - kFramesBegin, '\0'), expected;
+    CHECK(pread(file, found.data(), found.size(), kFramesBegin) == static_cast<ssize_t>(found.size()));
+    while (expected.size() < found.size()) expected += numbered(kFramesBegin + expected.size());
+    CHECK(found == expected);
+    close(file);
+  }
+}
+
 TEST(a_file_without_frames_ends_where_they_begin) {
   const int file = nameless(".");
   CHECK(frames_end(file) == kFramesBegin && frames_end(-1) == kFramesBegin);

@@ -669,6 +669,83 @@ def test_the_next_file_is_there_before_a_request_needs_it(tmp_path: Path, monkey
     assert [number for _, number in entries_in(reader, done=True)] == [4]
 
 
+def test_a_file_that_was_read_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory costs more than the copy of a frame. A long frame does not keep its memory."""
+    monkeypatch.setattr(frames, "FILE_BYTES", 4_000)
+    monkeypatch.setattr(frames, "MAPPED_BYTES", 16_384)
+    with small_disk(tmp_path / "memory", 1 << 20) as disk:
+        for folder in (disk.folder / "f", tmp_path / "f"):
+            writer, reader = FrameWriter(folder), FrameReader(folder)
+            inodes, found = set(), []
+            for number in range(200):
+                writer.write([("x" * (50_000 if number == 20 else 900), number)])
+                writer.make_room()
+                inodes.add(max(folder.glob("*.frames")).stat().st_ino)
+                if number % 7 == 0:
+                    found += [entry[1] for entry in entries_in(reader, done=True)]
+                    assert sum(path.stat().st_size for path in folder.glob("*.spare")) <= 2 * 16_384
+            found += [entry[1] for entry in entries_in(reader, done=True)]
+            assert found == list(range(200)), "nothing of what a file had before is there again"
+            assert len(list(folder.glob("*.frames"))) == 1
+            assert 1 <= len(list(folder.glob("*.spare"))) <= 2
+            assert len(inodes) < 10, "of 40 files"
+            writer.close()
+            assert entries_in(reader, done=True) == []
+            assert not list(folder.iterdir()), "of a writer that has ended, nothing is left"
+            reader.close()
+
+
+def test_a_recorder_may_die_while_it_leaves_a_file_to_its_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "FILE_BYTES", 500)
+    for steps in range(3):
+        folder = tmp_path / f"{steps}"
+        writer, reader = FrameWriter(folder), FrameReader(folder)
+        for number in range(2):
+            writer.write([("x" * 600, number)])
+        assert [entry[1] for entry in entries_in(reader, done=True)] == [0, 1]
+        (spare,) = folder.glob("*.spare")
+        assert len(list(folder.glob("*.frames"))) == 1
+        first = spare.with_suffix(".frames")
+        reader.close()
+        if steps < 2:  # it died before the file got its name
+            spare.rename(first)
+        if steps < 1:  # and before the place was removed
+            Path(f"{first}.read").write_bytes((9999).to_bytes(8, "little"))
+        reader = FrameReader(folder)
+        writer.write([("x" * 600, 2)])
+        assert [entry[1] for entry in entries_in(reader, done=True)] == [2]
+        writer.write([("x" * 600, 3)])
+        writer.close()
+        assert [entry[1] for entry in entries_in(reader, done=True)] == [3]
+        entries_in(reader)
+        assert not list(folder.iterdir())
+        reader.close()
+
+
+def test_a_spare_file_may_be_removed_while_its_writer_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "FILE_BYTES", 500)
+    writer, reader = FrameWriter(tmp_path), FrameReader(tmp_path)
+    for number in range(2):
+        writer.write([("x" * 600, number)])
+    assert [entry[1] for entry in entries_in(reader, done=True)] == [0, 1]
+    assert len(list(tmp_path.glob("*.spare"))) == 1
+    move = frames.move
+
+    def removed(source: Path, target: Path) -> None:
+        source.unlink(missing_ok=True)
+        move(source, target)
+
+    monkeypatch.setattr(frames, "move", removed)
+    writer.write([("x" * 600, 2)])
+    assert [entry[1] for entry in entries_in(reader, done=True)] == [2]
+    writer.close()
+    entries_in(reader)
+    assert not list(tmp_path.iterdir())
+    reader.close()
+
+
 def test_a_mapped_file_is_read_like_a_written_one(tmp_path: Path) -> None:
     """Frames that fit the mapping, that end beyond it, and that are longer than it; then the memory is full."""
     rng = np.random.default_rng(3)

@@ -2,29 +2,32 @@
 
     <folder>/<writer>-000003.frames        where the frames end, then frames: length, hash, entries as msgpack
     <folder>/<writer>-000003.frames.read   how far the recorder has read
+    <folder>/<writer>-000002.spare         a file without frames, for the writer to use again
 
 A worker appends a frame before it replies. The files are in memory where the system has a file system there: a frame is a copy into a
 mapping (native/core/frame_file.h), and no disk makes a reply wait. What a worker has appended survives its death, and that of the
-recorder: a file is removed when all of it is in the log. After a kill, the frame being written is left out; its request had no reply.
+recorder: a file is removed, or used again, when all of it is in the log. After a kill, the frame being written is left out; its request
+had no reply.
 
 The core turns frames into columns (native/core/shows.h).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from clickfleet._core import FrameAppender, ShowColumns, frame_hash, frames_end
-from clickfleet.data.files import check_private
+from clickfleet.data.files import check_private, move
 from clickfleet.store.event_log import create_held, hold
 
 FILE_BYTES = 4 << 20
@@ -32,6 +35,8 @@ MAPPED_BYTES = FILE_BYTES + (1 << 20)
 """Bytes of a file that are mapped. A file that has `FILE_BYTES` is full, and its last frame may be long."""
 MAX_FILES = 16
 """Full files of a worker that may wait for the recorder. Beyond it, what the worker scores is not logged."""
+MAX_SPARES = 2
+"""Files of a worker that are kept for it to use again."""
 READ_BYTES = 1 << 18
 """Bytes read at a time. A frame may be longer."""
 RELIST_NS = 100_000_000
@@ -101,9 +106,15 @@ class FrameWriter:
             raise OSError(f"the recorder is {MAX_FILES * FILE_BYTES >> 20} MiB behind")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(folder)
-        file = create_held(folder / f"{self.name}-{self._number + 1:06d}.frames", os.O_RDWR)
+        self._number += 1
+        path = folder / f"{self.name}-{self._number:06d}.frames"
+        file = None
+        for spare in itertools.islice(folder.glob(f"{self.name}-*.spare"), 1):
+            file = _take(spare, path)
+        if file is None:
+            file = create_held(path, os.O_RDWR)
         self.close()
-        self._number, self._file, self._folder = self._number + 1, file, folder
+        self._file, self._folder = file, folder
         self._appender = FrameAppender(file, MAPPED_BYTES)
         return self._appender
 
@@ -126,6 +137,18 @@ class FrameWriter:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _take(spare: Path, path: Path) -> int | None:
+    """Lock a spare file and give it its next name. Return None if the recorder has removed it."""
+    with suppress(FileNotFoundError), ExitStack() as undo:
+        file = os.open(spare, os.O_RDWR)
+        undo.callback(os.close, file)
+        hold(file)
+        move(spare, path)
+        undo.pop_all()
+        return file
+    return None
 
 
 def _frames_until(path: Path) -> int:
@@ -194,6 +217,15 @@ class FrameFile:
             with suppress(OSError):
                 path.unlink()
 
+    def recycle(self) -> None:
+        """Leave the file to its writer, which it costs less than new memory. After a kill in between, it is a file without frames."""
+        with self.path.open("r+b") as file:
+            file.write(bytes(FRAMES_BEGIN))
+            file.truncate(min(os.fstat(file.fileno()).st_size, MAPPED_BYTES))
+        Path(f"{self.path}.read").unlink()
+        move(self.path, self.path.with_suffix(".spare"))
+        self.close()
+
     def close(self) -> None:
         os.close(self._file)
         os.close(self._read)
@@ -236,8 +268,22 @@ class FrameReader:
             left = file.is_left  # asked before reading: nothing comes after
             yield from file.read(shows)
             if left and file.all_done:
-                file.remove()
                 del self._files[name]
+                self._let_go(file)
+
+    def _let_go(self, file: FrameFile) -> None:
+        """Remove a file, or leave it to its writer if that has a newer one and few spare ones."""
+        writer = file.path.name.rpartition("-")[0]
+        spares = [spare for folder in self.folders for spare in folder.glob(f"{writer}-*.spare")]
+        if not any(name.startswith(f"{writer}-") for name in self._files):
+            for spare in spares:
+                with suppress(OSError):
+                    spare.unlink()
+        elif len(spares) < MAX_SPARES:
+            with suppress(OSError):
+                file.recycle()
+                return
+        file.remove()
 
     @property
     def empty(self) -> bool:

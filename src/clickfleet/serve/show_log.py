@@ -135,6 +135,8 @@ class ShowLog:
     def make_room(self) -> None:
         """Prepare for the next request. Call it after a reply was sent."""
         self.writer.make_room()
+        if not _requests:
+            _draw_requests()
 
     @property
     def waiting_bytes(self) -> int:
@@ -146,16 +148,21 @@ class ShowLog:
 
 
 REQUEST_CHARACTERS = 20
+DRAWN_REQUESTS = 16
 _requests: list[str] = []
-"""The next ids: a few at once cost less than each on its own, and hardly more than one."""
+"""The next ids: a few at once cost less than each on its own."""
 
 
 def new_request() -> str:
     """Return the id of a request that named none. Nobody can guess it. Use it from one thread only."""
     if not _requests:
-        some = base64.urlsafe_b64encode(secrets.token_bytes(64 * 15)).decode()  # 15 bytes each
-        _requests.extend(some[at : at + REQUEST_CHARACTERS] for at in range(0, len(some), REQUEST_CHARACTERS))
+        _draw_requests()
     return _requests.pop()
+
+
+def _draw_requests() -> None:
+    some = base64.urlsafe_b64encode(secrets.token_bytes(DRAWN_REQUESTS * 15)).decode()  # 15 bytes each
+    _requests.extend(some[at : at + REQUEST_CHARACTERS] for at in range(0, len(some), REQUEST_CHARACTERS))
 
 
 def is_sampled(request: str, limit: int) -> bool:

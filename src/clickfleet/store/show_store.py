@@ -316,11 +316,11 @@ class _GrowingSegment:
             self._write(self._head)
         self.starts.append(self.rows)
         self._offsets.append(self.size)
-        self._write(stream_bytes(batch, compression=None))
+        self._write(stream_bytes(batch))
         self.rows += len(batch)
         self._unflushed = True
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, content: bytes | memoryview) -> None:
         self._file.seek(self.size)
         rest = memoryview(content)
         while rest:
