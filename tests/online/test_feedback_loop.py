@@ -21,6 +21,7 @@ from playwright.sync_api import expect
 
 from clickfleet.config.check import configure
 from clickfleet.errors import CheckpointError, ConfigError, ServeError
+from clickfleet.online import feedback_loop
 from clickfleet.online.feedback_loop import FeedbackLoop, loop_config
 from clickfleet.online.loop_demo import run_demo
 from clickfleet.store.lock import Lock
@@ -65,6 +66,14 @@ def test_what_is_not_set_follows_from_the_rest(tmp_path: Path) -> None:
 def test_settings_that_contradict_a_loop_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loop_config(configure({}, overrides))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _trainers_wait_for_nobody() -> Iterator[None]:
+    """Let trainers have their share of the cores. With the low priority of a loop they would wait for all tests beside these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(feedback_loop, "TRAINER_SESSION", 0)
+        yield
 
 
 RUN_BYTES = 256 << 20
