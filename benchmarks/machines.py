@@ -113,7 +113,7 @@ def fleet(link: Link) -> Iterator[Fleet]:
         yield found
 
 
-def settings(data: Path, run: Path, mode: str, k_steps: int) -> Found:
+def settings(data: Path, run: Path, mode: str, k_steps: int | None) -> Found:
     return {
         "data": {"train": [str(data / "train" / "*")], "test": [str(data / "test" / "*")], "batch_size": 2000},
         "model": {"name": "dnn", "hidden": [16]},
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--links", default=",".join(LINKS))
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--k-steps", type=int, default=25, help="steps between two shipments of geo")
+    parser.add_argument("--k-steps", type=int, help="steps between two shipments of geo, instead of its default")
     arguments = parser.parse_args()
     if reason := missing():
         print(f"not measured: {reason}")

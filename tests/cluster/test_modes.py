@@ -100,6 +100,16 @@ def test_geo_with_one_worker_is_local(batches: list[Any], schema: Any) -> None:
     assert apart(local(config, schema, batches), found, batches) <= 1e-5
 
 
+def test_geo_ships_more_often_the_more_workers_there_are(batches: list[Any], schema: Any) -> None:
+    """The interval is that of the workers there are. It rises to its value in the first batches, so the runs have to be this long."""
+    found = [
+        SimulatedCluster(with_mode(configured(), "geo", **settings), schema, 5).train(slices(batches, schema, 5))
+        for settings in ({}, {"k_steps": 10}, {"k_steps": 25})
+    ]
+    assert apart(found[0], found[1], batches) == 0.0
+    assert apart(found[0], found[2], batches) > 0.0
+
+
 def test_a_seed_decides_the_order_of_workers(batches: list[Any], schema: Any) -> None:
     config = with_mode(configured(), "async", pull_every=2)
     sources = [lambda: slices(batches[:20], schema, 3)] * 3

@@ -40,17 +40,30 @@ AHEAD = 2
 """Such requests that travel while a worker computes."""
 UNANSWERED = 3
 """Shipments that may be under way when a worker with one trainer sends the next one."""
+OF_ALL, MOST, LEAST = 50, 25, 5
+"""Batches of all workers between two shipments of one, and the most and the least of one worker. The more workers there are, the further
+apart are their replicas."""
 
 
 @dataclass(frozen=True)
 class Config:
-    k_steps: Annotated[int, Ge(1)] = 25
-    """Batches of a worker between two shipments. At the beginning of a run it ships more often."""
+    k_steps: Annotated[int, Ge(1)] | None = None
+    """Batches of a worker between two shipments. At the beginning of a run it ships more often. Default: 25; with more than two workers 50
+    divided by their number, but at least 5."""
     warm_up: Annotated[int, Ge(0)] = WARM_UP
     """Batches of each worker, from the beginning of a run, that are trained in parts: one for each worker, of at least 100 rows. So a
     worker makes as many steps as one machine while the weights change most."""
     replica_limit: Bytes | None = None
     """Memory of a worker's replica. Beyond it, the least recently used rows are dropped after a shipment."""
+
+
+def interval(config: Config, workers: int) -> int:
+    """Return the batches of a worker between two shipments.
+
+    >>> [interval(Config(), workers) for workers in (1, 2, 4, 100)], interval(Config(k_steps=7), 4)
+    ([25, 25, 12, 5], 7)
+    """
+    return config.k_steps or max(LEAST, min(MOST, OF_ALL // workers))
 
 
 def unpack(table: Table, files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -75,6 +88,7 @@ def train(job: WorkerJob, config: Config) -> None:
     by_slot = len(job.table.classes) > 1
     alone = len(job.trainers) == 1
     runs_on = alone and config.replica_limit is None  # else a shipment may drop rows of the batches to come
+    k_steps = interval(config, job.workers)
     together = TOGETHER if alone else 1  # several trainers divide a round batch by batch
     sides = AHEAD + 1
     spare = {
@@ -112,12 +126,12 @@ def train(job: WorkerJob, config: Config) -> None:
                 replica.push(result.push, rows if alone else None)
                 job.report(batch, result)
                 replica.receive(wait=False)
-                if runs_on and replica.steps >= ramped(config.k_steps, job.age):
+                if runs_on and replica.steps >= ramped(k_steps, job.age):
                     replica.ship(UNANSWERED)
                 clock.lap("push")
 
     while not job.due:
-        every = ramped(config.k_steps, job.age)
+        every = ramped(k_steps, job.age)
         job.stop_at = None if runs_on else job.steps + max(every - replica.steps, 0)
         job.together(work)
         clock = job.trainers[0].clock
