@@ -201,7 +201,7 @@ def stream_head(schema: pa.Schema) -> bytes:
 
 
 def stream_bytes(batch: pa.RecordBatch) -> memoryview:
-    """Return a record batch as a part of an Arrow stream. It is not compressed: that would cost as much as all else that a recorder does."""
+    """Return a record batch as a part of an Arrow stream. Compressing it would cost as much as all else that a recorder does."""
     return memoryview(batch.serialize())
 
 
