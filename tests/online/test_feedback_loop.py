@@ -24,6 +24,7 @@ from clickfleet.errors import CheckpointError, ConfigError, ServeError
 from clickfleet.online import feedback_loop
 from clickfleet.online.feedback_loop import FeedbackLoop, loop_config
 from clickfleet.online.loop_demo import run_demo
+from clickfleet.serve.supervisor import Settings
 from clickfleet.store.lock import Lock
 from clickfleet.store.published import Content, Entry, Log
 from looped import KeptRows, LoopTraffic, learned_once, loop_settings
@@ -42,8 +43,11 @@ def test_what_is_not_set_follows_from_the_rest(tmp_path: Path) -> None:
     assert join.shows == config.serve.log == str(tmp_path / "run/shows")
     assert join.feedback == config.serve.feedback == str(tmp_path / "run/feedback")
     assert config.online.first_base
-    assert config.serve.log_every == 0.1, "a click waits for its show"
-    assert loop_config(configure({}, ["serve.log_every=2s"])).serve.log_every == 2.0
+    server = Settings.of_section(config.serve, tmp_path, tmp_path)
+    assert server.write_every_s == 0.1, "a click waits for its show"
+    server = Settings.of_section(loop_config(configure({}, ["serve.log_every=2s"])).serve, tmp_path, tmp_path)
+    assert server.write_every_s == 2.0
+    assert Settings("m", "s", log="shows").write_every_s == 5.0
     assert config.online.pass_ is not None
     given = {"online": {"join": {"shows": "a", "feedback": "kafka://b:1/f", "rows_per_pass": 70}}}
     config = loop_config(configure(given))

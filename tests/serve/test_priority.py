@@ -12,6 +12,7 @@ import pytest
 
 from clickfleet.serve.priority import renice_session
 from clickfleet.serve.supervisor import ChildProcess
+from served import WAIT_S
 
 SCRIPT = """
 import json, os, sys
@@ -33,6 +34,7 @@ class Recorder:
         if not slow and [name for _, name in polls].count("idle") == 5:
             slow.append(len(polls) - 1)
             time.sleep(0.2)  # as if all cores were busy
+    def hurries(self): return False
     def save(self): pass
     def close(self): closed.append(policy())
 def ended():
@@ -42,6 +44,18 @@ def ended():
 schedule = recorder.RecorderLoop(Recorder(), ended, 0.02)
 schedule.run()
 print(json.dumps([polls, slow, closed, schedule.late]))
+"""
+
+HURRIED = """
+from clickfleet.serve import recorder
+polls = []
+class Recorder:
+    def poll(self): polls.append("poll")
+    def hurries(self): return len(polls) < 3
+    def save(self): pass
+    def close(self): pass
+recorder.RecorderLoop(Recorder(), lambda: len(polls) >= 3, 3600.0).run()
+print(len(polls))
 """
 
 
@@ -69,6 +83,11 @@ def test_a_recorder_that_falls_behind_gets_more_priority_for_a_while() -> None:
             assert later - began > 0.07, "only one that is late gets more"
     assert (polls[-1][1], closed) == ("batch", ["batch"]), "the end waits for nobody"
     assert late >= 1
+
+
+def test_a_recorder_with_much_to_log_does_not_wait_for_its_time() -> None:
+    done = subprocess.run([sys.executable, "-c", HURRIED], capture_output=True, text=True, check=True, timeout=WAIT_S)
+    assert int(done.stdout) == 4, "three, and the last one at the end"
 
 
 def session_of(pid: int) -> str:

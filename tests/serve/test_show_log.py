@@ -30,7 +30,7 @@ from clickfleet.serve.client import Client, GrpcClient, tensors_of
 from clickfleet.serve.features import Fields
 from clickfleet.serve.frames import FrameReader, FrameWriter
 from clickfleet.serve.open_inference import ListTensor, RawTensor
-from clickfleet.serve.recorder import Recorder
+from clickfleet.serve.recorder import WAITING_FILES, Recorder
 from clickfleet.serve.show_log import Scored, batch_of, encode, inputs_of_request, is_sampled, scored_of
 from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import EventFolder, LogPlace, StreamReader
@@ -99,7 +99,9 @@ def same_rows(found: Batch, scored: Batch) -> bool:
 def logging(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
     """A server that logs everything."""
     folder = tmp_path_factory.mktemp("logging")
-    with running(artifact, folder / "state", grpc_port=0, workers=2, log=str(folder / "shows")) as found:
+    with running(
+        artifact, folder / "state", grpc_port=0, workers=2, log=str(folder / "shows"), log_every_s=0.1
+    ) as found:
         yield found, folder / "shows"
 
 
@@ -397,7 +399,9 @@ def test_without_a_log_a_reply_has_only_the_id_that_was_sent(served: Served) -> 
 
 def test_files_are_private_and_complete_when_they_are_old_or_large(artifact: Path, tmp_path: Path) -> None:
     log = tmp_path / "shows"
-    with running(artifact, tmp_path / "state", log=str(log), log_rotate_bytes=2000, log_rotate_s=1e9) as served:
+    with running(
+        artifact, tmp_path / "state", log=str(log), log_every_s=0.1, log_rotate_bytes=2000, log_rotate_s=1e9
+    ) as served:
         for i in range(30):
             served.http.post("/v1/predict", json={"rows": features(i, 20), "request": f"r{i}"})
             wait_for(log, 20 * (i + 1))
@@ -413,7 +417,7 @@ def test_files_are_private_and_complete_when_they_are_old_or_large(artifact: Pat
 
 def test_a_quiet_server_completes_its_file_too(artifact: Path, tmp_path: Path) -> None:
     log = tmp_path / "shows"
-    with running(artifact, tmp_path / "state", log=str(log), log_rotate_s=0.2) as served:
+    with running(artifact, tmp_path / "state", log=str(log), log_every_s=0.1, log_rotate_s=0.2) as served:
         served.http.post("/v1/predict", json={"rows": [{}]})
         until(lambda: len(list(log.glob("*/*.arrow"))) == 1)
         assert not list(log.glob("*/*.open"))
@@ -443,7 +447,7 @@ def test_what_was_answered_survives_the_worker_and_the_recorder(artifact: Path, 
     """Killed right after a reply; a recorder may then log a row twice, which the join recognises, but never loses one."""
     log = tmp_path / "shows"
     sent: list[str] = []
-    with running(artifact, tmp_path / "state", log=str(log)) as served:
+    with running(artifact, tmp_path / "state", log=str(log), log_every_s=0.1) as served:
         for number, victim in enumerate(["worker 0", "recorder", "worker 0", "recorder"]):
             for i in range(20):
                 request = f"{number}-{i}"
@@ -470,7 +474,7 @@ def test_the_next_server_takes_over_what_a_killed_one_left(artifact: Path, tmp_p
         left
     )  # the worker was killed while it appended: the next frame does not count
     left.write_bytes(left.read_bytes()[:end] + b"\x99\x00\x00\x00 torn")
-    with running(artifact, tmp_path / "state", log=str(log)) as served:
+    with running(artifact, tmp_path / "state", log=str(log), log_every_s=0.1) as served:
         assert {show["request"] for show in wait_for(log, 5)} == {f"r{i}" for i in range(5)}
         until(lambda: not left.exists())
         assert counts(served)["shows_logged"] == 5
@@ -514,7 +518,7 @@ def test_frames_are_read_once_and_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_full_disk_costs_shows_and_no_reply(artifact: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4 << 20) as disk:
         log = disk.folder / "shows"
-        with running(artifact, tmp_path / "state", log=str(log)) as served:
+        with running(artifact, tmp_path / "state", log=str(log), log_every_s=0.1) as served:
             served.http.post("/v1/predict", json={"rows": [{}], "request": "before"})
             wait_for(log, 1)
             disk.leave(0)
@@ -667,6 +671,26 @@ def test_the_next_file_is_there_before_a_request_needs_it(tmp_path: Path, monkey
     writer.write([("x", 4)])
     writer.close()
     assert [number for _, number in entries_in(reader, done=True)] == [4]
+
+
+def test_a_worker_with_many_files_does_not_wait_for_a_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder writes before the next poll is due, so nothing is dropped between two polls."""
+    monkeypatch.setattr(frames, "FILE_BYTES", 500)
+    settings = Settings("none", str(tmp_path / "state"), log=str(tmp_path / "shows"))
+    Path(settings.state).mkdir()
+    recorder, writer = Recorder(settings), FrameWriter(*settings.frames)
+    body = b'{"rows": [{"ad": "%s"}]}' % (b"x" * 600)
+    logged: list[int] = []
+    for number in range(60):
+        writer.write_plain("predict", f"r{number}", 1, "m", 1, np.zeros(1, np.float32).tobytes(), body)
+        if recorder.hurries():
+            logged.append(recorder.poll())
+    assert logged == [WAITING_FILES] + [WAITING_FILES - 1] * 18, "the file that the worker appends to stays"
+    recorder.poll()
+    writer.close()
+    recorder.poll()
+    recorder.close()
+    assert len(shows_in(tmp_path / "shows")) == 60
 
 
 def test_a_file_that_was_read_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -843,7 +867,7 @@ def test_a_killed_recorder_delivers_again_what_a_broker_had_not_taken(
 ) -> None:
     options = {"reconnect.backoff.max.ms": 100}
     log = f"kafka://{cluster.address}/shows"
-    with running(artifact, tmp_path / "state", log=log, kafka_options=options) as served:
+    with running(artifact, tmp_path / "state", log=log, log_every_s=0.1, kafka_options=options) as served:
         served.http.post("/v1/predict", json={"rows": [{}], "request": "before"})
         messages(cluster, "shows", 1)
         cluster.set_down(True)

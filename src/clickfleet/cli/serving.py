@@ -356,7 +356,7 @@ def serve(
         results_redis=results_redis,
         log=place(log, defaults.log),
         log_sample=defaults.log_sample if log_sample is None else log_sample,
-        log_every_s=defaults.log_every or supervisor.Settings.log_every_s,
+        log_every_s=defaults.log_every,
         feedback=place(feedback, defaults.feedback),
         log_rotate_bytes=defaults.log_rotate_size,
         log_rotate_s=defaults.log_rotate_every,

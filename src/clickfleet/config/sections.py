@@ -690,7 +690,8 @@ class Serve:
     log_sample: Annotated[float, Gt(0), Le(1)] = 1.0
     """Fraction of the requests in the show log, chosen by the hash of the request's id."""
     log_every: Annotated[Seconds, Gt(0)] | None = None
-    """Time between two writes of the show log. Replies wait less if it is longer. Default: 0.5 s, in a loop 0.1 s."""
+    """Time between two writes of the show log. Replies wait less if it is longer. Default: 5 s, or 0.1 s if the server takes
+    feedback."""
     feedback: FilePath | None = None
     """Folder, or kafka://BROKERS/TOPIC, for the events of POST /v1/feedback. null: the route is disabled."""
     log_rotate_size: Bytes = 64 << 20

@@ -39,8 +39,6 @@ PASS_S = 0.2
 """Time of a pass, if online.pass is not set."""
 STOP_S = 120.0
 """How long a trainer may take to write its last checkpoint."""
-LOG_EVERY_S = 0.1
-"""Time between two writes of the show log: a click waits for its show."""
 POLL_S = 0.05
 
 
@@ -79,7 +77,7 @@ def loop_config(config: Config) -> Config:
         config,
         run=replace(config.run, dir=str(run)),
         online=replace(online, join=join, pass_=limits, first_base=True),
-        serve=replace(serve, log=join.shows, feedback=join.feedback, log_every=serve.log_every or LOG_EVERY_S),
+        serve=replace(serve, log=join.shows, feedback=join.feedback),
     )
 
 

@@ -19,6 +19,7 @@ import os
 import secrets
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -237,6 +238,8 @@ class FrameReader:
     def __init__(self, *folders: Path) -> None:
         self.folders = folders
         self._files: dict[str, FrameFile] = {}
+        self._left: set[str] = set()
+        """Files that their writers had left before they were read last."""
         self._listed: dict[Path, int] = {}
         """By folder: the time of change, if it was long ago, when it was listed last."""
 
@@ -253,7 +256,7 @@ class FrameReader:
         return True
 
     def read(self, shows: ShowColumns) -> Iterator[FramePlace]:
-        """Append new frames of all workers, and yield after each part. Remove files that are done with."""
+        """Append new frames of all workers, and yield after each part."""
         found = [path for folder in self.folders if self._changed(folder) for path in folder.glob("*.frames")]
         for path in sorted(found, key=lambda path: path.name):
             if path.name not in self._files:
@@ -265,11 +268,16 @@ class FrameReader:
                     self._listed.clear()
                     raise
         for name, file in list(self._files.items()):
-            left = file.is_left  # asked before reading: nothing comes after
+            if file.is_left:  # asked before reading: nothing comes after
+                self._left.add(name)
             yield from file.read(shows)
-            if left and file.all_done:
-                del self._files[name]
-                self._let_go(file)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the files that their writers have left and that are in the log. `read` does it too."""
+        for name in [name for name in self._left if self._files[name].all_done]:
+            self._left.remove(name)
+            self._let_go(self._files.pop(name))
 
     def _let_go(self, file: FrameFile) -> None:
         """Remove a file, or leave it to its writer if that has a newer one and few spare ones."""
@@ -285,6 +293,11 @@ class FrameReader:
                 return
         file.remove()
 
+    def most_files(self) -> int:
+        """Return how many files the worker has that has the most. One of them is the one that it appends to."""
+        names = (path.name.rpartition("-")[0] for folder in self.folders for path in folder.glob("*.frames"))
+        return max(Counter(names).values(), default=0)
+
     @property
     def empty(self) -> bool:
         """Return whether everything of dead writers is in the log."""
@@ -293,4 +306,4 @@ class FrameReader:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
-        self._files = {}
+        self._files, self._left = {}, set()

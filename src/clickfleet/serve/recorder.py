@@ -31,7 +31,9 @@ from clickfleet.serve.supervisor import Settings
 from clickfleet.store.event_log import complete_leftovers
 
 NAP_S = 0.1
-"""Sleep between two polls at a time: the end of the server is noticed in between."""
+"""Sleep between two polls at a time: the end of the server is noticed in between, and a worker that has much to log."""
+WAITING_FILES = 4
+"""A poll does not wait for its time if a worker has so many files of frames: a quarter of what it may have."""
 SAVE_S = 0.5
 BATCH_ROWS = 4096
 BATCH_BYTES = 16 << 20
@@ -40,7 +42,7 @@ NICE = 5
 IDLE_SESSION, RELIEF_SESSION = 19, 5
 """Niceness of the session of the recorder: usually, and while the other thread works."""
 LATE_S = 0.5
-"""How late the end of a poll may be before the other thread takes over."""
+"""How long a poll and the delay before it may take before the other thread takes over."""
 RELIEF_S = 5.0
 """How long it then works."""
 REPORT_S = 60.0
@@ -78,6 +80,10 @@ class Recorder:
             self._release()
         return rows
 
+    def hurries(self) -> bool:
+        """Return whether a worker has so much to log that it may soon have to drop some."""
+        return self.reader.most_files() >= WAITING_FILES
+
     def _write(self) -> int:
         """Write the columns that the core has made. Return the number of rows."""
         rows: int = self._shows.rows
@@ -103,6 +109,7 @@ class Recorder:
         if self._sink is None or self._sink.settle():
             for place in {id(place.file): place for place in self._taken}.values():  # the last one of each file
                 place.done()
+            self.reader.release()
             self._taken = []
 
     def _try(self, group: list[Scored]) -> bool:
@@ -192,12 +199,23 @@ class RecorderLoop:
         end = time.monotonic() + seconds
         while not self.ended() and (now := time.monotonic()) < end:
             self._poll()
-            due = time.monotonic() + self.every_s
-            while not self.ended() and (rest := due - time.monotonic()) > 0:
-                time.sleep(min(rest, NAP_S))
-            if time.monotonic() > now + self.every_s + late_s:
+            late = time.monotonic() - now + self._wait()
+            if late > late_s:
                 return True
         return False
+
+    def _wait(self) -> float:
+        """Wait until the next poll is due. Return how much longer that took than it should."""
+        now = time.monotonic()
+        due, late = now + self.every_s, 0.0
+        while not self.ended() and (rest := due - now) > 0:
+            nap = min(rest, NAP_S)
+            time.sleep(nap)
+            before, now = now, time.monotonic()
+            late += now - before - nap
+            if self.recorder.hurries():
+                break
+        return late
 
     def _poll(self) -> None:
         try:
@@ -228,7 +246,7 @@ def main() -> None:
     except ClickfleetError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    RecorderLoop(recorder, lambda: stopped or parent.is_gone(), settings.log_every_s).run()
+    RecorderLoop(recorder, lambda: stopped or parent.is_gone(), settings.write_every_s).run()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ QUICK_S = 5.0
 QUICK_DEATHS = 5
 """Consecutive quick deaths after which a process is considered unable to run."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
+LOG_EVERY_S, JOINED_LOG_EVERY_S = 5.0, 0.1
+"""Time between two writes of the show log. A request after a write finds cold caches, so few and long ones cost the least."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class Settings:
     """Folder or kafka://BROKERS/TOPIC for every scored row."""
     log_sample: float = 1.0
     """Fraction of the requests that are logged."""
-    log_every_s: float = 0.5
-    """Time between two writes of the show log."""
+    log_every_s: float | None = None
+    """Time between two writes of the show log; None: see `write_every_s`."""
     feedback: str | None = None
     """Folder or kafka://BROKERS/TOPIC for the events of /v1/feedback."""
     log_rotate_bytes: int = 64 * MIB
@@ -107,12 +109,17 @@ class Settings:
             token_file=section.token_file,
             log=section.log,
             log_sample=section.log_sample,
-            log_every_s=section.log_every or cls.log_every_s,
+            log_every_s=section.log_every,
             feedback=section.feedback,
             log_rotate_bytes=section.log_rotate_size,
             log_rotate_s=section.log_rotate_every,
             kafka_options=section.kafka_options,
         )
+
+    @property
+    def write_every_s(self) -> float:
+        """Time between two writes of the show log. The feedback that this server takes waits for the shows in it."""
+        return self.log_every_s or (LOG_EVERY_S if self.feedback is None else JOINED_LOG_EVERY_S)
 
     @property
     def log_folder(self) -> str | None:
