@@ -77,9 +77,8 @@ void bind_shows(nb::module_& m) {
             return nb::make_tuple(at.taken, at.next, at.damaged);
           },
           nb::arg("frames"),
-          "Append the requests of all whole frames. Return the bytes of those frames, the bytes of the frame after "
-          "them "
-          "if its length is known, and whether what follows is damaged.")
+          "Append the requests of all whole frames. Return the bytes of those frames, the bytes of the next frame if "
+          "its length is known, and whether what follows is damaged.")
       .def(
           "read",
           [](ShowColumns& shows, int file, size_t at, size_t most) {

@@ -33,7 +33,7 @@ from clickfleet.store.event_log import complete_leftovers
 NAP_S = 0.1
 """Sleep between two polls at a time: the end of the server is noticed in between, and a worker that has much to log."""
 WAITING_FILES = 4
-"""A poll does not wait for its time if a worker has so many files of frames: a quarter of what it may have."""
+"""Number of files of one worker from which the next poll starts early. A worker may have four times as many."""
 SAVE_S = 0.5
 BATCH_ROWS = 4096
 BATCH_BYTES = 16 << 20
